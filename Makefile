@@ -292,9 +292,12 @@ $(foreach mpi,$(MPIS),$(eval $(call MPI_RULES,$(mpi))))
 
 # ---- the main job
 
-##: trains a real network with 4 workers and a server, over TCP and over shared memory
+##: trains a real network with 4 workers and a server, over TCP and shared memory; kills a server that has a replica
 demo: all
 	$(PYTHON) tools/demo.py
+	@echo; echo "A server with a replica is killed (examples/12_server_dies.c):"
+	$(BUILD)/mlfab-run -n 3 --replicas --set heartbeat_ms=100 --server $(BUILD)/examples/12_server_dies \
+	  $(BUILD)/examples/12_server_dies
 
 # ---- tests
 
@@ -393,7 +396,7 @@ soak: export MLFAB_SCALE = 100
 soak:
 	+@$(SUBMAKE) all tests-built
 	@$(RUN_TESTS) --jobs $(NPROC) \
-	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c)) \
+	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c)) \
 	  --alone tests/process/kill9_test.py@36000 tests/process/reshard_test.py@3600 \
 	    tests/process/close_test.py@14400 tests/process/soak_test.py@3600 \
 	  $(if $(filter 100,$(MLFAB_SCALE)),"mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py --goal 0.8")

@@ -24,17 +24,17 @@ GROUPS = [
     {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels_cblas kernels packet"},
     {"model": "sync layout version optimizer store image windows"},
-    {"node": "port role node link files outbox claim peer_link inner growth server_link caller bootstrap alive"},
+    {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm membership partial_run stochastic user_dag barrier trees comm_role"},
+             "comm_finish epoch comm membership membership_records partial_run stochastic user_dag barrier trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
      "keys": "blake2b keys_wire session guard",
-     "checkpoint": "checkpoint_wire record moment writer lead reader restore checkpoint checkpoint_worker"},
-    {"replica": "divergence replicate vote",
+     "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
+    {"replica": "divergence replicate vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread disk context telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors"},
@@ -91,7 +91,7 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """

@@ -8,7 +8,7 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
@@ -96,11 +96,19 @@
 #define MLFAB__UNLIKELY(x) (x)
 #endif
 
-/* Planted bugs: -DMLFAB_PLANT=n breaks one invariant on purpose, and the tests must notice. */
-#ifndef MLFAB_PLANT
-#define MLFAB_PLANT 0
+/* Planted bugs: a build with -DMLFAB_PLANT breaks one invariant on purpose, the one whose number the environment
+ * variable MLFAB_PLANT has, and the tests must notice. */
+#ifdef MLFAB_PLANT
+#include <stdlib.h>
+static int mlfab__plant;
+__attribute__((__constructor__)) static void mlfab__plant_read(void) {
+  const char *number = getenv("MLFAB_PLANT");
+  mlfab__plant = number ? atoi(number) : 0;
+}
+#define MLFAB__PLANTED(n) (mlfab__plant == (n))
+#else
+#define MLFAB__PLANTED(n) 0
 #endif
-#define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
@@ -113,14 +121,18 @@
 #ifndef MLFAB_WITH_RESHARD
 #define MLFAB_WITH_RESHARD 1
 #endif
-#ifndef MLFAB_WITH_REPLICA
-#define MLFAB_WITH_REPLICA MLFAB_WITH_SCHED
-#endif
-#if MLFAB_WITH_REPLICA && !MLFAB_WITH_SCHED
-#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED"
-#endif
 #ifndef MLFAB_WITH_CHECKPOINT
 #define MLFAB_WITH_CHECKPOINT 1
+#endif
+#ifndef MLFAB_WITH_REPLICA
+#if MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT
+#define MLFAB_WITH_REPLICA 1
+#else
+#define MLFAB_WITH_REPLICA 0
+#endif
+#endif
+#if MLFAB_WITH_REPLICA && !(MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT)
+#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT"
 #endif
 #ifndef MLFAB_WITH_COLL
 #define MLFAB_WITH_COLL 1
@@ -1433,8 +1445,8 @@ enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other b
 #define MLFAB__TAG_AT 48u
 #define MLFAB__TAG_BYTES 16u
 
-/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then a
- * scheduler that is a process of its own. */
+/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then the
+ * replicas of servers, in the same order, then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -1537,7 +1549,13 @@ typedef struct mlfab__header {
   X(CHECKPOINT_DONE, 111)     \
   X(CHECKPOINT_ORDER, 112)    \
   X(CHECKPOINT_SHARD, 113)    \
-  X(CHECKPOINT_RESUME, 114)
+  X(CHECKPOINT_RESUME, 114)   \
+  X(VOTE, 120)                \
+  X(MOMENT, 121)              \
+  X(MOMENT_HAS, 122)          \
+  X(MIRROR, 123)              \
+  X(MIRROR_HAS, 124)          \
+  X(PLACE, 125)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
@@ -1571,6 +1589,7 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
    * Server 0 answers that with a JOIN that has both. */
   int32_t rank;
   uint32_t roles, workers, servers, dedicated;
+  uint32_t replicas;    /* of each server */
   uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
   uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
@@ -1585,9 +1604,12 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint32_t incarnation;         /* of the receiver */
   uint32_t nodes;
   uint32_t running; /* 1: the fabric had begun before */
+  uint32_t fresh;   /* 1: the fabric is being formed with it */
+  uint64_t fabric;  /* a random number: one for each time that a fabric is formed */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses */
+/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses. PLACE has one: a copy of a server, or the scheduler
+ * that votes on it, is there. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
   uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
@@ -1605,6 +1627,7 @@ typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t accumulators; /* offered by this worker as an aggregator */
   uint64_t host;         /* the nodes of a host share its links */
   uint64_t nonce;        /* of this process, equal to that of its JOIN */
+  uint32_t term; /* a server with a replica: epoch of the record by which it serves; else 0 */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
@@ -1621,6 +1644,8 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
   uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
   uint32_t guest;      /* 1: rounds do not count the worker until its PROGRESS */
+  uint32_t term;       /* as in HELLO */
+  uint64_t taken;      /* updates of this worker's process that were applied here, in all */
 } mlfab__hello_ack;
 
 /* The receiver of a PROBE sends an ANSWER at once. */
@@ -1632,6 +1657,7 @@ typedef struct mlfab__heartbeat {
 
 typedef struct mlfab__bye { /* a regular end, or the reason for dropping the link */
   int32_t code;
+  uint64_t nonce; /* of a copy of a server that does not serve; else 0 */
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
@@ -1685,12 +1711,13 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
 } mlfab__define_ack;
 
 /* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */
-/* PACKED: sent as packets (packet.h); every bulk holds whole packets. */
+/* PACKED: sent as packets (packet.h); every bulk holds whole packets. DURABLE: to be answered when a replica has it. */
 enum {
   MLFAB__PUSH_MORE = 1,
   MLFAB__PUSH_INIT = 2,
   MLFAB__PUSH_PLANNED = 4,
-  MLFAB__PUSH_PACKED = 8
+  MLFAB__PUSH_PACKED = 8,
+  MLFAB__PUSH_DURABLE = 16
 };
 
 /* worker -> server: announces an update; the bulk may hold its first bytes. u32 segment count, then
@@ -1908,6 +1935,23 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
+/* --- records that both copies of server 0 have (core/node/mirrored.h) --- */
+
+typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
+  uint32_t joined, fresh, hand, incarnation;
+  uint64_t nonce;
+  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
+} mlfab__peer_state;
+
+typedef struct mlfab__barrier_state {
+  uint64_t over;
+} mlfab__barrier_state;
+
+typedef struct mlfab__barrier_worker_state {
+  uint32_t gone, done, left;
+  uint64_t base, asked;
+} mlfab__barrier_worker_state;
+
 /* --- encoding and decoding --- */
 
 /* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
@@ -1920,7 +1964,8 @@ typedef struct mlfab__reshard_server_clock {
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
   X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
-  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
+  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved) \
+  X(peer_state) X(barrier_state) X(barrier_worker_state)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -2244,16 +2289,16 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(kernels) N(hand)
-  N(incarnation) N(nonce) T(addresses))
-WIRE_META(welcome, N(incarnation) N(nodes) N(running))
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(replicas) N(founders) N(founding) N(scheduler) N(kernels)
+  N(hand) N(incarnation) N(nonce) T(addresses))
+WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
 WIRE_META(refuse, N(code) N(rank) T(text))
-WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
+WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))
 WIRE_META(hello_ack,
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
-  A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest))
+  A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest) N(term) N(taken))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
-WIRE_META(bye, N(code) T(text))
+WIRE_META(bye, N(code) N(nonce) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) N(hand) N(nonce) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
@@ -2271,6 +2316,10 @@ WIRE_META(model, N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(f
 WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
 WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
+WIRE_META(peer_state,
+  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
+WIRE_META(barrier_state, N(over))
+WIRE_META(barrier_worker_state, N(gone) N(done) N(left) N(base) N(asked))
 WIRE_META(barrier, N(number))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
@@ -2484,7 +2533,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 static int wire_has_bulk(unsigned type) {
   if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
-  return type == MLFAB__COLL || type == MLFAB__ADOPT;
+  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT;
 }
 
 /* Numbers of removed types are not reused, so there are gaps. */
@@ -6024,6 +6073,8 @@ MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
 /* If there are holders, before optimizer state of a position is written: copies it if it is shared. */
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
+/* Does a holder name the state that the store has at this position? */
+MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position);
 /* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
  * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
  * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */
@@ -6280,6 +6331,12 @@ static int store_shared(const mlfab__store *store, uint32_t position) {
     if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
     if (MLFAB__PLANTED(145)) return 0;
   }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next)
+    if (h->s0 && h->s0[position] == store->s0[position]) return 1;
   return 0;
 }
 
@@ -6656,6 +6713,7 @@ typedef struct mlfab__window {
   uint64_t top;        /* every update up to this number is decided */
   uint64_t applied[4]; /* bit i: update top - i was applied */
   uint64_t dropped[4]; /* bit i: update top - i was dropped */
+  uint64_t taken;      /* number of updates applied, in all */
   uint32_t incarnation;
 } mlfab__window;
 
@@ -6753,6 +6811,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
   windows_shift(window->dropped, last - window->top);
   window->top = last;
   if (code != 0 && (code != MLFAB_ERR_DROPPED || MLFAB__PLANTED(76))) return;
+  if (code == 0) window->taken += members;
   uint64_t *bits = code == 0 ? window->applied : window->dropped;
   for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)
     bits[i / 64] |= (uint64_t)1 << (i % 64);
@@ -6837,6 +6896,61 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 }
 
 /* ==============================================================================================
+ * core/node/mirrored.h
+ * ============================================================================================== */
+/* mirrored.h - a part of a server whose state the other copy of the server has, too: what the mirror
+ * (../replica/mirror.h) knows of it. Layer 3.
+ *
+ * The state of a part is a list of records: record 0 has what is said once, each other one a worker, or whatever the part
+ * counts. A part whose code runs marks the records that it may have changed (touched). What a part tells others goes
+ * through its port, in front of which the mirror puts a queue. Without a mirror `*touch` stays NULL, and nothing costs.
+ *
+ * A copy that stands by keeps the records as bytes; its parts are as they began, and get the records when it begins to
+ * serve. Then the workers greet it, and repeat what was not answered: for a part this is as if all links had broken,
+ * and with them all frames since the last mark were lost. What is a courtesy only (who is missing) is no record. */
+
+enum {
+  MLFAB__MIRRORED_MAX = 6 /* parts of a server */,
+  MLFAB__MIRRORED_BYTES = 16384 /* a record */
+};
+
+typedef struct mlfab__touch { /* the records that may have changed */
+  uint8_t *marked;            /* by record: it is in the list */
+  uint32_t *list, n;
+  int all; /* all may have */
+} mlfab__touch;
+
+static inline void mlfab__touched(mlfab__touch *touch, uint32_t record) {
+  if (!touch || touch->all || touch->marked[record]) return;
+  touch->marked[record] = 1;
+  touch->list[touch->n++] = record;
+}
+
+static inline void mlfab__touched_all(mlfab__touch *touch) {
+  if (touch) touch->all = 1;
+}
+
+typedef struct mlfab__mirrored {
+  const char *name;
+  void *self;
+  uint32_t records;
+  /* Writes a record, at most MLFAB__MIRRORED_BYTES, and returns its size. */
+  uint32_t (*encode)(const void *self, uint32_t record, uint8_t *bytes);
+  /* Takes a record; without `apply` only checks it. Errors: FRAME. What passes the check can be applied. */
+  int (*decode)(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply);
+  /* All records were applied, those of the parts before this one, too: makes what follows from them. Or NULL. */
+  void (*begin)(void *self);
+  mlfab__port *port; /* what it tells others; the mirror replaces its functions. NULL: nothing */
+  int workers; /* the peers of the port are workers: what waits for one is lost with its link */
+  mlfab__touch **touch;
+} mlfab__mirrored;
+
+struct mlfab_node;
+/* Adds a part. Without replicas: does nothing. Both pointers of it stay valid as long as the node. */
+MLFAB__INTERNAL void mlfab__mirrored_add(struct mlfab_node *node, const mlfab__mirrored *part);
+
+
+/* ==============================================================================================
  * core/node/role.h
  * ============================================================================================== */
 /* role.h - the role table: all that a node knows of its roles.
@@ -6873,6 +6987,8 @@ enum mlfab__link_kind {
   MLFAB__LINK_PEER_IN,
   MLFAB__LINK_RESHARD,
   MLFAB__LINK_RESHARD_IN,
+  MLFAB__LINK_VOTER,
+  MLFAB__LINK_VOTER_IN,
   MLFAB__LINK_KINDS
 };
 
@@ -6976,7 +7092,7 @@ typedef struct mlfab__role {
  * A link is a transport's connection with a purpose:
  *
  *    NEW      another node called this one. Its first frame tells the kind: JOIN -> JOIN_IN,
- *             HELLO -> WORKER, SCHEDULER or RESHARD_IN, MEET -> PEER_IN
+ *             HELLO -> WORKER, SCHEDULER, RESHARD_IN or VOTER_IN, MEET -> PEER_IN
  *    CLAIM    it asks for a number that another process has: see Numbers
  *    JOIN_IN  at server 0: from a node that joins, until that node has its WELCOME and hangs up
  *    JOIN_OUT from this node to server 0, to join; closed when WELCOME has arrived
@@ -6989,6 +7105,8 @@ typedef struct mlfab__role {
  *    RESHARD  from our server role to another server, to move slices: HELLO, HELLO_ACK, the orders
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
+ *    VOTER    between the copies of a server and the scheduler: HELLO, HELLO_ACK, votes, a copy's states
+ *             and the answers to them; VOTER_IN: its other end. One link per direction: see Copies
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
@@ -7090,14 +7208,42 @@ typedef struct mlfab__role {
  * Requests and roles report their own deadlines.
  *
  * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
- * beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times start at the
- * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
- * (b) the death follows at once.
+ * beats (5 if hand-driven, or with replicas). We declare a server dead if no link to it stood for 5 beats (20 with
+ * replicas). Both times start at the break, regardless of the silence before it: this node itself may have been
+ * stopped. After a silence under (a) or (b) the death follows at once.
+ *
+ * Copies. With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The
+ * group `replica` decides which of them serves; it says so with a term, which grows. The node has the rest:
+ *
+ *    stands by --mlfab__copy_serve(term)--> serves --mlfab__copy_stand_by(why)--> stands by
+ *
+ *  (1) A copy that stands by has no callers but voters. It turns away those that it has when it stops to serve, and
+ *      every JOIN and HELLO: BYE with AGAIN, the reason and its nonce. Only the process at which the fabric is formed
+ *      (`meets`) takes JOIN before it serves.
+ *  (2) A route leads to a server, and `copy` says which copy is called. The next call is to the other one if a call
+ *      failed, took 4 beats or was turned away, or a link ended in silence or before HELLO_ACK. If a link breaks
+ *      otherwise, the same copy is called first. What a copy says before HELLO_ACK does not show that the server
+ *      lives. A route without a copy that serves for HALT_BEATS is dead.
+ *  (3) Terms. HELLO_ACK tells a worker or the scheduler the term, HELLO another server; from then on both have it in
+ *      the epoch of every frame of the link. A route takes no copy with a term below the largest that it has heard,
+ *      and a link no frame with a term below its own.
+ *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
+ *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
+ *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
+ *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
+ *      for them.
+ *  (6) A process that replaces another (config.replaces) joins at the copy of server 0 that serves, which it looks
+ *      for at both addresses of config.coordinator. It is READY when another voter of its server has admitted it.
+ *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
+ *      copies tell their callers (PLACE).
+ *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
+ *      told it, and turns JOIN of workers and the scheduler away for 5 beats: processes that are here speak first.
  *
  * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
  * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
- * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
- * our server role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call
+ * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside
+ * the node), caller.c (callers of our server role), bootstrap.c (joining), peers.c (what both copies of server 0 know of
+ * nodes), alive.c (Liveness), node.c (events, time, leaving). Lower files call
  * higher ones through the rules of link kinds, a table in node.c. */
 
 /* ==============================================================================================
@@ -7290,7 +7436,8 @@ enum {
   MLFAB__OUTLETS = 32,   /* ports of all its roles */
   MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
-#define MLFAB__ROLE_SHIFT 60 /* of a token: the bits above it hold the role */
+#define MLFAB__ROLE_SHIFT 60         /* of a token: the bits above it hold the role */
+#define MLFAB__ROLE_VOTER (1u << 16) /* in HELLO, beside MLFAB_ROLE_* */
 
 /* Pairs of links inside a node. */
 enum {
@@ -7303,6 +7450,12 @@ enum {
 
 struct mlfab__session; /* ../keys/session.h */
 
+/* Copies of a server: the one of the configuration, and its replica. */
+enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
+
+/* Why a link was closed: because of silence; for a reason that the peer has told. */
+enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
+
 typedef struct mlfab__link {
   uint8_t kind;
   uint8_t self;             /* one end of a pair inside this node: 1 + its bit in self_due */
@@ -7314,14 +7467,15 @@ typedef struct mlfab__link {
   uint8_t doomed;           /* to be closed when the role has returned */
   uint8_t welcome;          /* a WELCOME has to be sent; 2: of a fabric that has begun before */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
-  uint8_t silent;           /* closed because of silence */
+  uint8_t ended;            /* MLFAB__ENDED_* */
   uint8_t called;           /* by another node */
   uint8_t
       turn; /* of the roles on this kind of link that take turns: the one to ask first for a frame */
   uint8_t proven, tagged; /* in a fabric with a key: both ends are proven; frames have tags */
   uint32_t id;            /* the driver's id of the link */
   uint32_t caps;
-  /* rank of a worker (workers: the scheduler), number of a server, id of a joining node */
+  uint32_t term; /* Copies: of the copy that serves at one end, in every frame; 0: none */
+  /* rank of a worker (workers: the scheduler), number of a server or of a voter, id of a joining node */
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
@@ -7353,6 +7507,7 @@ typedef struct mlfab__caller {
 /* Server 0's record of another node, by node id. */
 typedef struct mlfab__peer {
   uint8_t joined, hand;
+  uint8_t fresh; /* it was there when the fabric was formed, and has not been replaced */
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
@@ -7380,6 +7535,7 @@ typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
   uint8_t late;   /* the server joined the running fabric */
   uint8_t hand;
+  uint8_t moved; /* it is another process than WELCOME told, and has not said yet where */
   /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
   uint32_t incarnation;
   uint64_t nonce;
@@ -7390,8 +7546,12 @@ typedef struct mlfab__place {
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
+  uint8_t copy;       /* of the server: the one that is called, or was called last */
+  uint32_t term;      /* the largest that a copy of this server has told */
+  uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[128];  /* the last failure */
+  char other[96]; /* the last failure of the other copy */
   char died[128]; /* dead: the cause */
 } mlfab__route;
 
@@ -7509,7 +7669,20 @@ struct mlfab_node {
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
+  uint32_t voter;         /* this node's number among the voters, or MLFAB__NO_NODE */
+  uint32_t term;          /* a copy that serves: of its record, when it began to */
+  int fresh;              /* as in WELCOME */
+  uint64_t fabric;        /* as in WELCOME */
   int is_worker, is_server, is_coordinator, is_scheduler;
+  int is_replica;
+  int standby;           /* a copy that does not serve; */
+  char standby_why[128]; /* what it tells callers */
+  /* Copies: has this one its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
+   * workers may be with the other copy: it declares none dead. NULL: always. */
+  int (*leased)(void *copy, uint64_t now_ns);
+  void *leased_copy;
+  uint64_t served_ns; /* when it began to serve */
+  int ended;          /* the copy that serves has closed */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -7522,6 +7695,8 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
+  mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
+  uint32_t nmirrored;
   mlfab__filer filers[MLFAB__FILERS];
   uint32_t nfilers;
   mlfab__outlet outlets[MLFAB__OUTLETS];
@@ -7534,24 +7709,32 @@ struct mlfab_node {
   mlfab_error failure;
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
   uint32_t join_link;
+  int meets;      /* this node is server 0, and the fabric is formed here */
+  int join_other; /* the next call is to the replica of server 0 */
+  char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
   /* config.join: what server 0 has told. */
   struct mlfab__joining {
     int32_t rank;
-    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler;
+    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler, replicas;
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers;           /* by node id; server 0 only */
-  mlfab__place *places;         /* by server */
-  mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
+  mlfab__peer *peers; /* by node id; server 0 only */
+  /* peers.c: server 0 with a replica. What the other copy must have before it is said: WELCOME. */
+  mlfab__port joiners;
+  mlfab__touch *peers_touch;
+  int peers_known;         /* by the other copy that served before */
+  mlfab__place *places;    /* by server; then of the replicas; then of the scheduler that votes */
+  mlfab__route *routes;    /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links;      /* by server: its link to our server role */
-  mlfab__peer_link **peers_out; /* by rank; worker role only */
+  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links; /* by server: its link to our server role */
+  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
+  mlfab__peer_link **peers_out;     /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
   /* Links. */
@@ -7571,6 +7754,7 @@ struct mlfab_node {
   int closed;                      /* no new call may begin: the context is being closed */
   int hops_short;                  /* no memory for a peer link that a role wanted */
   int claim_due;                   /* some claim has to be handled again */
+  int places_due;                  /* callers have to hear of a copy that was replaced */
   uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* inner links have more frames than one run carries */
@@ -7607,6 +7791,14 @@ MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* Is a link of this kind one that leads to a server with a replica, so that the other copy may be called? */
+MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
+/* Voters: copy c of server s is number c * servers + s; the scheduler is the last. Number of them (0 without replicas);
+ * the node id of one. */
+MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node);
+/* Number of `places`. */
+MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node);
+MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter);
 /* Where the server of a route is. */
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
@@ -7647,6 +7839,9 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
 /* The link is gone: tells its users. */
 MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
+/* Says on a link that the caller has to try the other copy, and closes it. A route's next call is to the other copy. */
+MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t link, const char *why);
+MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t route);
 /* Closes a link, which the transport will not report as DOWN. Not for links inside the node. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 /* Closes a link when the roles have returned. The second one also logs and counts a breach of the protocol. */
@@ -7823,6 +8018,12 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                                         const char *why);
 /* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
+/* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
+ * so that they call the other copy. Call it from a role. */
+MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);
+MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why);
+/* Tells callers where the copies and the scheduler are that this node votes with: one of them has been replaced. */
+MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node);
 /* Starts the time in which all workers have to call: one without a link is dead after it. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
@@ -7843,6 +8044,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node);
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
+
+/* --- peers.c: what server 0 knows of nodes, at both of its copies --- */
+
+/* Makes node->joiners, and with replicas the part. */
+MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node);
+/* WELCOME is due to the node that joins, as soon as the other copy knows of it. */
+MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
 /* --- alive.c: liveness --- */
 
@@ -7934,6 +8142,12 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
   role->bytes = bytes;
   node->nroles++;
   return role;
+}
+
+MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored *part) {
+  if (!node->config.replicas) return;
+  assert(node->nmirrored < MLFAB__MIRRORED_MAX);
+  node->mirrored[node->nmirrored++] = *part;
 }
 
 static int role_takes(const mlfab__role *role, unsigned type) {
@@ -8111,12 +8325,20 @@ static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0 && !c->join;
-  uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
+  node->is_replica = c->roles == MLFAB_ROLE_REPLICA;
+  node->is_server |= node->is_replica;
+  /* A copy does not serve before it knows that the fabric is being formed, or has the votes. */
+  node->standby = node->is_server && c->replicas;
+  uint32_t others = c->workers + (c->dedicated ? (1 + c->replicas) * c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
   node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
   node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
+  if (node->is_replica) node->id += c->servers;
+  int votes = c->replicas && (node->is_server || own);
+  node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->meets = node->is_coordinator && !node->is_replica && !c->replaces;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
@@ -8149,7 +8371,7 @@ static int node_memory(mlfab_node *node) {
   uint32_t routes = mlfab__node_routes(node);
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  node->places = mlfab__alloc_array(&node->env, c->servers, sizeof *node->places);
+  node->places = mlfab__alloc_array(&node->env, mlfab__node_places(node), sizeof *node->places);
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
@@ -8161,6 +8383,12 @@ static int node_memory(mlfab_node *node) {
     for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
   }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
+  if (node->voter != MLFAB__NO_NODE) {
+    uint32_t voters = mlfab__node_voters(node);
+    node->voter_links = mlfab__alloc_array(&node->env, voters, sizeof *node->voter_links);
+    if (!node->voter_links) return MLFAB_ERR_MEMORY;
+    for (uint32_t v = 0; v < voters; v++) node->voter_links[v] = MLFAB__NO_LINK;
+  }
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
@@ -8211,6 +8439,8 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
+    [MLFAB__LINK_VOTER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
+    [MLFAB__LINK_VOTER_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
@@ -8235,6 +8465,7 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
   node->rules = node_rules;
+  mlfab__peers_attach(node);
   *node_p = node;
   return node_memory(node);
 }
@@ -8262,7 +8493,8 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
-  mlfab__free(&node->env, node->places, node->config.servers * sizeof *node->places);
+  mlfab__free(&node->env, node->places, mlfab__node_places(node) * sizeof *node->places);
+  mlfab__free(&node->env, node->voter_links, mlfab__node_voters(node) * sizeof *node->voter_links);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
@@ -8271,7 +8503,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
   mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
   mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
-  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  uint32_t room = mlfab__node_places(node) * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
@@ -8317,6 +8549,7 @@ static void node_epilogue(mlfab_node *node) {
   node_settle(node);
   if (node->servers_left) mlfab__bootstrap_settle(node);
   mlfab__claim_again(node);
+  if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
@@ -8385,6 +8618,12 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
                                                            : NULL;
   if (strange) {
     mlfab__node_turn_away(node, index, strange);
+    return;
+  }
+  /* What a copy of a server says is void when another one has replaced it. */
+  int says = mlfab__node_has_other(node, link->kind) && header.type != MLFAB__HELLO_ACK && !last;
+  if (says && header.epoch < link->term) {
+    mlfab__node_drop(node, index, MLFAB_ERR_FENCED, "a frame of a copy that was replaced");
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -8560,7 +8799,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   if (queued->kind == MLFAB_ACTION_CONNECT) {
     uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
     if (queued->token == MLFAB__TOKEN_JOIN) {
-      action->address = node->config.coordinator;
+      action->address = node->join_address;
     } else {
       action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
                                         : node->peers_out[called - routes]->addresses;
@@ -8580,7 +8819,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM &&
       frame->type != MLFAB__PROOF) {
     header.job = node->job;
-    header.epoch = node->epoch;
+    header.epoch = link->term ? link->term : node->epoch;
     header.sender = node->id;
     header.incarnation = node->incarnation;
   }
@@ -8846,7 +9085,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
     case MLFAB__LINK_WORKER:
       return !node->callers[link->peer].hand;
     default:
-      return link->kind == MLFAB__LINK_SCHEDULER;
+      return link->kind == MLFAB__LINK_SCHEDULER || link->kind == MLFAB__LINK_VOTER;
   }
 }
 
@@ -8989,11 +9228,36 @@ enum {
 /* --- names --- */
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  return 3 * node->config.servers;
+  uint32_t voters = node->voter == MLFAB__NO_NODE ? 0
+                    : node->is_server             ? MLFAB__COPIES
+                                                  : MLFAB__COPIES * node->config.servers;
+  return 3 * node->config.servers + voters;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node) {
+  return node->config.replicas ? MLFAB__COPIES * node->config.servers + 1 : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node) {
+  uint32_t voters = mlfab__node_voters(node);
+  return voters ? voters : node->config.servers;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter) {
+  return node->config.workers + voter;
+}
+
+/* The voters that this one calls: a copy the other copy and the scheduler, the scheduler all copies. */
+static uint32_t link_voter(const mlfab_node *node, uint32_t index) {
+  uint32_t servers = node->config.servers;
+  if (!node->is_server) return index;
+  return index == 0 ? (node->voter + servers) % (MLFAB__COPIES * servers) : MLFAB__COPIES * servers;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
   uint32_t servers = node->config.servers;
+  if (kind == MLFAB__LINK_VOTER)
+    return 3 * servers + (!node->is_server ? server : server == MLFAB__COPIES * servers);
   return server + (kind == MLFAB__LINK_PLANNER   ? servers
                    : kind == MLFAB__LINK_RESHARD ? 2 * servers
                                                  : 0);
@@ -9001,11 +9265,18 @@ MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, 
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
   uint32_t servers = node->config.servers;
+  if (route >= 3 * servers) return link_voter(node, route - 3 * servers);
   return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
+MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind) {
+  return node->config.replicas &&
+         (kind == MLFAB__LINK_SERVER || kind == MLFAB__LINK_PLANNER || kind == MLFAB__LINK_RESHARD);
+}
+
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route) {
-  return &node->places[mlfab__node_server_of(node, route)];
+  return &node->places[mlfab__node_server_of(node, route) +
+                       node->routes[route].copy * node->config.servers];
 }
 
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
@@ -9018,9 +9289,12 @@ MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t 
 }
 
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
-  uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
-  if (id >= others) {
+  uint32_t servers = node->config.dedicated ? node->config.servers : 0;
+  uint32_t others = node->config.workers + servers;
+  if (id >= others + servers * node->config.replicas) {
     snprintf(buffer, 32, "the scheduler");
+  } else if (id >= others) {
+    snprintf(buffer, 32, "the replica of server %u", id - others);
   } else if (node->config.dedicated && id >= node->config.workers) {
     snprintf(buffer, 32, "server %u", id - node->config.workers);
   } else {
@@ -9190,6 +9464,10 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
       return node->peers_out[peer] ? node->peers_out[peer]->link : MLFAB__NO_LINK;
     case MLFAB__LINK_PEER_IN:
       return node->peer_in_links[peer];
+    case MLFAB__LINK_VOTER:
+      return node->routes[mlfab__node_route_of(node, kind, peer)].link;
+    case MLFAB__LINK_VOTER_IN:
+      return node->voter_links[peer];
     default:
       return node->reshard_links[peer];
   }
@@ -9310,6 +9588,30 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
+/* --- copies of a server --- */
+
+MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__bye bye;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  memset(&bye, 0, sizeof bye);
+  bye.code = MLFAB_ERR_AGAIN;
+  bye.nonce = node->nonce;
+  snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
+  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
+  node->links[index].closing = 1;
+  node->links[index].heard_ns = node->now_ns;
+}
+
+MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
+  if (index >= 3 * node->config.servers || !node->config.replicas) return;
+  char why[sizeof route->other];
+  snprintf(why, sizeof why, "%.95s", route->why);
+  snprintf(route->why, sizeof route->why, "%s", route->other);
+  memcpy(route->other, why, sizeof why);
+  route->copy ^= !MLFAB__PLANTED(227);
+}
+
 /* ==============================================================================================
  * core/node/files.c
  * ============================================================================================== */
@@ -9402,7 +9704,7 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
   }
   if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
     mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count,
-                              link->welcome - 1u};
+                              link->welcome - 1u, node->peers[link->peer].fresh, node->fabric};
     frame->type = MLFAB__WELCOME;
     frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
     frame->bulk = node->welcome;
@@ -9485,6 +9787,7 @@ static void claim_refuse(mlfab_node *node, uint32_t holder) {
   const mlfab__link *other = &node->links[holder];
   char name[32], text[96];
   uint32_t id = other->kind == MLFAB__LINK_RESHARD_IN ? mlfab__node_of_server(node, other->peer)
+                : other->kind == MLFAB__LINK_VOTER_IN ? mlfab__node_of_voter(node, other->peer)
                                                       : other->peer;
   snprintf(
       text, sizeof text, "%s is another process that is here already",
@@ -9810,9 +10113,9 @@ MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int aski
 }
 
 MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh) {
-  mlfab__hello hello = {node->id,   node->incarnation,         node->config.roles,
-                        0,          node->config.accumulators, node->config.host,
-                        node->nonce};
+  mlfab__hello hello = {
+      node->id,          node->incarnation, node->config.roles, 0, node->config.accumulators,
+      node->config.host, node->nonce,       node->term};
   mlfab__hello_ack ack;
   memset(&ack, 0, sizeof ack);
   const mlfab__link *asks = &node->links[node->pairs[which][0]];
@@ -9970,7 +10273,8 @@ MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint3
 /* The kind of link on a route. */
 static int server_link_kind(const mlfab_node *node, uint32_t route) {
   static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
-  return kinds[route / node->config.servers];
+  uint32_t which = route / node->config.servers;
+  return which < MLFAB__COUNT(kinds) ? kinds[which] : MLFAB__LINK_VOTER;
 }
 
 /* A server is dead for one role: for the worker role; for the scheduler role, which only stops planning for
@@ -9980,7 +10284,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   int kind = server_link_kind(node, index);
   mlfab__route *route = &node->routes[index];
   char text[180];
-  if (route->dead) return;
+  if (route->dead || kind == MLFAB__LINK_VOTER) return;
   route->dead = 1;
   snprintf(route->died, sizeof route->died, "%.127s", why);
   node->stats.peers_died += kind == MLFAB__LINK_SERVER;
@@ -10007,20 +10311,25 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
   mlfab__route *route = &node->routes[index];
   if (route->link != link) return;
-  if (was->greeted && !was->silent) route->heard_ns = node->now_ns;
+  int silent = was->ended == MLFAB__ENDED_SILENT, told = was->ended == MLFAB__ENDED_TOLD;
+  if (was->greeted && !silent) route->heard_ns = node->now_ns;
   mlfab__node_arm_at(node, MLFAB__TIMER_ROUTE, index,
-                     was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+                     silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  snprintf(route->why, sizeof route->why, "%s", why);
+  /* What the peer has said tells more than the end of the link. */
+  if (!told) snprintf(route->why, sizeof route->why, "%s", why);
+  /* Perhaps only the connection broke: then the same copy answers at once. */
+  if (!was->greeted || silent || told) mlfab__copy_toggle(node, index);
   mlfab__roles_lost(node, was->kind, was->peer);
 }
 
 MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route) {
   uint32_t server = mlfab__node_server_of(node, route);
   int kind = server_link_kind(node, route);
+  if (kind == MLFAB__LINK_VOTER) return 1;
   if (node->places[server].vacant) return 0;
-  if (kind == MLFAB__LINK_RESHARD && server == node->server_number) return 0;
+  if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* So that server 0 notices when it goes. */
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
   return mlfab__roles_want(node, kind, server);
@@ -10039,6 +10348,7 @@ MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index,
   route->connecting = 0;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
+  mlfab__copy_toggle(node, index);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, uint32_t index) {
@@ -10046,6 +10356,7 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
   int kind = server_link_kind(node, number);
   uint32_t role = kind == MLFAB__LINK_SERVER    ? node->config.roles
                   : kind == MLFAB__LINK_PLANNER ? MLFAB_ROLE_SCHEDULER
+                  : kind == MLFAB__LINK_VOTER   ? MLFAB__ROLE_VOTER
                                                 : MLFAB_ROLE_SERVER;
   if (route->link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, route->link, "replaced by a newer connection");
@@ -10061,9 +10372,27 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
                         node->config.progress == MLFAB_PROGRESS_HAND,
                         node->config.accumulators,
                         node->config.host,
-                        node->nonce};
-  uint8_t meta[64];
+                        node->nonce,
+                        node->term};
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+}
+
+/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
+ * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
+ * nothing else (claim.c). */
+static void server_link_say_where(mlfab_node *node, uint32_t index) {
+  const mlfab__link *link = &node->links[index];
+  int votes = link->kind == MLFAB__LINK_VOTER;
+  if (!node->config.replicas || (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)))
+    return;
+  mlfab__member self;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&self, 0, sizeof self);
+  self.node = node->id;
+  self.incarnation = node->incarnation;
+  memcpy(self.addresses, node->addresses, sizeof self.addresses);
+  mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
 }
 
 /* The server has answered HELLO, or repeats its answer. */
@@ -10072,14 +10401,23 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   int kind = link->kind;
   uint32_t server = link->peer, number = mlfab__node_route_of(node, kind, server);
   mlfab__greeting greeting = {.ack = ack};
+  mlfab__route *route = &node->routes[number];
+  int votes = kind == MLFAB__LINK_VOTER;
+  if (ack->term < route->term && !votes) { /* it has not heard yet that it was replaced */
+    snprintf(route->why, sizeof route->why, "a copy that was replaced");
+    link->ended = MLFAB__ENDED_TOLD;
+    mlfab__node_doom(node, index);
+    return;
+  }
+  if (!votes) route->term = link->term = ack->term;
   if (mlfab__roles_hello(node, kind, server, &greeting)) {
     server_link_dead(node, number, greeting.why);
     mlfab__node_doom(node, index);
     return;
   }
-  mlfab__route *route = &node->routes[number];
+  if (!link->greeted) server_link_say_where(node, index);
   link->greeted = route->greeted = 1;
-  if (kind == MLFAB__LINK_RESHARD) link->nonce = ack->nonce;
+  if (kind == MLFAB__LINK_RESHARD || kind == MLFAB__LINK_VOTER) link->nonce = ack->nonce;
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator) mlfab__growth_tell(node, index);
   mlfab__roles_up(node, kind, server, &greeting);
   if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
@@ -10168,6 +10506,25 @@ static void server_link_told(mlfab_node *node, const mlfab__member *member) {
       dead ? "server 0 reports that it is dead" : "server 0 reports that it left or joined");
 }
 
+/* A server tells where a copy or the scheduler is now. Errors: FRAME. */
+static int server_link_place(mlfab_node *node, const mlfab__frame_in *frame) {
+  mlfab__member_info info;
+  uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
+  uint32_t first = mlfab__node_of_server(node, 0);
+  if (n == 0 || n != frame->meta_bytes || info.node < first ||
+      info.node - first >= mlfab__node_places(node))
+    return MLFAB_ERR_FRAME;
+  mlfab__place *place = &node->places[info.node - first];
+  if (info.incarnation <= place->incarnation) return 0;
+  place->incarnation = info.incarnation;
+  place->nonce = info.nonce;
+  place->hand = info.hand != 0;
+  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+  /* The process itself may call later, and is no news then. */
+  node->places_due = node->voter != MLFAB__NO_NODE && node->is_server;
+  return 0;
+}
+
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
                                               const mlfab__frame_in *frame) {
   uint32_t number = mlfab__node_route_of(node, node->links[index].kind, node->links[index].peer);
@@ -10178,7 +10535,8 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__member member;
   mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
-  route->heard_ns = node->now_ns;
+  /* A copy that does not serve shows that it lives, not that the server does. */
+  if (node->links[index].greeted || !node->config.replicas) route->heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       return;
@@ -10189,19 +10547,30 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__REFUSE:
       if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
       snprintf(text, sizeof text, "refused: %s", refuse.text);
+      if (node->links[index].kind == MLFAB__LINK_VOTER) {
+        /* Another process is this copy. */
+        snprintf(text, sizeof text, "joining: %.200s", refuse.text);
+        mlfab__node_fail(node, refuse.code, refuse.rank, 1, text);
+      }
       server_link_dead(node, number, text);
       mlfab__node_doom(node, index);
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
       /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
-      if (bye.code == 0) server_link_dead(node, number, "it has closed");
+      if (bye.code == 0 && (node->links[index].greeted || !node->config.replicas))
+        server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
+      node->links[index].ended = MLFAB__ENDED_TOLD;
+      route->stands_by = bye.nonce;
       mlfab__node_doom(node, index);
       return;
     case MLFAB__MEMBER:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
       server_link_told(node, &member);
+      return;
+    case MLFAB__PLACE:
+      if (server_link_place(node, frame)) break;
       return;
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
@@ -10239,15 +10608,30 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   }
 }
 
-/* Calls a server without a link again, and declares it dead after 5 beats, or at once if no process has its number. A
- * server that hung up because of our BYE is not dead. */
+/* Nobody answers as this server. */
+static void server_link_give_up(mlfab_node *node, uint32_t r) {
+  const mlfab__route *route = &node->routes[r];
+  const char *why = route->why[0] ? route->why : "silent";
+  char text[128];
+  if (node->config.replicas) {
+    const char *words[2] = {why, route->other[0] ? route->other : "silent"};
+    snprintf(text, sizeof text, "itself: %.52s; replica: %.52s", words[route->copy],
+             words[!route->copy]);
+    why = text;
+  }
+  server_link_dead(node, r, why);
+}
+
+/* Calls a server without a link again, and declares it dead after 5 beats (20 if it has a replica), or at once if no
+ * process has its number. A server that hung up because of our BYE is not dead. */
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
   /* The scheduler role stays as long as the server role of this node. */
   int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  int votes = r >= 3 * node->config.servers;
   const mlfab__place *place = mlfab__node_place(node, r);
-  if (place->vacant && r >= 2 * node->config.servers &&
+  if (!votes && place->vacant && r >= 2 * node->config.servers &&
       mlfab__node_server_of(node, r) != node->server_number)
     server_link_dead(node, r, "no process has its number");
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
@@ -10256,12 +10640,14 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
   /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
-  uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
-  if ((route->greeted || across || place->late) &&
-      node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
-    server_link_dead(node, r, route->why[0] ? route->why : "silent");
+  uint64_t least = (node->config.replicas ? MLFAB__HALT_BEATS : 5) * beat;
+  uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
+  if (!votes && (route->greeted || across || place->late) &&
+      node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
+    server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
                                : node->now_ns >= route->retry_ns) {
+    if (route->connecting) mlfab__copy_toggle(node, r);
     mlfab__server_link_call(node, r);
   }
 }
@@ -10283,6 +10669,11 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
     if (server_link_awaited(node, node->config.servers + s)) return;
   }
+  /* A process that takes the place of a voter: one of the others has to admit it. */
+  int votes = node->voter != MLFAB__NO_NODE && !node->fresh, admitted = 0;
+  for (uint32_t r = 3 * node->config.servers; votes && r < mlfab__node_routes(node); r++)
+    admitted |= node->routes[r].greeted;
+  if (votes && !admitted) return;
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
 
@@ -10293,7 +10684,9 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
     if (!mlfab__server_link_wanted(node, r)) continue;
     node->routes[r].heard_ns = node->now_ns;
-    if (mlfab__node_server_of(node, r) != node->server_number) mlfab__server_link_call(node, r);
+    int votes = r >= 3 * node->config.servers;
+    if (votes || mlfab__node_server_of(node, r) != node->server_number)
+      mlfab__server_link_call(node, r);
   }
 }
 
@@ -10373,6 +10766,7 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   *(left ? &caller->left : &caller->dead) = 1;
+  mlfab__touched(node->peers_touch, worker);
   mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, left);
   mlfab__node_emit(node, kind, (int32_t)worker, 0, caller->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
@@ -10382,6 +10776,12 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why) {
   (void)why;
+  if (was->kind == MLFAB__LINK_VOTER_IN) {
+    if (node->voter_links[was->peer] != link) return;
+    node->voter_links[was->peer] = MLFAB__NO_LINK;
+    mlfab__roles_lost(node, was->kind, was->peer);
+    return;
+  }
   if (was->kind == MLFAB__LINK_RESHARD_IN) {
     if (node->reshard_links[was->peer] == link) node->reshard_links[was->peer] = MLFAB__NO_LINK;
     return;
@@ -10390,9 +10790,11 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
   if (caller->link != link) return;
   caller->link = MLFAB__NO_LINK;
   if (was->kind == MLFAB__LINK_WORKER) {
-    if (!was->silent) caller->lost_ns = caller->heard_ns = node->now_ns;
+    if (was->ended != MLFAB__ENDED_SILENT) caller->lost_ns = caller->heard_ns = node->now_ns;
     mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
-                       was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+                       was->ended == MLFAB__ENDED_SILENT
+                           ? node->now_ns
+                           : mlfab__node_round(node, node->now_ns + 1));
   } else if (node->leaving == 2) {
     return;
   }
@@ -10406,6 +10808,7 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
   for (uint32_t w = 0; w < node->config.workers; w++) {
     node->callers[w].heard_ns = node->now_ns;
+    node->callers[w].lost_ns = 0;
     mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, node->now_ns + 5 * node->config.heartbeat_ns);
   }
 }
@@ -10413,12 +10816,16 @@ MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
 /* A worker without a link is dead after 5 beats, or 20 if it has never called. */
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
-  const mlfab__caller *caller = &node->callers[w];
+  mlfab__caller *caller = &node->callers[w];
   if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
+  if (node->standby) return; /* it has no callers: see mlfab__copy_serve */
+  if (node->leased && !node->leased(node->leased_copy, node->now_ns))
+    caller->heard_ns = node->now_ns;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
-  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat. */
+  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with replicas
+   * it may call the other copy first. */
   uint64_t lost = caller->hand ? 0 : caller->lost_ns;
-  if (lost) due_ns = mlfab__min(due_ns, lost + 2 * beat);
+  if (lost && !node->config.replicas) due_ns = mlfab__min(due_ns, lost + 2 * beat);
   int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
   if (early || node->now_ns < due_ns) {
     mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, due_ns);
@@ -10427,13 +10834,84 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   }
 }
 
+/* --- copies of a server: see node.h, Copies --- */
+
+MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
+  node->term = term;
+  if (!node->standby) return;
+  node->standby = 0;
+  node->standby_why[0] = 0;
+  node->served_ns = node->now_ns;
+  /* The other copy may have issued numbers that this one has not heard of. */
+  if (term > 1 && node->incarnations < term << 16) node->incarnations = term << 16;
+  if (!MLFAB__PLANTED(226)) mlfab__caller_await(node);
+  /* Workers have to find out first that the other copy does not answer any more. */
+  for (uint32_t w = 0; w < node->config.workers; w++)
+    node->callers[w].heard_ns += 5 * node->config.heartbeat_ns;
+}
+
+MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why) {
+  snprintf(node->standby_why, sizeof node->standby_why, "%s", why);
+  if (node->standby) return;
+  node->standby = 1;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
+    if (link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
+        link->kind == MLFAB__LINK_RESHARD_IN || link->kind == MLFAB__LINK_JOIN_IN)
+      mlfab__copy_turn_away(node, i, why);
+    else if (link->kind == MLFAB__LINK_RESHARD)
+      mlfab__node_doom(node, i);
+  }
+}
+
+/* Tells a caller where the others that keep its shard alive are: they may be processes that have replaced others. The
+ * scheduler tells copies of server 0 of all shards, because they welcome the processes that join. */
+static void caller_tell_places(mlfab_node *node, uint32_t index) {
+  const mlfab__link *link = &node->links[index];
+  for (uint32_t r = 3 * node->config.servers; r < mlfab__node_routes(node); r++) {
+    uint32_t voter = mlfab__node_server_of(node, r);
+    const mlfab__place *place = &node->places[voter];
+    int scheduler = voter + 1 == mlfab__node_voters(node);
+    uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
+    if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
+    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
+    mlfab__member_info info = {.node = mlfab__node_of_voter(node, voter),
+                               .roles = MLFAB_ROLE_SERVER,
+                               .incarnation = place->incarnation,
+                               .hand = place->hand,
+                               .nonce = place->nonce};
+    uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+    memcpy(info.addresses, place->addresses, sizeof info.addresses);
+    mlfab__node_post(node, index, MLFAB__PLACE, meta,
+                     mlfab__encode_member_info(meta, sizeof meta, &info));
+  }
+}
+
+/* Another process is a voter from now on. */
+MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node) {
+  node->places_due = 0;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    if ((link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_RESHARD_IN ||
+         link->kind == MLFAB__LINK_VOTER_IN || link->kind == MLFAB__LINK_SCHEDULER) &&
+        link->greeted && !link->self)
+      caller_tell_places(node, i);
+  }
+}
+
 /* --- HELLO --- */
 
 /* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
  * number of the sender, or MLFAB__NO_NODE. */
 static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
-  if (node->is_coordinator) {
-    const mlfab__peer *peer = &node->peers[hello->node];
+  if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->config.replicas)) {
+    mlfab__peer *peer = &node->peers[hello->node];
+    if (!peer->joined && !node->meets && !node->peers_known) { /* its former copy had issued it */
+      peer->joined = 1;
+      peer->incarnation = hello->incarnation;
+      peer->nonce = hello->nonce;
+    }
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
   if (server == MLFAB__NO_NODE) return 1;
@@ -10442,7 +10920,7 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
   /* Server 0 is never restarted; the other servers may have been. */
   return hello->incarnation == place->incarnation
              ? hello->nonce == place->nonce
-             : server > 0 && hello->incarnation > place->incarnation;
+             : (server > 0 || node->config.replicas) && hello->incarnation > place->incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */
@@ -10453,15 +10931,19 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   memset(greeting->ack, 0, sizeof *greeting->ack);
   greeting->ack->server = node->server_number;
   greeting->ack->nonce = node->nonce;
+  if (kind != MLFAB__LINK_VOTER_IN) node->links[index].term = node->term;
   int code = mlfab__roles_hello(node, kind, peer, greeting);
   if (code) {
     mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
     return code;
   }
+  greeting->ack->term = node->term;
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
   if (node->is_coordinator) mlfab__growth_tell(node, index);
+  if (node->voter != MLFAB__NO_NODE && (node->is_server || kind == MLFAB__LINK_VOTER_IN))
+    caller_tell_places(node, index);
   return 0;
 }
 
@@ -10517,19 +10999,28 @@ static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hell
 /* HELLO of another server on a new link to our server role. */
 static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                           const mlfab__frame_in *frame) {
-  uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
-  if (hello->node < first || server >= node->config.servers || server == node->server_number) {
+  uint32_t first = mlfab__node_of_server(node, 0), copy = hello->node - first;
+  uint32_t servers = node->config.servers, server = copy % servers;
+  if (hello->node < first || copy >= servers * (1 + node->config.replicas) ||
+      server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a HELLO of a server that does not exist");
     return;
   }
-  if (!caller_issued(node, hello, server)) {
+  if (!caller_issued(node, hello, copy)) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
                        "not the process that joined as this server");
     return;
   }
   uint32_t old = node->reshard_links[server];
-  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
+  if (hello->term < route->term) {
+    mlfab__copy_turn_away(node, index, "another copy of this server serves");
+    return;
+  }
+  int newer = hello->term > route->term;
+  route->term = hello->term;
+  if (!newer && !mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
@@ -10544,11 +11035,65 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
     mlfab__roles_up(node, MLFAB__LINK_RESHARD_IN, server, &greeting);
 }
 
+/* Is the node with this id one of the two that this voter speaks with? */
+static int caller_votes_with(const mlfab_node *node, uint32_t voter) {
+  uint32_t first = 3 * node->config.servers, n = mlfab__node_routes(node);
+  for (uint32_t r = first; r < n; r++) {
+    if (mlfab__node_server_of(node, r) == voter) return 1;
+  }
+  return 0;
+}
+
+/* HELLO of another voter on a new link. */
+static void caller_voter(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                         const mlfab__frame_in *frame) {
+  uint32_t first = node->config.workers, voter = hello->node - first;
+  if (hello->node < first || !caller_votes_with(node, voter)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a node that does not vote with this one");
+    return;
+  }
+  mlfab__place *place = &node->places[voter];
+  int older = hello->incarnation < place->incarnation;
+  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
+                       "not the process that joined as this copy");
+    return;
+  }
+  uint32_t old = node->voter_links[voter];
+  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer connection");
+  int newer = hello->incarnation > place->incarnation;
+  place->incarnation = hello->incarnation;
+  place->nonce = hello->nonce;
+  if (newer) place->moved = 1;
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_VOTER_IN;
+  link->peer = voter;
+  link->nonce = hello->nonce;
+  link->greeted = 1;
+  node->voter_links[voter] = index;
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
+  if (!caller_answer(node, index, &greeting))
+    mlfab__roles_up(node, MLFAB__LINK_VOTER_IN, voter, &greeting);
+}
+
 /* HELLO of any kind on a new link to our server role. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   mlfab__hello hello;
-  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
+  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello);
+  if (parsed && hello.roles == MLFAB__ROLE_VOTER && node->voter != MLFAB__NO_NODE) {
+    caller_voter(node, index, &hello, frame);
+    return;
+  }
+  parsed = parsed && node->is_server;
+  if (parsed && node->standby) {
+    mlfab__copy_turn_away(node, index, node->standby_why);
+    return;
+  }
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
       node->config.scheduler != MLFAB_SCHEDULER_NONE) {
     caller_scheduler(node, index, &hello, frame);
@@ -10585,6 +11130,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;
   caller->dead = caller->left = 0;
+  mlfab__touched(node->peers_touch, worker);
   mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
@@ -10592,25 +11138,55 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
 
 /* --- frames --- */
 
+/* A voter tells where it listens. Errors: FRAME. */
+static int caller_voter_member(mlfab_node *node, uint32_t voter, const mlfab__frame_in *frame) {
+  mlfab__member member;
+  mlfab__place *place = &node->places[voter];
+  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) ||
+      member.node != mlfab__node_of_voter(node, voter))
+    return MLFAB_ERR_FRAME;
+  memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
+  if (place->moved) mlfab__caller_tell_places(node);
+  place->moved = 0;
+  return 0;
+}
+
+/* A worker tells where it listens. Errors: FRAME, MEMORY. */
+static int caller_member(mlfab_node *node, uint32_t worker, const mlfab__frame_in *frame) {
+  mlfab__member member;
+  mlfab__peer *peer = &node->peers[worker];
+  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) || member.node != worker)
+    return MLFAB_ERR_FRAME;
+  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
+  if (!peer->addresses) return MLFAB_ERR_MEMORY;
+  memcpy(peer->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
+  return 0;
+}
+
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   int kind = node->links[index].kind;
   uint32_t peer = node->links[index].peer;
   mlfab__member member;
-  if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
+  int among = kind == MLFAB__LINK_RESHARD_IN || kind == MLFAB__LINK_VOTER_IN;
+  if (!among) node->callers[peer].heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       break;
     case MLFAB__BYE:
       if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
+      if (kind == MLFAB__LINK_VOTER_IN) mlfab__roles_gone(node, kind, peer, 1);
       mlfab__node_doom(node, index);
       break;
     case MLFAB__MEMBER:
-      if (kind != MLFAB__LINK_RESHARD_IN || peer != 0 ||
-          mlfab__decode_member(frame->meta, frame->meta_bytes, &member))
-        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
-      else
+      if (kind == MLFAB__LINK_RESHARD_IN && peer == 0 &&
+          !mlfab__decode_member(frame->meta, frame->meta_bytes, &member))
         mlfab__server_link_member(node, &member);
+      else if (kind == MLFAB__LINK_VOTER_IN
+                   ? caller_voter_member(node, peer, frame)
+                   : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
+                         !node->is_coordinator || caller_member(node, peer, frame))
+        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
       break;
     case MLFAB__WHERE:
       if (!node->is_coordinator || kind != MLFAB__LINK_WORKER ||
@@ -10637,16 +11213,16 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
 
 /* --- server 0: the nodes that have joined --- */
 
-/* Is this node a dedicated server, to which no link need lead? */
+/* Is this node a dedicated server or a replica, to which no link need lead? */
 static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
-  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+  return c->dedicated && id >= c->workers && id - c->workers < (1 + c->replicas) * c->servers;
 }
 
 /* Does the fabric begin without this node? */
 static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
-  if (bootstrap_is_dedicated(node, id)) return id - c->workers >= node->founding;
+  if (bootstrap_is_dedicated(node, id)) return (id - c->workers) % c->servers >= node->founding;
   return id >= node->founders && id < c->workers;
 }
 
@@ -10655,27 +11231,26 @@ static int bootstrap_all_here(const mlfab_node *node) {
   return node->joined == node->nodes - later;
 }
 
-/* Encodes the list of servers and their addresses for WELCOME. */
+/* Encodes the list of servers, their replicas and the scheduler that votes, with their addresses, for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
-  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  uint32_t places = mlfab__node_places(node);
+  uint32_t room = places * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
   if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
   if (!node->welcome) return MLFAB_ERR_MEMORY;
   node->welcome_bytes = node->welcome_count = 0;
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    uint32_t id = mlfab__node_of_server(node, s);
-    const mlfab__peer *peer = &node->peers[id];
+  for (uint32_t s = 0; s < places; s++) {
+    const mlfab__place *place = &node->places[s];
     mlfab__member_info info;
-    if (!peer->joined) continue;
+    if (place->vacant) continue;
     memset(&info, 0, sizeof info);
-    info.node = id;
+    info.node = mlfab__node_of_server(node, s);
     info.roles = MLFAB_ROLE_SERVER;
-    info.incarnation = peer->incarnation;
-    info.hand = peer->hand;
-    info.late = peer->late;
-    info.nonce = peer->nonce;
-    memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
-           MLFAB__ADDRESSES_MAX);
+    info.incarnation = place->incarnation;
+    info.hand = place->hand;
+    info.late = place->late;
+    info.nonce = place->nonce;
+    memcpy(info.addresses, place->addresses, MLFAB__ADDRESSES_MAX);
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
                                            room - node->welcome_bytes, &info);
     if (n == 0) return MLFAB_ERR_LIMIT;
@@ -10697,8 +11272,28 @@ static void bootstrap_list_missing(mlfab_node *node) {
   }
 }
 
+/* Where the process is that has joined as a server, or as a voter. */
+static void bootstrap_place(mlfab_node *node, uint32_t id) {
+  const mlfab__peer *peer = &node->peers[id];
+  mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
+  if (!peer->joined) return;
+  place->vacant = 0;
+  place->late = peer->late;
+  memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
+         MLFAB__ADDRESSES_MAX);
+  place->hand = peer->hand;
+  place->incarnation = peer->incarnation;
+  place->nonce = peer->nonce;
+}
+
 /* All nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
+  for (uint32_t s = 0; s < mlfab__node_places(node); s++)
+    bootstrap_place(node, mlfab__node_of_server(node, s));
+  for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
+  node->fresh = 1;
+  node->standby = 0;
+  node->fabric = node->nonce;
   int code = bootstrap_make_welcome(node);
   if (code) {
     mlfab__node_fail(node, code, MLFAB_NO_RANK, 0, "server 0: no room for the list of servers");
@@ -10712,18 +11307,6 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   mlfab__caller_await(node);
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
-    mlfab__place *place = &node->places[s];
-    if (!peer->joined) continue;
-    place->vacant = 0;
-    place->late = peer->late;
-    memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
-           MLFAB__ADDRESSES_MAX);
-    place->hand = peer->hand;
-    place->incarnation = peer->incarnation;
-    place->nonce = peer->nonce;
-  }
   mlfab__server_link_known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
@@ -10774,6 +11357,11 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              (int)join->rank, join->founders, join->workers, node->founders, c->workers);
     return MLFAB_ERR_WORLD;
   }
+  if (join->replicas != c->replicas) {
+    snprintf(text, room, "the configurations differ: replicas is %u at %d, %u at server 0",
+             join->replicas, (int)join->rank, c->replicas);
+    return MLFAB_ERR_WORLD;
+  }
   if (join->servers != c->servers || join->dedicated != c->dedicated) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
@@ -10791,12 +11379,14 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
   if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
-      (own && c->scheduler != MLFAB_SCHEDULER_OWN)) {
+      (own && c->scheduler != MLFAB_SCHEDULER_OWN) ||
+      (join->roles == MLFAB_ROLE_REPLICA && !c->replicas)) {
     snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
              c->workers, c->servers);
     return MLFAB_ERR_RANK_RANGE;
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
+  if (join->roles == MLFAB_ROLE_REPLICA) *id_p += c->servers;
   if (own) *id_p = node->nodes - 1;
   if (*id_p == node->id) {
     snprintf(text, room, "this rank is server 0's own process");
@@ -10837,6 +11427,8 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
     return 1;
+  /* The other voters of its server judge whether the former process lives (caller.c). */
+  if (node->config.replicas && bootstrap_is_dedicated(node, id)) return 1;
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
@@ -10936,6 +11528,7 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
   told.servers = c->servers;
   told.founding = node->founding;
   told.dedicated = c->dedicated;
+  told.replicas = c->replicas;
   told.scheduler = c->scheduler;
   told.kernels = c->kernels;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
@@ -11004,6 +11597,13 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     mlfab__node_refuse(node, link, code, join.rank, text);
     return;
   }
+  /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
+   * lives, the other voters know (bootstrap_vacant). */
+  if (node->served_ns && node->now_ns - node->served_ns < 5 * node->config.heartbeat_ns &&
+      !bootstrap_is_dedicated(node, id)) {
+    mlfab__copy_turn_away(node, link, "this copy of server 0 has just begun to serve");
+    return;
+  }
   const mlfab__link *before = &node->links[link];
   if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
@@ -11020,13 +11620,18 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int again = peer->joined && peer->nonce == join.nonce;
   uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
+  if (server != MLFAB__NO_NODE) server %= node->config.servers;
   int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
-  int comes = server != MLFAB__NO_NODE && !again && !begins && !mlfab__growth_counts(node, server);
+  int comes = server != MLFAB__NO_NODE && !node->config.replicas && !again && !begins &&
+              !mlfab__growth_counts(node, server);
   if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
   if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
-  if (!again) peer->incarnation = ++node->incarnations;
+  if (!again) {
+    peer->incarnation = ++node->incarnations;
+    peer->fresh = 0;
+  }
   peer->joined = 1;
   peer->offered_ns = 0;
   peer->hand = join.hand != 0;
@@ -11038,14 +11643,14 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
   if (comes) bootstrap_server_came(node, server);
+  mlfab__touched(node->peers_touch, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     if (bootstrap_make_welcome(node)) {
       mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
                          "server 0: no room for the list of servers");
       return;
     }
-    node->links[link].welcome = 2;
-    mlfab__node_ready_link(node, link);
+    mlfab__peers_welcome(node, id);
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
@@ -11082,11 +11687,24 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 
 /* --- a joining node --- */
 
+/* Calls server 0, or its replica in turns with it, if the configuration says where that is. */
+static void bootstrap_call(mlfab_node *node) {
+  const char *address = node->config.coordinator, *other = strchr(address, ',');
+  size_t bytes = other ? (size_t)(other - address) : strlen(address);
+  if (other && node->join_other) {
+    address = other + 1;
+    bytes = strlen(address);
+  }
+  snprintf(node->join_address, sizeof node->join_address, "%.*s", (int)bytes, address);
+  node->join_other ^= 1;
+  node->join_connecting = 1;
+  mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   node->phase = MLFAB__BOOTSTRAP_JOINING;
-  if (!node->is_coordinator) {
-    node->join_connecting = 1;
-    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  if (!node->meets) {
+    bootstrap_call(node);
     return;
   }
   mlfab__peer *self = &node->peers[node->id];
@@ -11108,6 +11726,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.servers = node->config.servers;
   join.founding = node->founding;
   join.dedicated = node->config.dedicated;
+  join.replicas = node->config.replicas;
   join.scheduler = node->config.scheduler;
   join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
@@ -11140,12 +11759,21 @@ static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_i
     mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
     return;
   }
-  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,  in.founding,
-                                       in.servers, in.dedicated, in.scheduler};
+  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,   in.founding,
+                                       in.servers, in.dedicated, in.scheduler, in.replicas};
   node->phase = MLFAB__BOOTSTRAP_READY;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
+}
+
+/* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
+static void bootstrap_place_self(mlfab_node *node) {
+  if (node->voter == MLFAB__NO_NODE || MLFAB__PLANTED(235)) return;
+  mlfab__place *place = &node->places[node->voter];
+  place->incarnation = node->incarnation;
+  place->nonce = node->nonce;
+  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
 }
 
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -11160,7 +11788,8 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__member_info info;
     uint32_t n = mlfab__decode_member_info(at, left, &info);
     uint32_t first = mlfab__node_of_server(node, 0);
-    if (n == 0 || info.node < first || info.node - first >= node->config.servers) {
+    uint32_t places = mlfab__node_places(node);
+    if (n == 0 || info.node < first || info.node - first >= places) {
       mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
       return;
     }
@@ -11176,6 +11805,10 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   }
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
+  node->fresh = welcome.fresh != 0;
+  node->fabric = welcome.fabric;
+  bootstrap_place_self(node);
+  if (node->fresh && !node->is_replica) node->standby = 0;
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
@@ -11195,6 +11828,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
+  } else if (frame->type == MLFAB__JOIN && node->standby &&
+             !(node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) {
+    mlfab__copy_turn_away(node, link, node->standby_why);
   } else if (frame->type == MLFAB__JOIN) {
     bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
@@ -11236,7 +11872,7 @@ static void bootstrap_timeout(mlfab_node *node) {
   mlfab__duration(waited, node->now_ns - node->opened_ns);
   int32_t rank = 0;
   int is_server = 1;
-  if (node->is_coordinator && node->phase == MLFAB__BOOTSTRAP_JOINING) {
+  if (node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     uint32_t id = 0;
     bootstrap_list_missing(node);
     while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
@@ -11274,15 +11910,104 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     return;
   }
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (node->is_coordinator) {
+  if (node->meets) {
     if (node->now_ns < node->missing_ns) return;
     node->missing_ns = node->now_ns + mlfab__node_beat(node);
     bootstrap_tell_missing(node);
   } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
              node->now_ns >= node->join_retry_ns) {
-    node->join_connecting = 1;
-    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+    bootstrap_call(node);
   }
+}
+
+/* ==============================================================================================
+ * core/node/peers.c
+ * ============================================================================================== */
+/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers and Copies.
+ *
+ * A record of each node: whether it has joined, with which incarnation and nonce; and of a worker whether it has greeted,
+ * is dead or has left. Left out: addresses (a worker tells them with its HELLO), links and times.
+ *
+ * Invariants. (1) A node is told its incarnation (WELCOME) only when the other copy knows it: so a copy of server 0 that
+ * takes over admits every process that was welcomed, refuses those that were replaced, and issues no incarnation twice.
+ * (2) What roles were told of a worker (greeted, gone) is at the same mark as what they have made of it. */
+
+/* WELCOME to the process that has this number now, if it still waits. */
+static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, uint32_t bytes) {
+  mlfab_node *node = self;
+  const mlfab__peer *peer = &node->peers[id];
+  (void)type;
+  (void)bytes;
+  if (peer->link == MLFAB__NO_LINK || wire_get32(meta) != peer->incarnation) return;
+  node->links[peer->link].welcome = 2;
+  mlfab__node_ready_link(node, peer->link);
+}
+
+/* There is no room for what waits: the process has to call again. */
+static void peers_drop(void *self, uint32_t id, int code, const char *text) {
+  mlfab_node *node = self;
+  if (node->peers[id].link != MLFAB__NO_LINK)
+    mlfab__node_drop(node, node->peers[id].link, code, text);
+}
+
+static uint32_t peers_encode(const void *self, uint32_t id, uint8_t *bytes) {
+  const mlfab_node *node = self;
+  const mlfab__peer *peer = &node->peers[id];
+  mlfab__peer_state state = {.joined = peer->joined,
+                             .fresh = peer->fresh,
+                             .hand = peer->hand,
+                             .incarnation = peer->incarnation,
+                             .nonce = peer->nonce};
+  if (id < node->config.workers) {
+    const mlfab__caller *caller = &node->callers[id];
+    state.seen = caller->incarnation;
+    state.hand_seen = caller->hand;
+    state.dead = caller->dead;
+    state.left = caller->left;
+  }
+  return mlfab__encode_peer_state(bytes, &state);
+}
+
+static int peers_decode(void *self, uint32_t id, const uint8_t *bytes, uint32_t n, int apply) {
+  mlfab_node *node = self;
+  mlfab__peer *peer = &node->peers[id];
+  mlfab__peer_state in;
+  if (mlfab__decode_peer_state(bytes, n, &in)) return MLFAB_ERR_FRAME;
+  if (!apply) return 0;
+  node->peers_known = 1;
+  if (in.incarnation > node->incarnations) node->incarnations = in.incarnation;
+  peer->joined = in.joined != 0;
+  peer->fresh = in.fresh != 0;
+  peer->hand = in.hand != 0;
+  peer->incarnation = in.incarnation;
+  peer->nonce = in.nonce;
+  peer->offered_ns = 0;
+  if (id >= node->config.workers) return 0;
+  mlfab__caller *caller = &node->callers[id];
+  caller->incarnation = in.seen;
+  caller->hand = in.hand_seen != 0;
+  caller->dead = in.dead != 0;
+  caller->left = in.left != 0;
+  caller->lost_ns = 0;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node) {
+  node->joiners = (mlfab__port){.self = node, .post = peers_post, .drop = peers_drop};
+  if (!node->is_coordinator) return;
+  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "peers",
+                                               .self = node,
+                                               .records = node->nodes,
+                                               .encode = peers_encode,
+                                               .decode = peers_decode,
+                                               .port = &node->joiners,
+                                               .touch = &node->peers_touch});
+}
+
+MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id) {
+  uint8_t meta[4];
+  wire_put32(meta, node->peers[id].incarnation);
+  node->joiners.post(node->joiners.self, id, MLFAB__WELCOME, meta, sizeof meta);
 }
 
 /* ==============================================================================================
@@ -11302,8 +12027,14 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   char why[96], silent[24];
   snprintf(why, sizeof why, "silent for %s%s",
            mlfab__duration(silent, node->now_ns - link->heard_ns), what);
-  link->silent = 1;
+  link->ended = MLFAB__ENDED_SILENT;
   mlfab__node_hang_up(node, index, why);
+}
+
+/* How long the peer may be silent while its system answers. Another copy may serve in its place. */
+static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link) {
+  int votes = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN;
+  return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
 }
 
 /* The transport's answer for a link that is suspect: node.h has the states and limits. */
@@ -11316,7 +12047,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
     alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand &&
              !MLFAB__PLANTED(75)) {
     alive_hang_up(node, index, "");
   }
@@ -11564,8 +12295,12 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
   uint64_t eager_bytes, eager_used;
-  uint32_t small;  /* mergeable updates announced and not decided */
+  /* Mergeable updates announced and not decided: that ask for no more than APPLIED, and DURABLE ones, which may wait
+   * long for a replica. */
+  uint32_t small[2];
   uint64_t round;  /* progress of the first update undecided here: see push.c */
+  uint64_t taken;  /* updates (members) that this worker knows to be applied there */
+  uint32_t term;   /* of the copy that answers: see ../node/node.h, Copies */
   uint32_t epoch;  /* of its layout, from its answer; 0: not told yet */
   uint8_t stopped; /* it has answered STOP */
   /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
@@ -11640,7 +12375,6 @@ struct mlfab__worker {
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
-  uint32_t founding;           /* servers that the fabric begins with */
   mlfab__tensor_info *tensors; /* as added */
   uint32_t ntensors, tensor_room;
   uint8_t *table; /* encoded for DEFINE */
@@ -11649,10 +12383,10 @@ struct mlfab__worker {
   int stands;   /* every server has the model */
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
+  int enters;                          /* it has the model, and asks the servers to count it */
   int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
-  int enters;          /* it has the model, and asks the servers to count it */
   mlfab_buf *model_bufs;
   uint32_t nmodel_bufs;
   mlfab__stream *streams;
@@ -11661,7 +12395,8 @@ struct mlfab__worker {
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   mlfab__sync_change change;
-  uint32_t epoch; /* of the layout */
+  uint32_t founding; /* servers that the fabric begins with */
+  uint32_t epoch;    /* of the layout */
   mlfab__pause pause;
   mlfab__resize resize;
   mlfab__cache cache;
@@ -13043,15 +13778,25 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   worker->due = 1;
 }
 
+static uint32_t push_asks_durable(const mlfab__outgoing *update) {
+  return (update->flags & MLFAB__PUSH_DURABLE) != 0;
+}
+
+/* How many mergeable updates like this one are announced and not decided. */
+static uint32_t *push_under_way(mlfab__stream *stream, const mlfab__outgoing *update) {
+  return &stream->small[push_asks_durable(update)];
+}
+
 static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
                         uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
   if (part->state == MLFAB__PART_ANNOUNCED) {
     stream->eager_used -= part->eager;
-    if (update->mergeable) stream->small--;
+    if (update->mergeable) --*push_under_way(stream, update);
   }
   part->state = MLFAB__PART_DECIDED;
+  if (code == 0) stream->taken += update->members;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
@@ -13159,7 +13904,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED && !MLFAB__PLANTED(5)) {
-      if (update->mergeable) stream->small--;
+      if (update->mergeable) --*push_under_way(stream, update);
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
@@ -13191,7 +13936,8 @@ MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, u
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable) worker->streams[server].small--;
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
+      --*push_under_way(&worker->streams[server], update);
     if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
     if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
       part->state = MLFAB__PART_NONE;
@@ -13392,6 +14138,9 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   }
   if (options->flags & ~(uint32_t)MLFAB_PUSH_MORE)
     code = MLFAB_ERR_ARGUMENT, text = "unknown flags";
+  if (options->ack > MLFAB_ACK_DURABLE) code = MLFAB_ERR_ARGUMENT, text = "ack is no MLFAB_ACK_*";
+  if (options->ack == MLFAB_ACK_DURABLE && !worker->config->replicas)
+    code = MLFAB_ERR_UNSUPPORTED, text = "ack = MLFAB_ACK_DURABLE needs servers with replicas";
   for (uint32_t i = 0; i < worker->layout.ntensors && !code; i++) {
     if (worker->layout.tensors[i].dtype != MLFAB_I64) continue;
     if (!(scale >= -9007199254740992.0 && scale <= 9007199254740992.0) ||
@@ -13467,6 +14216,11 @@ static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   return push_filtered(worker, &source, 1);
 }
 
+/* Is a push done only when the replicas have it? */
+static int push_is_durable(const mlfab__worker *worker, const mlfab_push_options *options) {
+  return (options->ack ? options->ack : worker->config->ack) == MLFAB_ACK_DURABLE;
+}
+
 /* Adds a small update to the last waiting one, if they can be merged. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                    const mlfab_push_options *options) {
@@ -13482,6 +14236,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
       options->scale > update->scale) {
     return NULL;
   }
+  if (push_is_durable(worker, options) != ((update->flags & MLFAB__PUSH_DURABLE) != 0)) return NULL;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     if (state != MLFAB__PART_NONE && state != MLFAB__PART_QUEUED) return NULL;
@@ -13584,7 +14339,8 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
-                      !(worker->define.options.weight_decay > 0.0) && !update->flags &&
+                      !(worker->define.options.weight_decay > 0.0) &&
+                      !(update->flags & ~(uint32_t)MLFAB__PUSH_DURABLE) &&
                       worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   return code;
 }
@@ -13694,6 +14450,7 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   uint32_t flags = options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0;
+  if (push_is_durable(worker, &options)) flags |= MLFAB__PUSH_DURABLE;
   if (!update) update = push_new(worker, what, &options, flags, now_ns, &code, error);
   if (code) return code;
   worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
@@ -13732,8 +14489,8 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
-  if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
-      update->members < worker->config->merge_max) {
+  if (update->mergeable && stream->small[push_asks_durable(update)] >= 1 &&
+      i + 1 == worker->norder && update->members < worker->config->merge_max) {
     return 0;
   }
   /* An update that fits the credit goes whole, when the credit is free, which is soon. A planned one uses
@@ -13879,7 +14636,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
     part->eager = (uint32_t)frame->note[1];
     part->granted = part->eager;
     stream->eager_used += part->eager;
-    if (update->mergeable) stream->small++;
+    if (update->mergeable) ++*push_under_way(stream, update);
   }
   part->sent += frame->bulk_bytes;
   update->codec->advance(worker, update, server, part, frame->bulk_bytes);
@@ -13995,7 +14752,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
   request->blame.in_doubt = announced != 0;
-  mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s", by,
+  mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s%s", by,
+                       push_asks_durable(update) ? ", and its replica to have it" : "",
                        announced ? "; it is not known yet whether it was" : "; it was not sent");
   mlfab__request_expire(worker->requests, request, code, now_ns);
   if (!shared) push_settle(worker, update, now_ns);
@@ -14005,7 +14763,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) push_recall(worker, push_slot(worker, i));
   worker->norder = 0;
-  for (uint32_t s = 0; worker->streams && s < worker->servers; s++) worker->streams[s].small = 0;
+  for (uint32_t s = 0; worker->streams && s < worker->servers; s++)
+    memset(worker->streams[s].small, 0, sizeof worker->streams[s].small);
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);
@@ -14769,6 +15528,25 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
   worker->due = 1;
 }
 
+/* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
+ * this worker's progress, so no round waits for them. */
+static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (ack->term > stream->term && stream->taken > ack->taken && !MLFAB__PLANTED(221)) {
+    char text[MLFAB__TEXT_MAX];
+    uint64_t lost = stream->taken - ack->taken;
+    worker->stats->updates_lost += lost;
+    snprintf(text, sizeof text, "%llu updates of worker %u were lost with a server",
+             (unsigned long long)lost, worker->rank);
+    worker->port.event(worker->port.self, MLFAB_EVENT_UPDATES_LOST, (int32_t)server, 1, 0, 0, text);
+    stream->taken = ack->taken;
+  }
+  if (ack->term <= stream->term) return;
+  stream->term = ack->term;
+  /* The former copy may have made commits that this one has not. */
+  if (!MLFAB__PLANTED(222)) stream->cache_epoch = 0;
+}
+
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top) {
   return top > worker->streams[server].announced;
@@ -14801,7 +15579,10 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
+  int another =
+      ack->term > stream->term; /* a copy that may not know what the former one has confirmed */
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
+  worker_count_lost(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
@@ -14811,7 +15592,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   worker_enter(worker, server);
   if (worker->enters) worker->due = 1; /* its answer may have been lost */
   mlfab__pull_again(worker, server);
-  if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
+  if (stream->done_told && (!stream->done_acked || another)) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);
   if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
   worker->port.ready(worker->port.self, server);
@@ -15337,6 +16118,7 @@ typedef struct mlfab__server_pull {
   double draw;        /* random number for probabilistic models */
   uint64_t tag;       /* its tag in the clocks' buffers */
   int held;           /* mlfab__pull_held */
+  int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
   uint64_t place;     /* its order among the pulls placed by plans; 0: not placed */
@@ -15395,7 +16177,10 @@ typedef struct mlfab__clock {
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
   double round_scale;                   /* weight of the sum: scale of its first member, or 1 */
   uint64_t refused_round;               /* last round refused by a callback, plus one */
-  int flush; /* the open round is applied as it is; v_train does not move */
+  int flush;         /* the open round is applied as it is; v_train does not move */
+  double squares;    /* |sum|^2 of the open round, ... */
+  int part;          /* some slice has no sum, ... */
+  uint32_t measured; /* ... when it had this many updates */
   /* Number of live workers with progress >= arrived_at; valid while arrived_at is v_train + 1. */
   uint32_t arrived;
   uint64_t arrived_at;
@@ -15487,6 +16272,35 @@ typedef struct mlfab__server_save {
   uint64_t restored, restored_version; /* the checkpoint that the model began as, or 0 */
 } mlfab__server_save;
 
+/* A commit that is to be applied: the sum of the squares of what is added, before it is multiplied by `scale`, and at
+ * least the number of its elements. */
+typedef struct mlfab__commit {
+  double squares, scale;
+  uint64_t elements;
+  int part; /* it leaves some slices as they are */
+} mlfab__commit;
+
+/* What pulls may read: nothing; the slices that they had pinned before the last commit; the model as it is. */
+enum mlfab__shows { MLFAB__SHOWS_NOTHING, MLFAB__SHOWS_PINNED, MLFAB__SHOWS_ALL };
+
+/* What a server with a replica may do, if a keeper is attached (core/replica/keeper.c). Without one it may do all. */
+typedef struct mlfab__server_keeper {
+  void (*free)(mlfab__server *server);
+  void (*model)(mlfab__server *server); /* there is a new model */
+  void (*stop)(mlfab__server *server);  /* it is about to be freed */
+  /* What of such a model cannot be kept close to a replica's, or NULL. */
+  const char *(*refuses)(const mlfab__server *server, const mlfab_model_options *options);
+  /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
+  int (*may)(mlfab__server *server, const mlfab__commit *commit);
+  void (*committed)(mlfab__server *server, const mlfab__commit *commit);
+  /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
+  int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
+  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__serve_offer. */
+  enum mlfab__shows (*shows)(const mlfab__server *server);
+  /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
+  const mlfab__window *(*window)(mlfab__server *server, uint32_t worker);
+} mlfab__server_keeper;
+
 /* The order and the routes of large transfers, if a policy is attached (core/sched/client.c). Without one,
  * the server takes updates in as they come, and answers pulls when their condition holds. Only the policy
  * assigns groups, places and spreads. */
@@ -15552,7 +16366,8 @@ typedef struct mlfab__server_apply {
   mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   uint64_t stage_bytes;
   mlfab__meter meter; /* measures the in-link */
-  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
+  /* HELD: all bytes of the head are in `next`, and the keeper does not let it be applied yet; it can be withdrawn. */
+  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_HELD, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
   uint32_t clock, slice, position; /* of a round */
   int code;
   uint8_t *scratch; /* one block, for callbacks: the sum, beside the weights */
@@ -15620,6 +16435,7 @@ struct mlfab__server {
   mlfab__clock_tally tally;
   uint32_t ngates; /* clocks at or above this index are unused */
   int significant; /* a consistency model uses |g| / |w| */
+  int measures;    /* norms of updates are taken: for such a model, or for the keeper */
   int untidy;      /* two clocks have the same model */
   struct mlfab__change_wait {
     uint32_t worker;
@@ -15630,6 +16446,10 @@ struct mlfab__server {
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
   mlfab__server_save save;
+  const mlfab__server_keeper *keeper; /* or NULL */
+  struct mlfab__keeper *keeping;      /* its state */
+  uint32_t term;                      /* as in HELLO_ACK */
+  int asleep; /* a copy that does not serve: nothing is decided or applied by itself */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
@@ -15644,10 +16464,13 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
 
-/* A model that is to be restored. build: the model of worker 0's definition, divided into `cut` slices; it does not stand
- * yet. Errors: of the definition, with a text; then call refuse. restored: it stands; the caller has loaded slices and
+/* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
+ * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
+ * with a text; then call refuse or unbuild. unbuild: there is no model. restored: it stands; the caller has loaded slices and
  * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
-MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
+                                        const uint8_t *table, uint32_t cut, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
@@ -15672,6 +16495,9 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 /* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns);
+/* A copy does not serve any more: finishes what is being applied, forgets updates and pulls of all workers, and decides
+ * nothing until `asleep` is 0 again. */
+MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns);
 /* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. */
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
@@ -15754,6 +16580,11 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 /* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
+/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
+ * FluentPS. */
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
+/* The commit that the open round of a clock will be, for the keeper. */
+MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock);
 /* v_train of a clock moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
@@ -15795,10 +16626,19 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
                                               const mlfab__reshard_server_clock *in,
                                               const uint32_t *words);
 
+/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
+ * that are here. There are no delayed pulls. */
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
+                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
+                                         const uint32_t *words);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
                                              int ghost);
+/* What this worker is told of its decided updates when it has lost answers. */
+static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
+  return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
+}
 /* Sends a HELLO_ACK that answers no HELLO. */
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
 
@@ -15884,6 +16724,8 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server 
                                                             mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data);
+/* HELD: applies the head if the keeper lets it now. Returns 0 while it is held. */
+MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server);
 /* Continues to apply the head, at most `budget` bytes. Returns 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget);
 /* Lets the next update send when the updates before it leave the in-link idle. */
@@ -15930,6 +16772,12 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
          pull->spread == 0;
 }
+/* What pulls may read now. */
+static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
+  return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
+}
+/* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
@@ -15973,7 +16821,9 @@ MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_
 }
 
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
-  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next)
+  /* While a commit is hidden, pulls have nothing but what they have pinned. */
+  int keeps = mlfab__server_shows(server) != MLFAB__SHOWS_ALL && !MLFAB__PLANTED(232);
+  for (mlfab__server_pull *pull = server->serve.first; pull && !keeps; pull = pull->next)
     mlfab__blocks_restart(server, pull);
 }
 
@@ -16052,6 +16902,11 @@ static int clock_significant(const mlfab__server *server) {
   return 0;
 }
 
+static void clock_measure(mlfab__server *server) {
+  server->significant = clock_significant(server);
+  server->measures = server->significant || server->keeper;
+}
+
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync) {
   mlfab__clock *clock = &server->clocks[0];
   mlfab__clock_free(server);
@@ -16060,7 +16915,7 @@ MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync 
   mlfab__sync_complete(&clock->sync);
   clock->tuner.threshold = (uint64_t)clock->sync.staleness;
   server->ngates = 1;
-  server->significant = clock_significant(server);
+  clock_measure(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
@@ -16458,6 +17313,62 @@ static void clock_close(mlfab__server *server, uint32_t clock) {
   server->apply.position = 0;
 }
 
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock) {
+  uint32_t n = clock->contributors;
+  if (!server->options.mean) return 1.0;
+  if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
+    mlfab_sync_state state;
+    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    if (state.members > n) n = state.members;
+  }
+  return 1.0 / (n > 0 ? n : 1);
+}
+
+/* The sum of the squares of a slice's sum; whether it has one. */
+static double clock_squares(const mlfab__store *store, const mlfab__shard_slice *s, int *summed_p) {
+  double squares = 0.0;
+  for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, end - at, &piece);
+    at += piece.bytes;
+    uint32_t block = store->sum[piece.position];
+    if (block == MLFAB__NO_BLOCK) continue;
+    *summed_p = 1;
+    squares += mlfab__kernel_norm2(piece.dtype, store->blocks[block].data + piece.at, piece.count);
+  }
+  return squares;
+}
+
+MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock) {
+  const mlfab__store *store = &server->store;
+  mlfab__clock *round = &server->clocks[clock];
+  double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
+  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
+  int measures = round->measured != round->round_members && !store->ghost;
+  if (measures) round->squares = 0.0, round->part = 0;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    int summed = 0;
+    commit.part |= s->clock != clock;
+    if (s->clock != clock) continue;
+    commit.elements += s->bytes;
+    if (!measures) continue;
+    round->squares += clock_squares(store, s, &summed);
+    round->part |= !summed && !MLFAB__PLANTED(211); /* such a slice takes no step */
+  }
+  round->measured = round->round_members;
+  commit.squares = round->squares;
+  commit.part |= round->part;
+  return commit;
+}
+
+/* Does the keeper not let the open round be applied yet? It stays due. */
+static int clock_held(mlfab__server *server, uint32_t clock) {
+  if (!server->keeper) return 0;
+  const mlfab__commit commit = mlfab__clock_commit(server, clock);
+  return !server->keeper->may(server, &commit);
+}
+
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
   int moved = 0;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
@@ -16470,6 +17381,7 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
       clock->due = clock_complete(server, clock);
       if (!clock->due) break;
       if (mlfab__sync_rounds(clock->sync.kind) && clock->round_members > 0) {
+        if (clock_held(server, g)) break;
         clock_close(server, g);
         return 1;
       }
@@ -16747,16 +17659,13 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   clock->refused_round = v_train == in->v_train ? in->refused_round : 0;
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  server->significant = clock_significant(server);
+  clock_measure(server);
   server->untidy = 1;
   return g;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words) {
-  if (!first) return mlfab__clock_adopt(server, in, words);
-  mlfab__clock *clock = &server->clocks[0];
+/* Takes over a whole state. */
+static void clock_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
   clock->sync = in->consistency;
   clock->sync.size = sizeof clock->sync;
   clock->v_train = in->v_train;
@@ -16765,10 +17674,36 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
   clock->round_members = in->members;
   clock->round_scale = in->scale;
   clock->refused_round = in->refused_round;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words) {
+  if (!first) return mlfab__clock_adopt(server, in, words);
+  clock_take(&server->clocks[0], in);
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
   server->significant = clock_significant(server);
   return 0;
+}
+
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
+                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
+                                         const uint32_t *words) {
+  uint32_t nwords = (server->workers + 31) / 32;
+  mlfab__clock_free(server);
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
+  for (uint32_t i = 0; i < n; i++, words += nwords) {
+    uint32_t g = clocks[i].clock;
+    server->clocks[g].used = 1;
+    clock_take(&server->clocks[g], &clocks[i]);
+    if (g >= server->ngates) server->ngates = g + 1;
+    for (uint32_t w = 0; w < server->workers; w++)
+      server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
+  }
+  server->significant = clock_significant(server);
+  server->untidy = n > 1;
+  mlfab__clock_members(server);
 }
 
 /* Must an open round be applied first, because slices leave it? */
@@ -16799,7 +17734,7 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
     mlfab__store_change(&server->store, i);
   }
   mlfab__clock_tidy(server);
-  server->significant = clock_significant(server);
+  clock_measure(server);
   mlfab__clock_members(server);
   server->serve.changed = 1;
   return 0;
@@ -16811,6 +17746,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
     uint32_t worker = server->changes[0].worker;
     for (uint32_t g = 0; g < server->ngates; g++) {
       if (!clock_must_flush(server, g, &change)) continue;
+      if (clock_held(server, g)) return 0;
       server->clocks[g].flush = 1;
       clock_close(server, g);
       return 1;
@@ -17119,6 +18055,7 @@ MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
   }
   server->apply.head = NULL;
+  if (server->apply.applying == MLFAB__APPLY_HELD) server->apply.applying = MLFAB__APPLY_NONE;
 }
 
 /* Removes the update from the queue and releases its arena, its stage and its `next` blocks. */
@@ -17215,7 +18152,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int finite = mlfab__kernel_add_by(server->config->kernels, piece.dtype, dst, from, data,
                                         weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
-      if (server->significant)
+      if (server->measures)
         update->norm2 +=
             mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
       /* the sender changed it meanwhile */
@@ -17261,7 +18198,7 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant)
+    if (server->measures)
       update->norm2 +=
           mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
   }
@@ -17369,10 +18306,11 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
   return 0;
 }
 
-static void apply_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
-                      int code, uint64_t version, uint64_t delay) {
+static void apply_ack(mlfab__server *server, uint32_t worker, const mlfab__push *push, int code,
+                      uint64_t version, uint64_t delay, uint64_t pushed) {
   const mlfab__server_peer *peer = &server->peers[worker];
-  mlfab__push_ack ack = {seq, members, peer->generation, code, version, delay, peer->pushed};
+  mlfab__push_ack ack = {push->seq, push->members, peer->generation, code, version, delay, pushed};
+  if (server->keeper && server->keeper->defers(server, worker, push->flags, &ack)) return;
   MLFAB__POST(&server->port, worker, MLFAB__PUSH_ACK, push_ack, &ack);
 }
 
@@ -17384,7 +18322,10 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
              : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                        : MLFAB_ERR_WITHDRAWN;
   server->stats->updates_repeated += push->members;
-  apply_ack(server, worker, push->seq, push->members, code, 0, 0);
+  /* Later ones may be decided, too, which the worker will be told by their own answers. */
+  uint64_t then = push->progress + !(push->flags & MLFAB__PUSH_MORE);
+  if (MLFAB__PLANTED(225)) then = UINT64_MAX;
+  apply_ack(server, worker, push, code, 0, 0, mlfab__min(then, server->peers[worker].pushed));
 }
 
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
@@ -17405,7 +18346,7 @@ MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming 
     server->port.event(server->port.self, MLFAB_EVENT_REFUSED_UPDATE, (int32_t)worker, 0,
                        server->peers[worker].incarnation, code, mlfab_error_text(code));
   }
-  apply_ack(server, worker, push->seq, push->members, code, version, delay);
+  apply_ack(server, worker, push, code, version, delay, server->peers[worker].pushed);
   apply_remove(server, update);
 }
 
@@ -17468,13 +18409,26 @@ static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *upda
   }
 }
 
+/* All of its bytes here: also those of slices with rounds. */
+static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update,
+                                     uint32_t sums) {
+  uint64_t bytes = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) bytes += update->segments[k].bytes;
+  return (mlfab__commit){update->norm2, apply_scale(server, update), bytes,
+                         sums != 0 || bytes < server->store.bytes};
+}
+
 /* An update, or all members of a group, are in the model or in their rounds' sums: one commit; versions
  * move where they were applied. */
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
   int commit = 1;
-  if (at_once) server->stats->commits++;
+  if (at_once) {
+    server->stats->commits++;
+    const mlfab__commit applied = apply_commit_of(server, update, sums);
+    if (server->keeper) server->keeper->committed(server, &applied);
+  }
   apply_open_rounds(server, update, sums);
   if (group) server->policy->end(server, update, 1);
   for (mlfab__incoming *next; update; update = next) {
@@ -17486,12 +18440,8 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   }
 }
 
-/* All bytes of the head are in `next`. */
-static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
-  if (update->codec->complete(server, update)) {
-    apply_refuse(server, update, MLFAB_ERR_MEMORY);
-    return;
-  }
+/* All bytes of the head are in `next`, and it may be applied. */
+static void apply_admitted(mlfab__server *server, mlfab__incoming *update) {
   if (mlfab__apply_steps(server, update)) {
     server->apply.applying = MLFAB__APPLY_UPDATE;
     server->apply.code = 0;
@@ -17509,6 +18459,28 @@ static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
   server->phase = MLFAB__MODEL_STANDS;
   server->first_weights_incarnation = server->peers[0].incarnation;
   server->greets = 1;
+}
+
+MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server) {
+  mlfab__incoming *update = server->apply.head;
+  uint32_t sums;
+  int at_once = apply_clocks(server, update, &sums) != 0;
+  int asks = server->keeper && at_once && !(update->push.flags & MLFAB__PUSH_INIT);
+  const mlfab__commit commit = apply_commit_of(server, update, sums);
+  server->apply.applying = MLFAB__APPLY_HELD;
+  if (asks && !server->keeper->may(server, &commit)) return 0;
+  server->apply.applying = MLFAB__APPLY_NONE;
+  apply_admitted(server, update);
+  return 1;
+}
+
+/* All bytes of the head are in `next`. */
+static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
+  if (update->codec->complete(server, update)) {
+    apply_refuse(server, update, MLFAB_ERR_MEMORY);
+  } else {
+    mlfab__apply_held(server);
+  }
 }
 
 /* --- applying, block by block --- */
@@ -17762,7 +18734,8 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
     data = apply_staged(server, update, 0);
   update->norm2 = 0.0; /* it may have been the head before */
   int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
-              !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update;
+              !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update &&
+              !server->keeper;
   if (whole && update->codec->whole(server, update, data, &code)) {
     if (!code) {
       apply_commit(server, update);
@@ -17799,7 +18772,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
   uint32_t known = MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED |
-                   (server->sparse ? MLFAB__PUSH_PACKED : 0u);
+                   (server->sparse ? MLFAB__PUSH_PACKED : 0u) |
+                   (server->keeper ? MLFAB__PUSH_DURABLE : 0u);
   if (push->flags & ~known) return "unknown flags in a push";
   if ((push->flags & MLFAB__PUSH_PACKED) &&
       ((push->flags & MLFAB__PUSH_INIT) || server->store.ghost))
@@ -18033,7 +19007,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
     mlfab__apply_reset(server, worker);
-    const mlfab__window *window = &server->windows.windows[worker];
+    const mlfab__window *window = mlfab__server_window(server, worker);
     mlfab__resend resend;
     resend.generation = server->peers[worker].generation;
     resend.top = window->top;
@@ -18044,6 +19018,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
 }
 
 MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
+  if (server->apply.applying == MLFAB__APPLY_HELD) return MLFAB__NEVER;
   if (server->apply.applying != MLFAB__APPLY_NONE) return 0;
   if (!server->apply.head) return MLFAB__NEVER;
   uint64_t beats = server->apply.head->group ? 5 : 3;
@@ -18081,19 +19056,6 @@ static void round_info(const mlfab__server *server, const mlfab__clock *clock,
   info->server = server->number;
   info->iteration = clock->v_train;
   info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
-}
-
-/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
- * FluentPS. */
-static double round_share(mlfab__server *server, const mlfab__clock *clock) {
-  uint32_t n = clock->contributors;
-  if (!server->options.mean) return 1.0;
-  if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
-    mlfab_sync_state state;
-    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
-    if (state.members > n) n = state.members;
-  }
-  return 1.0 / (n > 0 ? n : 1);
 }
 
 /* Does the round's sum have any block of this slice? If so, the whole slice is stepped, so that no result
@@ -18163,14 +19125,20 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
 static void round_close(mlfab__server *server) {
   mlfab__clock *clock = &server->clocks[server->apply.clock];
   if (server->apply.code) clock->refused_round = clock->v_train + 1;
-  if (!server->apply.code && clock->round_members > 0) server->stats->commits++;
+  if (!server->apply.code && clock->round_members > 0) {
+    server->stats->commits++;
+    if (server->keeper) {
+      const mlfab__commit commit = mlfab__clock_commit(server, server->apply.clock);
+      server->keeper->committed(server, &commit);
+    }
+  }
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (round_of(server, i)) round_swap(server, i);
   }
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed &= ~(1u << server->apply.clock);
   server->apply.applying = MLFAB__APPLY_NONE;
-  clock->contributors = clock->round_members = 0;
+  clock->contributors = clock->round_members = clock->measured = 0;
   if (!clock->flush) mlfab__clock_step(server, clock);
   clock->flush = 0;
   server->queue.place_due = 1;
@@ -18182,7 +19150,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   const mlfab__clock *clock = &server->clocks[server->apply.clock];
   mlfab_update_info info;
   round_info(server, clock, &info);
-  double share = round_share(server, clock);
+  double share = mlfab__clock_share(server, clock);
   if (mlfab__optimizer_linear(&server->optimizer) && !server->config->on_update)
     info.scale *= share;
   int plain = !server->config->on_update && mlfab__optimizer_linear(&server->optimizer) &&
@@ -18214,6 +19182,9 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
  * the blocks of a slice, so that all of them have one version, and unpins them when the transport has taken
  * their last byte. If the reader stalls, or spare blocks run out, the server unpins a slice in the middle;
  * the pull begins the slice again, with the version of that time.
+ *
+ * With a keeper, commits may be hidden until the replica has them, one right after another. A pull then sends the slice
+ * that it has pinned before, and pins the next one between two of them (mlfab__serve_offer).
  *
  * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
  * have another node forward it (`spread`). A placed pull lends only a limited number of bytes; otherwise
@@ -18451,7 +19422,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = 0;
+  pull->waiting = pull->offered = 0;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -18566,13 +19537,30 @@ static uint32_t serve_lent(const mlfab__server *server) {
   return chunks < 2 ? 2 : chunks;
 }
 
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL || MLFAB__PLANTED(231)) return;
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (!mlfab__server_goes(pull)) continue;
+    server->port.ready(server->port.self, pull->worker);
+    pull->offered = 1;
+    if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
+    uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
+    mlfab__blocks_pin(server, pull,
+                      server->store.local[mlfab__layout_slice_at(&server->layout, at)]);
+  }
+}
+
 /* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
+  enum mlfab__shows shows = mlfab__server_shows(server);
+  if (shows == MLFAB__SHOWS_NOTHING) return NULL;
   for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
+    int pinned = p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK : p->offered;
+    if (shows == MLFAB__SHOWS_PINNED && !pinned) continue;
     if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
       pull = p;
   }
@@ -18821,6 +19809,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
 static void server_free_model(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (server->save.hooks) server->save.hooks->stop(server);
+  if (server->keeper) server->keeper->stop(server);
   server->save.cut = 0;
   server->save.restored = server->save.restored_version = 0;
   for (uint32_t w = 0; server->peers && w < server->workers; w++) {
@@ -18853,6 +19842,8 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (!env) return;
   if (server->move.hooks) server->move.hooks->free(server);
+  if (server->keeper) server->keeper->stop(server);
+  if (server->keeper) server->keeper->free(server);
   if (server->peers) {
     mlfab__apply_free(server);
     mlfab__serve_free(server);
@@ -18885,7 +19876,12 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
 
 static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
                              mlfab__hello_ack *ack) {
-  const mlfab__window *window = &server->windows.windows[worker];
+  /* 2: only the credit counts. */
+  uint64_t pushed = server->peers[worker].pushed;
+  const mlfab__window *window =
+      was_dead == 2 ? &server->windows.windows[worker] : mlfab__server_window(server, worker);
+  /* It will hear of decisions that it may not rely on yet from their answers, which also move its progress on. */
+  if (window != &server->windows.windows[worker] && !was_dead && !MLFAB__PLANTED(224)) pushed = 0;
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->move.held ? 0 : server->epoch;
@@ -18895,11 +19891,13 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
-  ack->v_train = server->peers[worker].pushed;
+  ack->v_train = pushed;
+  ack->term = server->term;
   ack->guest = server->peers[worker].guest;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
   memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
+  ack->taken = server->windows.windows[worker].taken;
 }
 
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
@@ -19040,6 +20038,10 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
                         "not supported: tags, pull_half or a change filter at server %u, which was "
                         "built without MLFAB_WITH_SPARSE",
                         server->number);
+  const char *why = server->keeper ? server->keeper->refuses(server, options) : NULL;
+  if (why)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: %s (server %u)", why, server->number);
   if (mlfab__sync_rounds(options->consistency.kind) &&
       server->schedule.delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
@@ -19081,6 +20083,8 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
                              server->config->model_max_bytes, &server->layout, error);
 }
 
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) { server_free_model(server); }
+
 /* A definition of the model. owners: of its slices, or NULL: as the options say. */
 typedef struct server_definition {
   const uint8_t *table;
@@ -19116,15 +20120,15 @@ static int server_build(mlfab__server *server, const server_definition *from, ml
   server->epoch = 1;
   if (!code && server->sparse) code = server->sparse->open(server, options->ghost != 0);
   if (code) return server_no_memory(server, code, error);
+  if (server->keeper) server->keeper->model(server);
   mlfab__clock_start(server, &options->consistency);
   server->save.cut = cut;
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error) {
-  const mlfab__define *define = &server->peers[0].define;
-  const server_definition from = {
-      server->peers[0].definition, define->tensors, cut, &define->options, NULL, 0};
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
+                                        const uint8_t *table, uint32_t cut, mlfab_error *error) {
+  const server_definition from = {table, define->tensors, cut, &define->options, NULL, 0};
   return server_build(server, &from, error);
 }
 
@@ -19155,7 +20159,8 @@ MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adop
 
 /* The model of worker 0's definition, with its first weights if it has said that they follow, else with zeros. */
 static int server_begin(mlfab__server *server, mlfab_error *error) {
-  int code = mlfab__server_build(server, 0, error);
+  const mlfab__server_peer *first = &server->peers[0];
+  int code = mlfab__server_build(server, &first->define, first->definition, 0, error);
   if (code) return code;
   if (server->policy) server->policy->told(server);
   server->phase =
@@ -19216,8 +20221,7 @@ static void server_stands(mlfab__server *server) {
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
-      server_hello_ack(server, w, 0, &ack);
-      ack.was_dead = 2; /* only the credit counts: the worker sends nothing again */
+      server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
@@ -19319,12 +20323,14 @@ static void server_look(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
   uint64_t budget = SERVER_TICK_BYTES;
   server->due = 0;
+  if (server->asleep && !MLFAB__PLANTED(216)) return;
   server_look(server);
   if (!server->move.held) {
     if (server->policy) server->policy->advance(server);
     mlfab__apply_tell_dropped(server);
   }
   for (;;) {
+    if (server->apply.applying == MLFAB__APPLY_HELD) mlfab__apply_held(server);
     if (server->apply.applying == MLFAB__APPLY_UPDATE && !mlfab__apply_go_on(server, budget))
       return;
     if (server->apply.applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
@@ -19400,8 +20406,23 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   if (server->due) mlfab__server_advance(server);
 }
 
+MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns) {
+  while (server->apply.applying == MLFAB__APPLY_UPDATE ||
+         server->apply.applying == MLFAB__APPLY_ROUND) {
+    if (server->apply.applying == MLFAB__APPLY_UPDATE)
+      mlfab__apply_go_on(server, UINT64_MAX);
+    else
+      mlfab__round_apply(server, UINT64_MAX);
+  }
+  server->asleep = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].connected) mlfab__server_lost(server, w, now_ns);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
+  if (server->asleep) return;
   mlfab__apply_tick(server);
   mlfab__server_advance(server);
   mlfab__serve_tick(server);
@@ -19410,7 +20431,7 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
-  return mlfab__apply_deadline(server);
+  return server->asleep ? MLFAB__NEVER : mlfab__apply_deadline(server);
 }
 
 /* ==============================================================================================
@@ -19587,6 +20608,23 @@ typedef struct mlfab__membership_owed {
   uint32_t counts;
 } mlfab__membership_owed;
 
+/* Records of the membership, for the other copy of server 0: what is said once, and of each worker. As in membership.h. */
+typedef struct mlfab__membership_state {
+  uint32_t phase, epoch, freezing, kept;
+  int32_t finisher, keeper;
+  uint64_t limit;
+  mlfab__membership_go go;
+  mlfab__membership_over verdict;
+} mlfab__membership_state;
+
+typedef struct mlfab__membership_worker {
+  uint32_t flags; /* bits: membership_records.c */
+  int32_t lost;
+  uint32_t over_owed, incarnation, place;
+  uint64_t calls, begun;
+  mlfab__membership_ask ask;
+} mlfab__membership_worker;
+
 /* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
  * without waiting for READY. */
 enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
@@ -19610,7 +20648,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
 #define MLFAB__COLL_PAIRS(X) \
   X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) \
   X(membership_tell) X(membership_missing) X(membership_leave) X(membership_finish) X(coll) \
-  X(coll_ack)
+  X(coll_ack) X(membership_state) X(membership_worker)
 #define MLFAB__COLL_LISTS(X) \
   X(membership_list, mlfab__membership_member) \
   X(membership_owed, uint64_t)
@@ -19644,6 +20682,14 @@ WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
 WIRE_META(coll,
   N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
 WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
+WIRE_META(membership_state,
+  N(phase) N(epoch) N(freezing) N(kept) N(finisher) N(keeper) N(limit)
+  N(go.epoch) N(go.arena) N(go.latency_ns) N(go.rate) N(go.round) N(go.objects)
+  N(verdict.epoch) N(verdict.code) N(verdict.rank) T(verdict.text))
+WIRE_META(membership_worker,
+  N(flags) N(lost) N(over_owed) N(incarnation) N(place) N(calls) N(begun)
+  N(ask.epoch) N(ask.arena_pid) N(ask.arena_fd) N(ask.arena_nonce) N(ask.arena_bytes) N(ask.host)
+  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open))
 WIRE_FIELDS(membership_member, mlfab__membership_member,
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
 WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
@@ -26455,6 +27501,9 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * (membership_ask.epoch); until then the worker is no member of another epoch. (4) Server 0 ignores what a dead worker
  * says, and frames of other epochs. (5) Memory: one entry a worker, one inquiry.
  *
+ * At a server 0 with a replica the other copy has all of it but inquiries and who was named as missing: those begin anew
+ * when that copy takes over.
+ *
  * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
  * the configuration hosts with the most bandwidth first. go.round is the largest round that a member has told.
  * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more ends as it begins,
@@ -26486,6 +27535,7 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
   int32_t missing; /* who it was told is missing */
+  uint32_t place;  /* of a member: in `order` */
   uint32_t lead;   /* the lowest rank among the members of its host */
   double rate;     /* that the host's link carries, bytes a second; 0: not known */
   /* The inquiry. */
@@ -26525,7 +27575,8 @@ typedef struct mlfab__membership {
   /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
   int32_t keeper;
   uint32_t kept;
-  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
+  uint64_t limit;      /* calls of this epoch; UINT64_MAX: not known */
+  mlfab__touch *touch; /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -26545,6 +27596,10 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint3
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns);
+/* Members, with their asks and places, are as another copy had them: makes what follows from that. */
+MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership);
+/* The membership as records: record 0, and one for each worker (membership_records.c). */
+MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *membership);
 
 #endif /* MLFAB_WITH_COLL */
 
@@ -26631,6 +27686,12 @@ static mlfab__membership_entry *membership_member(const mlfab__membership *membe
   return &membership->entries[membership->order[i]];
 }
 
+/* A worker's event changes its entry, and what is said once; other entries only where all are touched. */
+static void membership_touch(mlfab__membership *membership, uint32_t worker) {
+  mlfab__touched(membership->touch, 0);
+  mlfab__touched(membership->touch, 1 + worker);
+}
+
 /* --- what is said --- */
 
 static void membership_post(mlfab__membership *membership, uint32_t worker, uint8_t type,
@@ -26700,6 +27761,7 @@ static void membership_release(mlfab__membership_entry *entry) {
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *format, ...) {
   va_list arguments;
+  if (!MLFAB__PLANTED(162)) mlfab__touched_all(membership->touch);
   membership->verdict.epoch = membership->epoch;
   membership->verdict.code = code;
   membership->verdict.rank = rank;
@@ -26759,6 +27821,7 @@ static void membership_arrange(mlfab__membership *membership) {
       membership->order[at] = membership->order[at - 1];
     membership->order[at] = worker;
   }
+  for (uint32_t i = 0; i < membership->members; i++) membership_member(membership, i)->place = i;
 }
 
 static void membership_make_list(mlfab__membership *membership) {
@@ -26777,6 +27840,7 @@ static void membership_make_list(mlfab__membership *membership) {
 /* Ends the epoch for all workers that have asked, before it begins. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
+  mlfab__touched_all(membership->touch);
   membership->verdict = (mlfab__membership_over){membership->epoch, code, rank, {0}};
   snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -26841,6 +27905,7 @@ static void membership_form(mlfab__membership *membership) {
     asked += entry->asked && (!entry->joins || (joiners > 0 && joiners--));
   }
   if (asked == 0) return;
+  mlfab__touched_all(membership->touch);
   membership->epoch++;
   if (!membership_may_form(membership, asked)) return;
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
@@ -27140,6 +28205,7 @@ static void membership_check_moved(mlfab__membership *membership) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->moved && !entry->left) return;
   }
+  mlfab__touched_all(membership->touch);
   membership->verdict = (mlfab__membership_over){.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   membership->members = 0;
@@ -27159,6 +28225,7 @@ static void membership_check_moved(mlfab__membership *membership) {
 
 /* All members begin no more calls for now, because this rank finishes, or joins. */
 static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
+  mlfab__touched_all(membership->touch);
   membership->freezing = 1;
   membership->finisher = (int32_t)worker;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -27399,6 +28466,7 @@ static int membership_take_frame(mlfab__membership *membership, uint32_t worker,
 
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  membership_touch(membership, worker);
   int code = membership_take_frame(membership, worker, frame, now_ns);
   if (code == MLFAB_ERR_FRAME)
     membership->port.drop(
@@ -27428,6 +28496,7 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
                                              uint32_t incarnation, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
+  membership_touch(membership, worker);
   if (entry->incarnation == incarnation) {
     if (!entry->alive) entry->lost = 0;
     entry->alive = 1;
@@ -27452,6 +28521,7 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
                                             int left, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
+  membership_touch(membership, worker);
   entry->well = left != 0;
   if (left != MLFAB__NEVER_HERE)
     membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
@@ -27478,12 +28548,139 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  if (membership->kept > 0) membership_tell_kept(membership);
+  if (membership->kept > 0) {
+    mlfab__touched(membership->touch, 0);
+    membership_tell_kept(membership);
+  }
   if (membership->kept == 0 || --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);
   if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))
     membership_ask_all(membership, inquiry->pending_channel, inquiry->pending_number, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
+  membership->members = 0;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    entry->missing = MEMBERSHIP_UNTOLD;
+    if (!entry->member || membership->members == membership_room(membership)) continue;
+    uint32_t at = membership->members++;
+    for (; at > 0 && entry->place < membership_member(membership, at - 1)->place; at--)
+      membership->order[at] = membership->order[at - 1];
+    membership->order[at] = w;
+  }
+  memset(&membership->inquiry, 0, sizeof membership->inquiry);
+  if (!membership_stands(membership)) return;
+  membership_look_at_hosts(membership);
+  membership_make_list(membership);
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/membership_records.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* membership_records.c - the membership as records for the other copy of server 0. See membership.h, and
+ * ../node/mirrored.h.
+ *
+ * Left out: what follows from the rest (order, list, lead, rate: mlfab__membership_resume), and what is a courtesy
+ * (the inquiry; who was named as missing). */
+
+/* The members of an entry that are one bit in `flags`, from the lowest on. */
+/* clang-format off */
+#define RECORDS_FLAGS(X) \
+  X(alive) X(done) X(asked) X(member) X(ready) X(arena) X(left) X(finished) X(frozen) X(moved) \
+  X(well) X(joins) X(open) X(over_well)
+/* clang-format on */
+
+static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__membership *m = self;
+  if (record == 0) {
+    const mlfab__membership_state state = {.phase = m->phase,
+                                           .epoch = m->epoch,
+                                           .freezing = m->freezing,
+                                           .kept = m->kept,
+                                           .finisher = m->finisher,
+                                           .keeper = m->keeper,
+                                           .limit = m->limit,
+                                           .go = m->go,
+                                           .verdict = m->verdict};
+    return mlfab__encode_membership_state(bytes, &state);
+  }
+  const mlfab__membership_entry *entry = &m->entries[record - 1];
+  mlfab__membership_worker worker = {.lost = entry->lost,
+                                     .over_owed = entry->over_owed,
+                                     .incarnation = entry->incarnation,
+                                     .place = entry->place,
+                                     .calls = entry->calls,
+                                     .begun = entry->begun,
+                                     .ask = entry->ask};
+  uint32_t bit = 0;
+#define RECORDS_GET(name) worker.flags |= (uint32_t)(entry->name != 0) << bit++;
+  RECORDS_FLAGS(RECORDS_GET)
+#undef RECORDS_GET
+  return mlfab__encode_membership_worker(bytes, &worker);
+}
+
+/* Is it a rank, or none? */
+static int records_rank(const mlfab__membership *m, int32_t rank) {
+  return rank == MLFAB_NO_RANK || (rank >= 0 && (uint32_t)rank < m->workers);
+}
+
+static int records_decode_state(mlfab__membership *m, const uint8_t *bytes, uint32_t n, int apply) {
+  mlfab__membership_state in;
+  if (mlfab__decode_membership_state(bytes, n, &in) || in.phase > MLFAB__MEMBERSHIP_RUNNING ||
+      !records_rank(m, in.finisher) || !records_rank(m, in.keeper) ||
+      (in.freezing && in.finisher == MLFAB_NO_RANK))
+    return MLFAB_ERR_FRAME;
+  if (!apply) return 0;
+  m->phase = (enum mlfab__membership_phase)in.phase;
+  m->epoch = in.epoch;
+  m->freezing = in.freezing != 0;
+  m->kept = in.kept;
+  m->finisher = in.finisher;
+  m->keeper = in.keeper;
+  m->limit = in.limit;
+  m->go = in.go;
+  m->verdict = in.verdict;
+  return 0;
+}
+
+static int records_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
+                          int apply) {
+  mlfab__membership *m = self;
+  mlfab__membership_worker in;
+  if (record == 0) return records_decode_state(m, bytes, n, apply);
+  if (mlfab__decode_membership_worker(bytes, n, &in)) return MLFAB_ERR_FRAME;
+  if (!apply) return 0;
+  mlfab__membership_entry *entry = &m->entries[record - 1];
+  *entry = (mlfab__membership_entry){.lost = in.lost,
+                                     .over_owed = in.over_owed,
+                                     .incarnation = in.incarnation,
+                                     .place = in.place,
+                                     .calls = in.calls,
+                                     .begun = in.begun,
+                                     .ask = in.ask};
+  uint32_t bit = 0;
+#define RECORDS_SET(name) entry->name = (uint8_t)(in.flags >> bit++ & 1);
+  RECORDS_FLAGS(RECORDS_SET)
+#undef RECORDS_SET
+  return 0;
+}
+
+static void records_begin(void *self) { mlfab__membership_resume(self); }
+
+MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *membership) {
+  return (mlfab__mirrored){.name = "membership",
+                           .self = membership,
+                           .records = 1 + membership->workers,
+                           .encode = records_encode,
+                           .decode = records_decode,
+                           .begin = records_begin,
+                           .port = &membership->port,
+                           .workers = 1,
+                           .touch = &membership->touch};
 }
 #endif /* MLFAB_WITH_COLL */
 
@@ -29486,7 +30683,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
  * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
  * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
- * cancel, or by the death of server 0. */
+ * cancel, or by the death of server 0 (of both copies, if it has a replica: the numbers are at both). */
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
@@ -29499,7 +30696,8 @@ typedef struct mlfab__barrier_server {
   uint32_t workers;
   mlfab__barrier_entry *entries;
   uint64_t over;
-  int32_t missing; /* told to those who wait */
+  int32_t missing;     /* told to those who wait */
+  mlfab__touch *touch; /* a replica of server 0 has the state, too; or NULL */
 } mlfab__barrier_server;
 
 typedef struct mlfab__barrier_worker {
@@ -29580,8 +30778,15 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   server->missing = missing;
 }
 
+/* A worker's event changes its entry, and perhaps what is over. */
+static void barrier_touch(mlfab__barrier_server *server, uint32_t worker) {
+  mlfab__touched(server->touch, 0);
+  mlfab__touched(server->touch, 1 + worker);
+}
+
 static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_server *server = self;
+  barrier_touch(server, at.peer);
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   uint64_t base = server->over;
   /* One that joins in good order has no part in the barriers that others have called already. */
@@ -29593,6 +30798,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
+  barrier_touch(server, at.peer);
   server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   if (left == MLFAB__NEVER_HERE)
@@ -29604,6 +30810,7 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
   mlfab__barrier_server *server = self;
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   mlfab__barrier in;
+  barrier_touch(server, at.peer);
   if (frame->type == MLFAB__DONE) {
     entry->done = 1;
     barrier_check(server, MLFAB__NO_NODE);
@@ -29638,6 +30845,41 @@ static const mlfab__role barrier_server_row = {
     .free = barrier_server_free,
 };
 
+/* --- as records: record 0, and one for each worker --- */
+
+static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__barrier_server *server = self;
+  if (record == 0) {
+    const mlfab__barrier_state state = {server->over};
+    return mlfab__encode_barrier_state(bytes, &state);
+  }
+  const mlfab__barrier_entry *entry = &server->entries[record - 1];
+  const mlfab__barrier_worker_state state = {entry->gone, entry->done, entry->left, entry->base,
+                                             entry->asked};
+  return mlfab__encode_barrier_worker_state(bytes, &state);
+}
+
+static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
+                          int apply) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_state state;
+  mlfab__barrier_worker_state in;
+  int code = record ? mlfab__decode_barrier_worker_state(bytes, n, &in)
+                    : mlfab__decode_barrier_state(bytes, n, &state);
+  if (code || !apply) return code;
+  if (record == 0) {
+    server->over = state.over;
+    server->missing = MLFAB_NO_RANK;
+  } else {
+    server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
+                                                         .done = in.done != 0,
+                                                         .left = in.left != 0,
+                                                         .base = in.base,
+                                                         .asked = in.asked};
+  }
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
   mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
   if (!role) return MLFAB_ERR_MEMORY;
@@ -29647,7 +30889,16 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
                                     .workers = node->config.workers,
                                     .missing = MLFAB_NO_RANK};
   server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
-  return server->entries ? 0 : MLFAB_ERR_MEMORY;
+  if (!server->entries) return MLFAB_ERR_MEMORY;
+  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
+                                               .self = server,
+                                               .records = 1 + server->workers,
+                                               .encode = barrier_encode,
+                                               .decode = barrier_decode,
+                                               .port = &server->port,
+                                               .workers = 1,
+                                               .touch = &server->touch});
+  return 0;
 }
 
 /* --- a worker --- */
@@ -29763,7 +31014,8 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
  * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
  * tells is of ranks; server 0 checks it and tells it in the members' numbers.
  *
- * Invariants. (1) All members of an epoch are told the same tree for a call. (2) A member that asks
+ * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,
+ * too: it has all trees that were told, and members ask it again. (2) A member that asks
  * again (on a new link) is answered again. (3) Nothing of an epoch that is over is answered. (4) Memory:
  * MLFAB__COMM_AHEAD trees. Another call takes a tree's place when it is so many calls later, and no member
  * begins that one while the earlier is open anywhere: so all members had its tree. */
@@ -29785,6 +31037,7 @@ typedef struct mlfab__trees {
   int scheduler; /* one is here */
   uint8_t *meta; /* a frame; with the first tree */
   mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
+  mlfab__touch *touch; /* a replica of server 0 has the known trees, too; or NULL */
 } mlfab__trees;
 
 /* Cannot fail. `membership` must outlive it. */
@@ -29800,6 +31053,8 @@ MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
+/* The known trees as records: one for each entry. */
+MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 
@@ -29814,6 +31069,7 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
  * Source: MLfabric §6 (AllReduce: push to a random root, get from it). */
 
 enum { TREES_META = 64 + 12 * MLFAB__MEMBERSHIP_MEMBERS_MAX };
+#define TREES_LOST UINT64_MAX /* since_ns: it was known, and there is no memory for it */
 
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
@@ -29862,6 +31118,7 @@ static void trees_tell(mlfab__trees *trees, const mlfab__trees_entry *tree, uint
 static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   tree->known = 1;
   tree->n = n;
+  mlfab__touched(trees->touch, (uint32_t)(tree - trees->entries));
   if (!trees_stands(trees, tree->number)) return;
   for (uint32_t w = 0; w < MLFAB__MEMBERSHIP_MEMBERS_MAX; w++) {
     if (tree->asked[w / 8] >> w % 8 & 1) trees_tell(trees, tree, w);
@@ -29885,6 +31142,7 @@ static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlf
                                .nodes = nodes,
                                .room = nodes ? membership->members : 0};
   tree->known = !trees->scheduler || !nodes || !trees->meta;
+  mlfab__touched(trees->touch, (uint32_t)(tree - trees->entries));
   if (tree->known) return;
   uint32_t root = mlfab__trees_root(trees->config->seed, in->number, membership->members);
   mlfab__tree_ask ask = {in->number, in->bytes, membership->order[root], membership->members};
@@ -29962,7 +31220,8 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
 static void trees_give_up(mlfab__trees *trees, uint64_t since_ns) {
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++) {
     mlfab__trees_entry *tree = &trees->entries[i];
-    if (tree->number && !tree->known && tree->since_ns <= since_ns) trees_know(trees, tree, 0);
+    if (tree->number && !tree->known && tree->since_ns != TREES_LOST && tree->since_ns <= since_ns)
+      trees_know(trees, tree, 0);
   }
 }
 
@@ -29975,6 +31234,48 @@ MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns) {
   mlfab__trees *trees = self;
   uint64_t beat = trees->config->heartbeat_ns;
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
+}
+
+/* --- as records: the TREE_PLAN of each entry; number 0 while the tree is not known --- */
+
+static uint32_t trees_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__trees *trees = self;
+  const mlfab__trees_entry *tree = &trees->entries[record];
+  const mlfab__tree_plan plan = {tree->known ? tree->number : 0, tree->known ? tree->n : 0};
+  return mlfab__encode_tree_plan(bytes, &plan, tree->nodes);
+}
+
+/* Without memory for a tree nobody is told it, nor another one: members that ask for it wait, until their deadlines. */
+static int trees_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply) {
+  mlfab__trees *trees = self;
+  mlfab__trees_entry *tree = &trees->entries[record];
+  mlfab__tree_plan plan;
+  if (mlfab__decode_tree_plan(bytes, n, &plan, NULL)) return MLFAB_ERR_FRAME;
+  if (!apply) return 0;
+  mlfab__free(trees->env, tree->nodes, tree->room * sizeof *tree->nodes);
+  *tree = (mlfab__trees_entry){.number = plan.number, .known = plan.number > 0, .n = plan.nodes};
+  if (!trees->meta) trees->meta = mlfab__alloc(trees->env, TREES_META);
+  if (plan.nodes > 0) tree->nodes = mlfab__alloc_array(trees->env, plan.nodes, sizeof *tree->nodes);
+  if (plan.nodes > 0 && tree->nodes) {
+    tree->room = plan.nodes;
+    (void)mlfab__decode_tree_plan(bytes, n, &plan, tree->nodes);
+  }
+  if (plan.nodes > 0 && (!tree->nodes || !trees->meta)) {
+    tree->known = 0;
+    tree->since_ns = TREES_LOST;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees) {
+  return (mlfab__mirrored){.name = "trees",
+                           .self = trees,
+                           .records = MLFAB__COMM_AHEAD,
+                           .encode = trees_encode,
+                           .decode = trees_decode,
+                           .port = &trees->port,
+                           .workers = 1,
+                           .touch = &trees->touch};
 }
 #endif /* MLFAB_WITH_COLL */
 
@@ -30145,7 +31446,11 @@ static int membership_attach(mlfab_node *node, mlfab__membership **membership_p)
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
   *membership_p = role->self;
-  return mlfab__membership_init(*membership_p, &node->env, &node->config, &down);
+  if (mlfab__membership_init(*membership_p, &node->env, &node->config, &down))
+    return MLFAB_ERR_MEMORY;
+  const mlfab__mirrored part = mlfab__membership_mirrored(*membership_p);
+  mlfab__mirrored_add(node, &part);
+  return 0;
 }
 
 /* --- planned trees --- */
@@ -30183,6 +31488,8 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
   mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
+  const mlfab__mirrored part = mlfab__trees_mirrored(role->self);
+  mlfab__mirrored_add(node, &part);
   return 0;
 }
 #endif /* MLFAB_WITH_COLL */
@@ -40707,7 +42014,7 @@ static int sparse_apply_consume(mlfab__server *server, mlfab__incoming *update, 
     n = mlfab__packet_open(data, bytes, &packet);
     if (n == 0) return MLFAB_ERR_FRAME;
     if (!mlfab__unpack_finite(&packet)) return MLFAB_ERR_NOT_FINITE;
-    if (server->significant) update->norm2 += sparse_apply_norm2(server, &packet);
+    if (server->measures) update->norm2 += sparse_apply_norm2(server, &packet);
     int code = sparse_apply_take(server, update, &packet);
     if (code) return code;
   }
@@ -40734,7 +42041,7 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant) norm2 += sparse_apply_norm2(server, &packet);
+    if (server->measures) norm2 += sparse_apply_norm2(server, &packet);
   }
   update->norm2 = norm2;
   return 1;
@@ -41683,6 +42990,10 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
   if (!stands) {
     code = MLFAB_ERR_STATE;
     snprintf(done->text, sizeof done->text, "there is no model");
+  } else if (r->config->replicas) {
+    code = MLFAB_ERR_UNSUPPORTED;
+    snprintf(done->text, sizeof done->text,
+             "not supported: slices of servers with replicas do not move");
   } else if (n == 0) {
     code = MLFAB_ERR_ARGUMENT;
     snprintf(done->text, sizeof done->text, "no servers");
@@ -43517,8 +44828,9 @@ MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8
 
 typedef struct mlfab__challenge { /* caller -> called, the first frame of a link */
   uint32_t node, roles, epoch;    /* of the caller */
-  uint32_t first;   /* the frame type that will follow the proof: JOIN, HELLO or MEET */
-  uint32_t to;      /* number of the server, or of the worker (MEET), that it wants */
+  uint32_t first; /* the frame type that will follow the proof: JOIN, HELLO or MEET */
+  uint32_t to,
+      of; /* number of the process that it wants, as a worker or server, and what it may be: MLFAB_ROLE_* */
   uint32_t vouched; /* 1: its kernel says that the other end is this user's */
   uint64_t nonce[2];
   uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */
@@ -43555,7 +44867,7 @@ MLFAB__KEYS_PAIRS(MLFAB__WIRE_DECLARE)
 #define P(member) N(member[0]) N(member[1])
 
 /* clang-format off */
-WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(vouched) P(nonce) P(keys))
+WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(of) N(vouched) P(nonce) P(keys))
 WIRE_META(answer, N(number) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
 WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
 /* clang-format on */
@@ -43800,15 +45112,26 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 
 /* --- the calling end --- */
 
-/* The number of the server or worker that this call wants to reach, and the first frame on its link. The two ends may
- * disagree about the world, which JOIN finds out: so it is no node id. */
-static uint32_t guard_wanted(const mlfab_node *node, uint64_t token, uint32_t *first_p) {
+/* The number of the process that this call wants to reach, what it may be, and the first frame on its link. The two ends
+ * may disagree about the world, which JOIN finds out: so it is no node id. */
+static void guard_want(const mlfab_node *node, uint64_t token, mlfab__challenge *c) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
-  *first_p = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
-  if (token == MLFAB__TOKEN_JOIN) return 0;
-  if (called < routes) return mlfab__node_server_of(node, (uint32_t)called);
-  *first_p = MLFAB__MEET;
-  return (uint32_t)(called - routes);
+  uint32_t servers = node->config.servers, place = 0;
+  c->first = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
+  c->to = 0;
+  c->of = MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA;
+  if (token == MLFAB__TOKEN_JOIN) return;
+  if (called >= routes) {
+    c->first = MLFAB__MEET;
+    c->to = (uint32_t)(called - routes);
+    c->of = MLFAB_ROLE_WORKER;
+    return;
+  }
+  place = (uint32_t)(mlfab__node_place(node, (uint32_t)called) - node->places);
+  c->to = place % servers;
+  c->of = place < servers       ? MLFAB_ROLE_SERVER
+          : place < 2 * servers ? MLFAB_ROLE_REPLICA
+                                : MLFAB_ROLE_SCHEDULER;
 }
 
 static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
@@ -43825,17 +45148,23 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
   c->node = node->id;
   c->roles = node->config.roles;
   c->epoch = node->epoch;
-  c->to = guard_wanted(node, token, &c->first);
+  guard_want(node, token, c);
   c->vouched = (link->caps & MLFAB_CAP_VOUCHED) != 0;
   guard_nonce(self, ++self->nonces, c->nonce);
   memcpy(c->keys, self->keys.name, sizeof c->keys);
   mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
 }
 
+static const char *guard_name(uint32_t roles) {
+  return roles & MLFAB_ROLE_WORKER      ? "worker"
+         : roles & MLFAB_ROLE_SERVER    ? "server"
+         : roles & MLFAB_ROLE_SCHEDULER ? "scheduler"
+                                        : "replica";
+}
+
 /* Is the process with this number and these roles the one that was called? */
 static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
-  uint32_t role = c->first == MLFAB__MEET ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-  return (number == c->to && (roles & role)) || MLFAB__PLANTED(117);
+  return (number == c->to && (roles & c->of)) || MLFAB__PLANTED(117);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -43858,9 +45187,8 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
   }
   if (!guard_fits(&session->challenge, answer.number, answer.roles)) {
     char text[128];
-    snprintf(text, sizeof text, "%s %u answers at the address of %s %u",
-             answer.roles & MLFAB_ROLE_WORKER ? "worker" : "server", answer.number,
-             session->challenge.first == MLFAB__MEET ? "worker" : "server", session->challenge.to);
+    snprintf(text, sizeof text, "%s %u answers at the address of %s %u", guard_name(answer.roles),
+             answer.number, guard_name(session->challenge.of), session->challenge.to);
     guard_fail(node, index, MLFAB_ERR_REFUSED, text);
     return;
   }
@@ -44134,6 +45462,21 @@ typedef struct
   uint64_t pushed;
 } mlfab__checkpoint_worker;
 
+enum {
+  MLFAB__PEER_DEAD = 1,
+  MLFAB__PEER_LEFT = 2,
+  MLFAB__PEER_DONE = 4,
+  MLFAB__PEER_ABSENT = 8,
+  MLFAB__PEER_GUEST = 16
+};
+
+typedef struct mlfab__checkpoint_peer { /* PEER: what only a copy of the server needs of a worker */
+  uint32_t worker, flags;               /* MLFAB__PEER_* */
+  uint64_t decided, changed;            /* as in mlfab__server_peer */
+  uint64_t taken;                       /* as in mlfab__window */
+  double significance;
+} mlfab__checkpoint_peer;
+
 typedef struct mlfab__checkpoint_slice { /* SLICE; its BYTES follow */
   uint32_t slice, clock;                 /* numbers in the layout, and of a CLOCK before */
   uint64_t version, commit;
@@ -44167,7 +45510,7 @@ typedef struct
 /* clang-format off */
 #define MLFAB__CHECKPOINT_PAIRS(X) \
   X(checkpoint_ask) X(checkpoint_done) X(checkpoint_order) X(checkpoint_shard) X(checkpoint_resume) \
-  X(checkpoint_head) X(checkpoint_worker) X(checkpoint_slice) X(checkpoint_bytes) X(checkpoint_end)
+  X(checkpoint_head) X(checkpoint_worker) X(checkpoint_peer) X(checkpoint_slice) X(checkpoint_bytes) X(checkpoint_end)
 #define MLFAB__CHECKPOINT_LISTS(X) \
   X(checkpoint_manifest, mlfab__checkpoint_entry)
 /* clang-format on */
@@ -44197,6 +45540,7 @@ WIRE_META(checkpoint_resume, T(dir))
 WIRE_META(checkpoint_head,
   N(number) N(server) N(servers) N(workers) N(epoch) N(slices) N(owned))
 WIRE_META(checkpoint_worker, N(worker) N(incarnation) N(top) A(applied) A(dropped) N(pushed))
+WIRE_META(checkpoint_peer, N(worker) N(flags) N(decided) N(changed) N(taken) N(significance))
 WIRE_META(checkpoint_slice, N(slice) N(clock) N(version) N(commit))
 WIRE_META(checkpoint_bytes, N(slice) N(kind) N(offset) N(last))
 WIRE_META(checkpoint_end, N(records))
@@ -44245,7 +45589,9 @@ enum mlfab__record_type {
   MLFAB__RECORD_WORKER = 5,
   MLFAB__RECORD_SLICE = 6,
   MLFAB__RECORD_IMAGE = 7, /* BYTES */
-  MLFAB__RECORD_END = 8
+  MLFAB__RECORD_END = 8,
+  MLFAB__RECORD_PEER = 9,  /* of a copy for another server only: follows WORKER */
+  MLFAB__RECORD_VOTES = 10 /* of a voter: ../replica/voter.h */
 };
 
 typedef struct mlfab__file_record {
@@ -44449,13 +45795,14 @@ struct mlfab__server;
 enum { MLFAB__MOMENT_META = 16384, MLFAB__MOMENT_CLOCKS = 8 };
 
 typedef struct mlfab__moment_room { /* numbers of elements that the arrays have room for */
-  uint32_t positions, slices, owned, states, tensors, workers;
+  uint32_t positions, slices, owned, states, tensors, workers, peers;
 } mlfab__moment_room;
 
 /* Zeros: FREE, without memory. */
 typedef struct mlfab__moment {
   mlfab__env *env;
   struct mlfab__server *server;
+  int complete; /* with PEER records, which files do not have; set it before pin */
   int pinned;
   uint64_t at; /* store.changes when it was pinned */
   mlfab__checkpoint_head head;
@@ -44467,6 +45814,7 @@ typedef struct mlfab__moment {
   uint8_t *table;   /* the definition, encoded */
   mlfab__define define;
   mlfab__checkpoint_worker *workers;
+  mlfab__checkpoint_peer *peers; /* NULL unless complete */
   mlfab__reshard_server_clock clocks[MLFAB__MOMENT_CLOCKS];
   uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
   mlfab__moment_room room;
@@ -44494,6 +45842,8 @@ MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end);
 /* Was there no memory to copy a state that an update changed, so that the records are of no moment? Ask when all of
  * them have been copied by whoever they were lent to. */
 static inline int mlfab__moment_lost(const mlfab__moment *moment) { return moment->holder.lost; }
+/* The first record comes next again. Errors: STATE, when a slice was given back: pin again. */
+MLFAB__INTERNAL int mlfab__moment_restart(mlfab__moment *moment);
 /* Gives back all that is held; keeps the memory. Of a FREE moment: does nothing. */
 MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment);
 /* The same, and frees the memory. */
@@ -44512,6 +45862,7 @@ enum {
   MOMENT_DEFINE,
   MOMENT_CLOCKS,
   MOMENT_WORKERS,
+  MOMENT_PEERS,
   MOMENT_IMAGE,
   MOMENT_END,
   MOMENT_OVER
@@ -44535,9 +45886,12 @@ static void moment_drop(mlfab__moment *moment) {
   mlfab__free(env, moment->owners, room->slices * sizeof *moment->owners);
   mlfab__free(env, moment->table, (size_t)room->tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
+  mlfab__free(env, moment->peers, room->peers * sizeof *moment->peers);
   mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  int complete = moment->complete;
   memset(moment, 0, sizeof *moment);
   moment->env = env;
+  moment->complete = complete;
 }
 
 /* Room for the state of the server. The model may be another one than that of the last moment. */
@@ -44546,10 +45900,13 @@ static int moment_room(mlfab__moment *moment) {
   const mlfab__store *store = &server->store;
   mlfab__env *env = moment->env;
   mlfab__holder *holder = &moment->holder;
-  const mlfab__moment_room wanted = {
-      store->positions,    server->layout.nslices,
-      store->nslices,      (store->s0 != NULL) + (uint32_t)(store->s1 != NULL),
-      server->ndefinition, server->workers};
+  const mlfab__moment_room wanted = {store->positions,
+                                     server->layout.nslices,
+                                     store->nslices,
+                                     (store->s0 != NULL) + (uint32_t)(store->s1 != NULL),
+                                     server->ndefinition,
+                                     server->workers,
+                                     moment->complete ? server->workers : 0};
   if (memcmp(&moment->room, &wanted, sizeof wanted) == 0) return 0;
   moment_drop(moment);
   moment->server = server;
@@ -44570,6 +45927,7 @@ static int moment_room(mlfab__moment *moment) {
   MOMENT_ALLOC(moment->owners, wanted.slices, 1)
   MOMENT_ALLOC(moment->table, wanted.tensors * MLFAB__TENSOR_INFO_BYTES, 1)
   MOMENT_ALLOC(moment->workers, wanted.workers, 1)
+  MOMENT_ALLOC(moment->peers, wanted.peers, 1)
   MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
 #undef MOMENT_ALLOC
   if (code) {
@@ -44627,6 +45985,22 @@ static void moment_hold_slices(mlfab__moment *moment, uint64_t since) {
   }
 }
 
+static void moment_hold_peers(mlfab__moment *moment) {
+  const mlfab__server *server = moment->server;
+  for (uint32_t w = 0; w < moment->room.peers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    moment->peers[w] = (mlfab__checkpoint_peer){
+        .worker = w,
+        .flags = (peer->dead ? MLFAB__PEER_DEAD : 0u) | (peer->left ? MLFAB__PEER_LEFT : 0u) |
+                 (peer->done ? MLFAB__PEER_DONE : 0u) | (peer->absent ? MLFAB__PEER_ABSENT : 0u) |
+                 (peer->guest ? MLFAB__PEER_GUEST : 0u),
+        .decided = peer->decided,
+        .changed = peer->changed,
+        .taken = server->windows.windows[w].taken,
+        .significance = peer->significance};
+  }
+}
+
 static void moment_hold_workers(mlfab__moment *moment) {
   const mlfab__server *server = moment->server;
   for (uint32_t w = 0; w < moment->head.workers; w++) {
@@ -44677,10 +46051,17 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
                               &server->definition[i]);
   moment_hold_slices(moment, since);
   moment_hold_workers(moment);
-  moment->step = MOMENT_HEAD;
-  moment->item = moment->index = moment->given = moment->announced = 0;
-  moment->cursor = (mlfab__image_cursor){0, 0, 0};
+  moment_hold_peers(moment);
   moment->pinned = 1;
+  moment->given = 0;
+  return mlfab__moment_restart(moment);
+}
+
+MLFAB__INTERNAL int mlfab__moment_restart(mlfab__moment *moment) {
+  if (moment->given > 0) return MLFAB_ERR_STATE;
+  moment->step = MOMENT_HEAD;
+  moment->item = moment->index = moment->announced = 0;
+  moment->cursor = (mlfab__image_cursor){0, 0, 0};
   return 0;
 }
 
@@ -44732,6 +46113,10 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
       record->type = MLFAB__RECORD_WORKER;
       if (i >= moment->head.workers) return 0;
       return mlfab__encode_checkpoint_worker(meta, &moment->workers[i]);
+    case MOMENT_PEERS:
+      record->type = MLFAB__RECORD_PEER;
+      if (i >= moment->room.peers) return 0;
+      return mlfab__encode_checkpoint_peer(meta, &moment->peers[i]);
     case MOMENT_IMAGE:
       return moment_image(moment, meta, record);
     default:
@@ -45020,6 +46405,11 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * writes the manifest. SWEEPS removes the files of older checkpoints, but for the newest `keep` ones that have a
  * manifest, and what attempts that failed have left: the manifests first.
  *
+ * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
+ * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
+ * ordered again a beat later. The copies use numbers of their own (the server odd ones, its replica even ones), so what
+ * the former one may still write is another checkpoint, whole or not.
+ *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
  * manifest is whole, whenever which process stops. (2) A file is removed only after a newer manifest is durable. (3) A
  * failed attempt changes nothing about older checkpoints. */
@@ -45061,6 +46451,7 @@ typedef struct mlfab__lead {
   uint32_t asker; /* a worker, or MLFAB__NO_NODE: by itself */
   uint32_t keep;
   uint64_t began_ns, deadline_ns;
+  uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered;                /* by server */
@@ -45319,10 +46710,15 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   }
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     largest = mlfab__max(largest, name.number);
-  lead->order.number = lead->done.number = largest + 1;
+  largest++;
+  /* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+  int replica = lead->config->roles == MLFAB_ROLE_REPLICA;
+  if (lead->config->replicas && (int)(largest & 1) != replica) largest++;
+  lead->order.number = lead->done.number = largest;
   uint64_t drawn[2] = {lead->began_ns, largest};
   lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
   lead->phase = MLFAB__LEAD_AWAITS;
+  lead->again_ns = 0;
   lead->shards = 0;
   for (uint32_t s = 0; s < lead->servers; s++) {
     lead->answered[s] = s > 0 && !lead->asks(lead->self, s);
@@ -45386,6 +46782,11 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
     return;
+  if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {
+    /* It still writes for a copy of server 0 that was replaced. */
+    lead->again_ns = lead->filer->node->now_ns + lead->config->heartbeat_ns;
+    return;
+  }
   lead->answered[shard->server] = 1;
   lead->awaited--;
   if (shard->code) {
@@ -45501,13 +46902,25 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 
 MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
   int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
-  return waits ? lead->deadline_ns : MLFAB__NEVER;
+  if (!waits) return MLFAB__NEVER;
+  return lead->again_ns ? mlfab__min(lead->again_ns, lead->deadline_ns) : lead->deadline_ns;
+}
+
+/* Orders again what was not answered. */
+static void lead_order_again(mlfab__lead *lead) {
+  lead->again_ns = 0;
+  for (uint32_t s = 1; s < lead->servers; s++)
+    if (mlfab__lead_wants(lead, s)) lead_order(lead, s);
 }
 
 MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
   char text[96];
   uint32_t s = 0;
   if (now_ns < mlfab__lead_deadline(lead)) return;
+  if (now_ns < lead->deadline_ns) {
+    lead_order_again(lead);
+    return;
+  }
   if (lead->phase == MLFAB__LEAD_AWAITS)
     while (s < lead->servers && lead->answered[s]) s++;
   snprintf(text, sizeof text, "server %u has not %s in time", s,
@@ -45522,7 +46935,7 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
 #if MLFAB_WITH_CHECKPOINT
 /* reader.h - the records of a shard, one after another: their form and their order (record.h). Layer 4.
  *
- *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> (SLICE -> IMAGE ...) ... -> END
+ *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
  * What the records say about a server is its user's to check and to do.
  *
@@ -45550,6 +46963,7 @@ typedef struct mlfab__reader_item {
     mlfab__define define;
     mlfab__reshard_server_clock clock;
     mlfab__checkpoint_worker worker;
+    mlfab__checkpoint_peer peer;
     mlfab__checkpoint_slice slice;
     mlfab__checkpoint_bytes bytes;
     mlfab__checkpoint_end end;
@@ -45614,6 +47028,13 @@ static const char *reader_worker(const mlfab__file_record *record,
   return NULL;
 }
 
+static const char *reader_peer(const mlfab__file_record *record, mlfab__checkpoint_peer *peer) {
+  if (mlfab__decode_checkpoint_peer(record->meta, record->meta_bytes, peer) ||
+      peer->decided > MLFAB__PROGRESS_MAX)
+    return "a worker's record does not parse";
+  return NULL;
+}
+
 static const char *reader_slice(mlfab__reader *reader, const mlfab__file_record *record,
                                 mlfab__checkpoint_slice *slice) {
   if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, slice) ||
@@ -45641,17 +47062,23 @@ static const char *reader_end(const mlfab__reader *reader, const mlfab__file_rec
   return NULL;
 }
 
-/* May a record of this type follow? Types are numbered in their order. */
+/* Types are numbered in their order, but for PEER. */
+static int reader_rank(uint16_t type) {
+  return type == MLFAB__RECORD_PEER ? 2 * MLFAB__RECORD_WORKER + 1 : 2 * type;
+}
+
+/* May a record of this type follow? */
 static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
   uint16_t last = reader->last;
   int repeats = type == MLFAB__RECORD_CLOCK || type == MLFAB__RECORD_WORKER ||
-                type == MLFAB__RECORD_SLICE || type == MLFAB__RECORD_IMAGE;
-  if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_END)
+                type == MLFAB__RECORD_PEER || type == MLFAB__RECORD_SLICE ||
+                type == MLFAB__RECORD_IMAGE;
+  if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_PEER)
     return "it has a record of an unknown kind";
   if (type == MLFAB__RECORD_DEFINE && last == type) return "it has two definitions of the model";
   int begins = last == 0 ? type == MLFAB__RECORD_HEAD
                          : last != MLFAB__RECORD_HEAD || type == MLFAB__RECORD_DEFINE;
-  int follows = type > last || (type == last && repeats) ||
+  int follows = reader_rank(type) > reader_rank(last) || (type == last && repeats) ||
                 (type == MLFAB__RECORD_SLICE && last == MLFAB__RECORD_IMAGE);
   int image = type != MLFAB__RECORD_IMAGE || reader->slices > 0;
   return begins && follows && image ? NULL : "its records are out of order";
@@ -45677,6 +47104,9 @@ MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
       break;
     case MLFAB__RECORD_WORKER:
       why = reader_worker(record, &item->is.worker);
+      break;
+    case MLFAB__RECORD_PEER:
+      why = reader_peer(record, &item->is.peer);
       break;
     case MLFAB__RECORD_SLICE:
       why = reader_slice(reader, record, &item->is.slice);
@@ -46150,7 +47580,8 @@ static void restore_load(mlfab__restore *restore) {
     return;
   }
   int code = restore_fits(restore, &error);
-  if (!code) code = mlfab__server_build(server, slices, &error);
+  const mlfab__server_peer *first = &server->peers[0];
+  if (!code) code = mlfab__server_build(server, &first->define, first->definition, slices, &error);
   if (!code && server->layout.nslices != slices)
     code = MLFAB__FAIL(&error, MLFAB_ERR_CHECKPOINT,
                        "the model cannot be divided into the checkpoint's %u slices", slices);
@@ -46285,6 +47716,496 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
   } else if (restore->phase != MLFAB__RESTORE_IDLE) {
     restore_bytes(restore, event);
   }
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/collect.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* collect.h - a copy of a server takes over the moments of the server that it is a copy of. Layer 4.
+ *
+ * The records of a moment (moment.h, complete) come one after another, from a server of the same number in a fabric of
+ * the same shape, which owns the same slices. They are collected beside the model, and installed in one step:
+ *
+ *    EMPTY --begin--> TAKES --END, all is there--> WHOLE --install--> EMPTY
+ *      ^                |                            |
+ *      +----------------+--a record is refused, void-+
+ *
+ * The first moment may find a server without a model. DEFINE then builds one, which stands with install, and is freed
+ * when the stream is void. Later ones have only what has changed since the moment before.
+ *
+ * The server has no workers, pulls or updates. Weights and sums are collected in spare blocks of its store; optimizer
+ * state in memory that changes places with the store's. So from the second moment on, little or nothing is allocated.
+ *
+ * Invariants. (1) Until install the server is as it was, but for spare blocks. (2) install cannot fail, and makes the
+ * server what the other one was at one moment: weights, state, versions, sums of open rounds, clocks, windows of decided
+ * updates, progress, epoch. */
+
+struct mlfab__server;
+
+enum mlfab__collect_phase { MLFAB__COLLECT_EMPTY, MLFAB__COLLECT_TAKES, MLFAB__COLLECT_WHOLE };
+
+typedef struct mlfab__collect_slice { /* by slice of the store */
+  int comes;                          /* its SLICE has come */
+  mlfab__checkpoint_slice is;
+  mlfab__image_part part;
+} mlfab__collect_slice;
+
+/* Zeros: EMPTY, without memory. */
+typedef struct mlfab__collect {
+  mlfab__env *env;
+  struct mlfab__server *server;
+  enum mlfab__collect_phase phase;
+  uint64_t at;    /* the moment that was installed last: HEAD's number; 0: none */
+  uint64_t since; /* what comes is what has changed since then; 0: all */
+  uint64_t here;  /* store.changes after that */
+  int built;      /* the model is of this stream */
+  mlfab__reader reader;
+  mlfab__checkpoint_head head;
+  /* Room, and for what store. */
+  uint32_t positions, nslices, nworkers, nwords, block_bytes;
+  uint32_t *w, *sum;  /* by position, as in a store */
+  uint8_t **s0, **s1; /* NULL where the store's are */
+  mlfab__collect_slice *slices;
+  mlfab__checkpoint_worker *workers;
+  mlfab__checkpoint_peer *peers;
+  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS];
+  uint32_t *words;                /* nwords for each clock */
+  uint32_t nclocks, came, npeers; /* came: WORKER records so far */
+} mlfab__collect;
+
+/* A stream begins, with what has changed since the sender's moment `since`, or with all (0). What was collected before
+ * is void. The server applies nothing, and moves no slices. */
+MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
+                                          struct mlfab__server *server, uint64_t since);
+/* Takes the next record; record->bulk NULL with bulk_bytes: ghosts. 0: more come; 1: WHOLE. Errors, with a text, after
+ * which the stream is void: CHECKPOINT (a record is malformed or out of order, or something is missing), CONFIG (another
+ * server, fabric, or options), MODEL (other tensors or slices), STATE (it does not build on the moment that is here, or
+ * is older; no stream has begun), MEMORY, UNSUPPORTED (the model, here). */
+MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,
+                                        mlfab_error *error);
+/* Installs what is WHOLE. */
+MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect);
+/* What was collected is void; keeps the memory. Call it before the server's model is freed. */
+MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect);
+/* The same, and frees the memory. */
+MLFAB__INTERNAL void mlfab__collect_free(mlfab__collect *collect);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/collect.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* collect.c - a copy of a server takes over its moments. See collect.h. */
+
+#include <stdio.h>
+
+static int collect_fail(const mlfab__collect *collect, int code, mlfab_error *error,
+                        const char *text) {
+  return mlfab__error(error, code, (int32_t)collect->server->number, 1, 0,
+                      "the copy of server %u: %s", collect->server->number, text);
+}
+
+/* --- memory --- */
+
+static void collect_drop(mlfab__collect *collect) {
+  mlfab__env *env = collect->env;
+  uint32_t n = collect->positions;
+  uint8_t **states[2] = {collect->s0, collect->s1};
+  for (int k = 0; k < 2; k++) {
+    for (uint32_t p = 0; states[k] && p < n; p++)
+      mlfab__free_aligned(env, states[k][p], collect->block_bytes);
+    mlfab__free(env, states[k], n * sizeof *states[k]);
+  }
+  mlfab__free(env, collect->w, n * sizeof *collect->w);
+  mlfab__free(env, collect->sum, n * sizeof *collect->sum);
+  mlfab__free(env, collect->slices, collect->nslices * sizeof *collect->slices);
+  mlfab__free(env, collect->workers, collect->nworkers * sizeof *collect->workers);
+  mlfab__free(env, collect->peers, collect->nworkers * sizeof *collect->peers);
+  mlfab__free(env, collect->words, MLFAB__READER_CLOCKS * collect->nwords * sizeof *collect->words);
+  collect->w = collect->sum = collect->words = NULL;
+  collect->s0 = collect->s1 = NULL;
+  collect->slices = NULL;
+  collect->workers = NULL;
+  collect->peers = NULL;
+  collect->positions = collect->nslices = collect->nworkers = collect->nwords = 0;
+}
+
+/* Room for a moment of this model; the last one may have been of another. */
+static int collect_room(mlfab__collect *collect) {
+  const mlfab__server *server = collect->server;
+  const mlfab__store *store = &server->store;
+  mlfab__env *env = collect->env;
+  if (collect->words && collect->positions == store->positions &&
+      collect->nslices == store->nslices && collect->block_bytes == store->block_bytes &&
+      (collect->s0 != NULL) == (store->s0 != NULL) && (collect->s1 != NULL) == (store->s1 != NULL))
+    return 0;
+  collect_drop(collect);
+  collect->positions = store->positions;
+  collect->nslices = store->nslices;
+  collect->nworkers = server->workers;
+  collect->nwords = (server->workers + 31) / 32;
+  collect->block_bytes = store->block_bytes;
+  uint32_t n = store->positions;
+  int code = 0;
+#define COLLECT_ALLOC(place, count, when)                      \
+  if (!code && (count) > 0 && (when)) {                        \
+    (place) = mlfab__alloc_array(env, count, sizeof *(place)); \
+    if (!(place)) code = MLFAB_ERR_MEMORY;                     \
+  }
+  COLLECT_ALLOC(collect->w, n, 1)
+  COLLECT_ALLOC(collect->sum, n, 1)
+  COLLECT_ALLOC(collect->s0, n, store->s0 != NULL)
+  COLLECT_ALLOC(collect->s1, n, store->s1 != NULL)
+  COLLECT_ALLOC(collect->slices, store->nslices, 1)
+  COLLECT_ALLOC(collect->workers, server->workers, 1)
+  COLLECT_ALLOC(collect->peers, server->workers, 1)
+  COLLECT_ALLOC(collect->words, MLFAB__READER_CLOCKS * collect->nwords, 1)
+#undef COLLECT_ALLOC
+  if (code) {
+    collect_drop(collect);
+    return code;
+  }
+  if (n > 0) memset(collect->w, 0xff, n * sizeof *collect->w);
+  if (n > 0) memset(collect->sum, 0xff, n * sizeof *collect->sum);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect) {
+  if (collect->phase == MLFAB__COLLECT_EMPTY) return;
+  mlfab__store *store = &collect->server->store;
+  for (uint32_t p = 0; p < collect->positions; p++) {
+    mlfab__store_put(store, &collect->w[p], MLFAB__NO_BLOCK);
+    mlfab__store_put(store, &collect->sum[p], MLFAB__NO_BLOCK);
+  }
+  if (collect->built) mlfab__server_unbuild(collect->server);
+  collect->built = 0;
+  collect->phase = MLFAB__COLLECT_EMPTY;
+}
+
+MLFAB__INTERNAL void mlfab__collect_free(mlfab__collect *collect) {
+  if (!collect->env) return;
+  mlfab__collect_void(collect);
+  collect_drop(collect);
+}
+
+MLFAB__INTERNAL void mlfab__collect_begin(mlfab__collect *collect, mlfab__env *env,
+                                          struct mlfab__server *server, uint64_t since) {
+  collect->env = env;
+  collect->server = server;
+  mlfab__collect_void(collect);
+  collect->phase = MLFAB__COLLECT_TAKES;
+  collect->since = since;
+  memset(&collect->reader, 0, sizeof collect->reader);
+  collect->nclocks = collect->came = collect->npeers = 0;
+}
+
+/* --- records: 0, or an error --- */
+
+static int collect_head(mlfab__collect *collect, const mlfab__checkpoint_head *head,
+                        mlfab_error *error) {
+  const mlfab__server *server = collect->server;
+  collect->head = *head;
+  collect->reader.model = head->slices;
+  if (head->server != server->number || head->servers != server->servers ||
+      head->workers != server->workers)
+    return mlfab__error(error, MLFAB_ERR_CONFIG, (int32_t)server->number, 1, 0,
+                        "the copy of server %u of %u, for %u workers, came to server %u of %u, "
+                        "for %u workers",
+                        head->server, head->servers, head->workers, server->number, server->servers,
+                        server->workers);
+  if (head->slices == 0 || head->slices > MLFAB__SLICES_MAX)
+    return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a number of slices is impossible");
+  int stands = server->phase == MLFAB__MODEL_STANDS;
+  if (!stands && server->phase != MLFAB__NO_MODEL)
+    return collect_fail(collect, MLFAB_ERR_STATE, error, "the first weights are under way here");
+  int same = stands && collect->since == collect->at && server->store.changes == collect->here;
+  if (collect->since > 0 && !same)
+    return collect_fail(collect, MLFAB_ERR_STATE, error,
+                        "it builds on another moment than the one that is here");
+  if (stands && (collect->since > 0 ? head->epoch != server->epoch : head->epoch < server->epoch))
+    return mlfab__error(error, MLFAB_ERR_STATE, (int32_t)server->number, 1, 0,
+                        "the copy of server %u has epoch %u of the layout; epoch %u is here",
+                        server->number, head->epoch, server->epoch);
+  return 0;
+}
+
+/* Compares the definition with that of the model that stands. */
+static int collect_compare(const mlfab__collect *collect, const mlfab__define *define,
+                           const mlfab__file_record *record, mlfab_error *error) {
+  uint8_t own[MLFAB_META_MAX];
+  const mlfab__server *server = collect->server;
+  const mlfab__define here = {.tensors = server->ndefinition, .options = server->options};
+  int code = mlfab__server_compare(server->definition, server->ndefinition, "the model here",
+                                   record->bulk, define->tensors, error);
+  if (code) return code;
+  if (mlfab__encode_define(own, &here) != record->meta_bytes ||
+      memcmp(own, record->meta, record->meta_bytes) != 0)
+    return collect_fail(collect, MLFAB_ERR_CONFIG, error,
+                        "the options of its model differ from those of the model here");
+  return 0;
+}
+
+static int collect_define(mlfab__collect *collect, mlfab__define *define,
+                          const mlfab__file_record *record, mlfab_error *error) {
+  mlfab__server *server = collect->server;
+  int code;
+  if (define->tensors == 0 || !record->bulk)
+    return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "it has no definition of a model");
+  if (server->phase == MLFAB__MODEL_STANDS) {
+    code = collect_compare(collect, define, record, error);
+  } else {
+    define->options.size = sizeof define->options;
+    define->options.sync = define->options.consistency.kind;
+    define->options.consistency.size = sizeof define->options.consistency;
+    collect->built = 1;
+    code = mlfab__server_build(server, define, record->bulk, collect->head.slices, error);
+  }
+  if (code) return code;
+  if (server->layout.nslices != collect->head.slices)
+    return mlfab__error(error, MLFAB_ERR_MODEL, (int32_t)server->number, 1, 0,
+                        "the copy of server %u has %u slices, the model here %u", server->number,
+                        collect->head.slices, server->layout.nslices);
+  if (collect_room(collect))
+    return collect_fail(collect, MLFAB_ERR_MEMORY, error, "out of memory for it");
+  for (uint32_t i = 0; i < collect->nslices; i++) collect->slices[i].comes = 0;
+  return 0;
+}
+
+static int collect_clock(mlfab__collect *collect, const mlfab__reader_item *item,
+                         mlfab_error *error) {
+  const mlfab__reshard_server_clock *clock = &item->is.clock;
+  if (clock->words != collect->nwords)
+    return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a clock is of other workers");
+  int code = mlfab__sync_check(&clock->consistency, collect->server->workers, error);
+  if (code) return code;
+  memcpy(collect->words + collect->nclocks * collect->nwords, item->words,
+         collect->nwords * sizeof *collect->words);
+  collect->clocks[collect->nclocks++] = *clock;
+  return 0;
+}
+
+static int collect_worker(mlfab__collect *collect, const mlfab__checkpoint_worker *worker,
+                          mlfab_error *error) {
+  if (worker->worker != collect->came || worker->worker >= collect->nworkers)
+    return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "its workers are out of order");
+  collect->workers[collect->came++] = *worker;
+  return 0;
+}
+
+static int collect_peer(mlfab__collect *collect, const mlfab__checkpoint_peer *peer,
+                        mlfab_error *error) {
+  if (peer->worker != collect->npeers || peer->worker >= collect->nworkers)
+    return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "its workers are out of order");
+  collect->peers[collect->npeers++] = *peer;
+  return 0;
+}
+
+/* Blocks and states for a slice, of any content. Errors: MEMORY. */
+static int collect_place(mlfab__collect *collect, const mlfab__shard_slice *s) {
+  mlfab__store *store = &collect->server->store;
+  uint8_t **states[2] = {collect->s0, collect->s1};
+  if (mlfab__store_spare(collect->env, store, s->count)) return MLFAB_ERR_MEMORY;
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (collect->w[p] == MLFAB__NO_BLOCK) collect->w[p] = mlfab__store_take(store);
+    for (int k = 0; k < 2; k++) {
+      if (!states[k] || states[k][p]) continue;
+      states[k][p] = mlfab__alloc_aligned(collect->env, collect->block_bytes);
+      if (!states[k][p]) return MLFAB_ERR_MEMORY;
+    }
+  }
+  return 0;
+}
+
+static int collect_slice(mlfab__collect *collect, const mlfab__checkpoint_slice *slice,
+                         mlfab_error *error) {
+  const mlfab__store *store = &collect->server->store;
+  uint32_t local = store->local[slice->slice];
+  if (local == MLFAB__NO_SLICE)
+    return mlfab__error(error, MLFAB_ERR_MODEL, (int32_t)collect->server->number, 1, 0,
+                        "the copy of server %u has slice %u, which is not of this server",
+                        collect->server->number, slice->slice);
+  mlfab__collect_slice *to = &collect->slices[local];
+  if (to->comes) return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, "a slice comes twice");
+  if (collect_place(collect, &store->slices[local]))
+    return collect_fail(collect, MLFAB_ERR_MEMORY, error, "out of memory for a slice");
+  *to = (mlfab__collect_slice){.comes = 1, .is = *slice};
+  return 0;
+}
+
+/* The store's places and the collected ones change roles. */
+static void collect_exchange(mlfab__collect *collect) {
+  mlfab__store *store = &collect->server->store;
+  uint32_t *w = store->w, *sum = store->sum;
+  uint8_t **s0 = store->s0, **s1 = store->s1;
+  store->w = collect->w;
+  store->sum = collect->sum;
+  store->s0 = collect->s0;
+  store->s1 = collect->s1;
+  collect->w = w;
+  collect->sum = sum;
+  collect->s0 = s0;
+  collect->s1 = s1;
+}
+
+static int collect_image(mlfab__collect *collect, const mlfab__checkpoint_bytes *bytes,
+                         const mlfab__file_record *record, mlfab_error *error) {
+  mlfab__store *store = &collect->server->store;
+  uint32_t local = store->local[bytes->slice];
+  const mlfab__image_chunk chunk = {.slice = local,
+                                    .kind = bytes->kind,
+                                    .offset = bytes->offset,
+                                    .bytes = record->bulk_bytes,
+                                    .last = bytes->last != 0};
+  collect_exchange(collect);
+  int code =
+      mlfab__image_take(collect->env, store, &collect->slices[local].part, &chunk, record->bulk);
+  collect_exchange(collect);
+  if (code == MLFAB_ERR_MEMORY)
+    return collect_fail(collect, code, error, "out of memory for a slice");
+  if (code)
+    return collect_fail(collect, MLFAB_ERR_CHECKPOINT, error,
+                        "the bytes of a slice are not those of this model");
+  return 0;
+}
+
+/* Is all there? */
+static int collect_end(mlfab__collect *collect, mlfab_error *error) {
+  const mlfab__store *store = &collect->server->store;
+  const char *text = NULL;
+  if (collect->nclocks == 0) text = "it has no clock";
+  if (collect->came != collect->nworkers || collect->npeers != collect->nworkers)
+    text = "some worker is missing";
+  for (uint32_t i = 0; i < collect->nslices && !text; i++) {
+    const mlfab__collect_slice *slice = &collect->slices[i];
+    if (slice->comes && !slice->part.done) text = "the bytes of a slice are not all there";
+    if (!slice->comes && collect->since == 0) text = "a slice is missing";
+    if (!slice->comes && !collect->reader.known[store->slices[i].clock])
+      text = "the clock of a slice is missing";
+  }
+  return text && !MLFAB__PLANTED(147) ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text)
+                                      : 0;
+}
+
+static int collect_record(mlfab__collect *collect, mlfab__reader_item *item,
+                          const mlfab__file_record *record, mlfab_error *error) {
+  switch (record->type) {
+    case MLFAB__RECORD_HEAD:
+      return collect_head(collect, &item->is.head, error);
+    case MLFAB__RECORD_DEFINE:
+      return collect_define(collect, &item->is.define, record, error);
+    case MLFAB__RECORD_CLOCK:
+      return collect_clock(collect, item, error);
+    case MLFAB__RECORD_WORKER:
+      return collect_worker(collect, &item->is.worker, error);
+    case MLFAB__RECORD_PEER:
+      return collect_peer(collect, &item->is.peer, error);
+    case MLFAB__RECORD_SLICE:
+      return collect_slice(collect, &item->is.slice, error);
+    case MLFAB__RECORD_IMAGE:
+      return collect_image(collect, &item->is.bytes, record, error);
+    default:
+      return collect_end(collect, error);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__file_record *record,
+                                        mlfab_error *error) {
+  mlfab__reader_item item;
+  if (collect->phase != MLFAB__COLLECT_TAKES)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a record of a copy, but no stream has begun");
+  if (collect->reader.index == 0) collect->reader.set = record->set;
+  const char *why = record->set != collect->reader.set
+                        ? "a record is of another stream"
+                        : mlfab__reader_take(&collect->reader, record, &item);
+  int code = why ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, why)
+                 : collect_record(collect, &item, record, error);
+  if (code) {
+    mlfab__collect_void(collect);
+    return code;
+  }
+  if (!mlfab__reader_ended(&collect->reader)) return 0;
+  collect->phase = MLFAB__COLLECT_WHOLE;
+  return 1;
+}
+
+/* --- install --- */
+
+/* The state that was the store's is room for the next moment, unless somebody holds it. */
+static void collect_install_state(mlfab__collect *collect, uint32_t p) {
+  mlfab__store *store = &collect->server->store;
+  if (!store->s0) return;
+  int held = mlfab__store_held(store, p);
+  uint8_t *s0 = store->s0[p], *s1 = store->s1 ? store->s1[p] : NULL;
+  store->s0[p] = collect->s0[p];
+  collect->s0[p] = held ? NULL : s0;
+  if (!store->s1) return;
+  store->s1[p] = collect->s1[p];
+  collect->s1[p] = held ? NULL : s1;
+}
+
+static void collect_install_slice(mlfab__collect *collect, uint32_t i) {
+  mlfab__store *store = &collect->server->store;
+  mlfab__shard_slice *s = &store->slices[i];
+  const mlfab__checkpoint_slice *is = &collect->slices[i].is;
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    mlfab__store_put(store, &store->w[p], collect->w[p]);
+    mlfab__store_put(store, &store->sum[p], collect->sum[p]);
+    collect->w[p] = collect->sum[p] = MLFAB__NO_BLOCK;
+    collect_install_state(collect, p);
+  }
+  s->version = is->version;
+  s->commit = is->commit;
+  s->clock = (uint8_t)is->clock;
+  mlfab__store_change(store, i);
+  /* Which bytes have changed is not known here. */
+  if (store->tags) store->tags[i].base = mlfab__store_label(s);
+}
+
+static void collect_install_workers(mlfab__collect *collect) {
+  mlfab__server *server = collect->server;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__checkpoint_worker *worker = &collect->workers[w];
+    const mlfab__checkpoint_peer *is = &collect->peers[w];
+    mlfab__window *window = &server->windows.windows[w];
+    mlfab__server_peer *peer = &server->peers[w];
+    if (!MLFAB__PLANTED(148)) {
+      window->top = worker->top;
+      memcpy(window->applied, worker->applied, sizeof window->applied);
+      memcpy(window->dropped, worker->dropped, sizeof window->dropped);
+    }
+    window->incarnation = peer->incarnation = worker->incarnation;
+    peer->pushed = worker->pushed;
+    peer->decided = is->decided;
+    peer->changed = is->changed;
+    peer->significance = is->significance;
+    window->taken = is->taken;
+    peer->dead = (is->flags & MLFAB__PEER_DEAD) != 0;
+    peer->left = (is->flags & MLFAB__PEER_LEFT) != 0;
+    peer->done = (is->flags & MLFAB__PEER_DONE) != 0;
+    peer->absent = (is->flags & MLFAB__PEER_ABSENT) != 0;
+    peer->guest = (is->flags & MLFAB__PEER_GUEST) != 0;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
+  mlfab__server *server = collect->server;
+  assert(collect->phase == MLFAB__COLLECT_WHOLE);
+  for (uint32_t i = 0; i < collect->nslices; i++) {
+    if (collect->slices[i].comes) collect_install_slice(collect, i);
+  }
+  collect_install_workers(collect);
+  mlfab__clock_mirror(server, collect->clocks, collect->nclocks, collect->words);
+  server->epoch = collect->head.epoch;
+  server->norm_commits = 0;
+  server->phase = MLFAB__MODEL_STANDS;
+  collect->phase = MLFAB__COLLECT_EMPTY;
+  collect->at = collect->head.number;
+  collect->here = server->store.changes;
+  if (collect->built && server->policy) server->policy->told(server);
+  collect->built = 0;
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
@@ -46823,6 +48744,8 @@ MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, d
  * acknowledged that commit already; otherwise, and for a norm that is no norm, 0. O(1). In lock step the
  * server has a commit acknowledged before it applies it. */
 MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm);
+/* The same for a commit that leaves elements as they are (append_part). */
+MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, double norm);
 /* Records a commit; whether it was allowed is the caller's matter. Amortised O(1). Errors: ARGUMENT (the norm
  * is negative, NaN or infinite), with nothing recorded. */
 MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm);
@@ -47003,12 +48926,20 @@ static mlfab__divergence_entry *divergence_at(mlfab__divergence *d, uint32_t i) 
   return &d->ring[(d->first + i) % MLFAB__DIVERGENCE_ENTRIES];
 }
 
-MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
+static int divergence_admits(const mlfab__divergence *d, double norm, double decay) {
   if (!divergence_is_norm(norm)) return 0;
   if (d->acknowledged > d->committed || divergence_is_infinite(d->div_max)) return 1;
-  double after = divergence_add(d->bound, divergence_affine(d->gamma, d->history, norm));
+  double after = divergence_add(d->bound, divergence_affine(decay, d->history, norm));
   if (MLFAB__PLANTED(160)) after = d->bound;
   return mlfab__finite(after) && after <= d->div_max;
+}
+
+MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
+  return divergence_admits(d, norm, d->gamma);
+}
+
+MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, double norm) {
+  return divergence_admits(d, norm, 1);
 }
 
 /* Makes each pair of neighbours one entry. */
@@ -47585,6 +49516,9 @@ MLFAB__INTERNAL int mlfab__replicate_batch(
  * came back. A voter helps another copy to serve only 5 beats after it heard the present one, and echoes nothing to the
  * present one from then on. So clocks may differ in speed by a fifth.
  *
+ * A copy asks to replace the one that serves when it is in sync by its own bond, or by a later one of another voter: the
+ * copy that served may have died when it knew that a record was decided, and before it could say so.
+ *
  * An empty copy (a new process, without the image) grants, but does not serve, and counts as silent: its number and
  * its stored record are those of a process whose data are gone.
  *
@@ -47641,10 +49575,12 @@ typedef struct mlfab__vote {
   int empty;      /* a copy without the image */
   uint32_t floor; /* the largest epoch that this voter has granted */
   mlfab__vote_record decided, bond;
+  mlfab__vote_record heard;  /* the latest bond of another voter, by which another copy serves */
   mlfab__vote_record own;    /* the last record that it granted itself */
   mlfab__vote_record stores; /* what is being stored; epoch 0: nothing. For whom: */
   uint32_t grantee;
-  int asking;      /* `own` is stored, and not decided yet */
+  int asking; /* `own` is stored, and not decided yet */
+  int outbid; /* a voter has denied `own`, because it has granted that epoch to another record */
   uint32_t wanted; /* the copies that this one, while it serves, wants in sync */
   uint64_t said_ns;
   mlfab__vote_peer peers[MLFAB__VOTERS];
@@ -47706,6 +49642,8 @@ static const mlfab__vote_record *vote_later(const mlfab__vote_record *a,
 static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
   if (record->epoch <= vote->decided.epoch) return;
   vote->decided = *record;
+  if (record->serves != vote->self && !MLFAB__PLANTED(215))
+    vote->wanted = 0; /* what it wanted was for its own time */
   if (record->epoch >= vote->bond.epoch) vote->bond = *record;
   if (vote->floor < record->epoch) vote->floor = record->epoch;
   if (vote->own.epoch <= record->epoch) vote->asking = 0;
@@ -47724,9 +49662,9 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
   vote->bond = stored ? *stored : fresh ? first : none;
   vote->decided = fresh && !stored ? first : none;
   vote->floor = vote->bond.epoch;
-  vote->own = vote->stores = none;
+  vote->own = vote->stores = vote->heard = none;
   vote->wanted = 0;
-  vote->asking = 0;
+  vote->asking = vote->outbid = 0;
   vote->said_ns = 0;
   memset(vote->peers, 0, sizeof vote->peers);
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) vote->peers[i].heard_ns = now_ns;
@@ -47818,19 +49756,21 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
     if (vote->peers[i].floor > epoch) epoch = vote->peers[i].floor;
   }
   const mlfab__vote_record record = {epoch + 1, vote->self, insync};
+  vote->outbid = 0;
   vote_grant(vote, &record, vote->self, now_ns);
 }
 
 /* May this copy try to replace the one that serves? */
 static int vote_may_replace(const mlfab__vote *vote, uint64_t now_ns) {
-  const mlfab__vote_record *bond = &vote->bond;
+  const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
   return bond->epoch > 0 && bond->serves != vote->self &&
          ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133)) &&
          mlfab__vote_silent(vote, bond->serves, now_ns);
 }
 
-/* Some voter has granted an epoch beyond the one in force. */
+/* Some voter has granted an epoch beyond the one in force, or this one to another record. */
 static int vote_passed(const mlfab__vote *vote, uint32_t epoch) {
+  if (vote->asking && vote->outbid) return 1;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
     if (i != vote->self && vote->peers[i].floor > epoch) return 1;
   }
@@ -47868,8 +49808,9 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
-  if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking ||
-      vote->bond.serves == vote->self)
+  /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
+  if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
+      !vote->known || vote->bond.serves == vote->self || !(vote->bond.insync >> vote->self & 1))
     return due;
   uint64_t silent_ns =
       vote->peers[vote->bond.serves].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
@@ -47928,13 +49869,2416 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
   if (in->echo_nonce == vote->nonce && in->echo_ns <= now_ns && in->echo_ns > peer->lease_ns)
     peer->lease_ns = in->echo_ns;
   vote_decide(vote, &in->decided);
+  if (in->bond.epoch > vote->heard.epoch && in->bond.serves != vote->self) vote->heard = in->bond;
   vote_learn(vote, from, in);
   if (!mlfab__vote_serves(vote) && !vote_may_replace(vote, now_ns)) vote->asking = 0;
   if (in->kind == MLFAB__VOTE_ASK) {
     vote_asked(vote, from, in, now_ns);
   } else if (in->kind == MLFAB__VOTE_GRANT && vote->asking && vote_same(&in->record, &vote->own)) {
     vote_decide(vote, &vote->own);
+  } else if (in->kind == MLFAB__VOTE_DENY && vote->asking && in->floor >= vote->own.epoch) {
+    vote->outbid = 1;
   }
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/keeper.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* keeper.h - what a server with a replica may apply, answer and show. Layer 4.
+ *
+ * The server sends its replica its state, moment by moment: a moment is what the server has between two commits. When
+ * the replica has a moment, all that the server had decided by then is durable. The keeper counts decisions and commits,
+ * and knows which of them the replica has.
+ *
+ *    ALONE    there is no replica to be kept close: everything is applied and shown; answers that ask for DURABLE wait
+ *      |  moment(joins): the replica has all but a little                                  ^
+ *      v                                                                                   |
+ *    JOINING  commits keep within Div_max of that moment                   alone(): the replica is lost, or lags
+ *      |  joined(): the replica has it, and two of three voters know that it is in sync    |
+ *      v                                                                                   |
+ *    IN_SYNC  commits keep within Div_max of the last moment that the replica has ---------+
+ *
+ * A commit waits while the bound would be above Div_max with it (divergence.h). If it would be above Div_max by that
+ * commit alone, the commit waits until the replica has all others; then it is applied, and hidden until the replica
+ * has it, too: neither answers nor pulls tell anybody of it. So Div_max 0 is lock step, and infinity bounds nothing. An
+ * answer to an update that asks for DURABLE waits until a moment with it is IN_SYNC at the replica.
+ *
+ * Commits may be hidden one right after another. So that pulls get on, each pins the next slice that it reads at the
+ * moment between two of them (mlfab__serve_offer), and sends it while the next commit is hidden.
+ *
+ * With rounds and a finite Div_max all answers wait so, because the bound does not count the open round's sum.
+ *
+ * Answers that wait are lost with the worker's link. HELLO then tells the worker which of its updates are durable, not
+ * which are applied; it sends the others again, and the answer to a repetition waits like the first.
+ *
+ * FROZEN beside these: nothing is answered or shown but what is durable.
+ *
+ * Invariants. (1) IN_SYNC, and JOINING from its moment on: the bound for what is not hidden is at most Div_max, and at most
+ * one commit is hidden. (2) An answer DURABLE is posted only IN_SYNC, and for an update that is in
+ * a moment which the replica has. (3) Memory: at most one waiting answer for each update in flight of a worker.
+ *
+ * Source: MLfabric §5.3. Departs: there, the scheduler checks the bound when a batch ends; here, the server keeps it,
+ * always (design: the bound does not depend on a scheduler). */
+
+enum mlfab__keeper_phase { MLFAB__KEEPER_ALONE, MLFAB__KEEPER_JOINING, MLFAB__KEEPER_IN_SYNC };
+
+typedef struct mlfab__keeper_answer { /* one that waits */
+  uint32_t worker;
+  int durable;     /* it asked for that */
+  uint64_t moment; /* number of decisions when it was decided */
+  mlfab__push_ack ack;
+} mlfab__keeper_answer;
+
+typedef struct mlfab__keeper {
+  enum mlfab__keeper_phase phase;
+  double div_max;
+  mlfab__divergence ledger;
+  uint64_t decisions;                    /* answers to pushes so far */
+  uint64_t sent_decisions, sent_commits; /* at the moment that is being sent */
+  double sent_history;                   /* |h| then, if the optimizer is momentum */
+  int sending;
+  int frozen;             /* this copy may not say that anything is applied */
+  uint64_t has_decisions; /* at the last moment that the replica has */
+  /* By worker: windows at these moments. `sent` is what the replica's will be. */
+  mlfab__window *sent, *has;
+  mlfab__window *told; /* by worker: the answer of `window` */
+  uint8_t *asked;      /* by worker: it has asked for DURABLE */
+  mlfab__keeper_answer *answers;
+  uint32_t nanswers, room;
+  /* The copy that the server is: its moments end when the model is freed. */
+  void *above;
+  void (*stop)(void *above);
+  void (*model)(void *above); /* there is a new model. ALONE */
+  /* Has it its lease at this time? A process that was stopped finds out only when it looks. */
+  int (*leased)(void *above, uint64_t now_ns);
+} mlfab__keeper;
+
+/* Attaches a keeper, ALONE. Errors: MEMORY, ARGUMENT (Div_max negative or NaN). */
+MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max);
+/* Why a model cannot be kept within Div_max, or NULL: 0 and infinity fit every optimizer. */
+MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *options, double div_max,
+                                                int callback);
+/* The server begins to serve with a state that came from another copy: it has told and promised nothing yet. ALONE. */
+MLFAB__INTERNAL void mlfab__keeper_begin(mlfab__server *server);
+/* The present state becomes the moment that is sent; joins: commits keep close to it from now on. */
+MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins);
+/* The replica has that moment. joined: and it is known to be in sync. alone: no replica is in sync any more. */
+MLFAB__INTERNAL void mlfab__keeper_has(mlfab__server *server);
+/* The moment that was being sent will not arrive. */
+MLFAB__INTERNAL void mlfab__keeper_unsend(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__keeper_joined(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__keeper_alone(mlfab__server *server);
+/* Without its lease (vote.h) a copy may tell nobody that an update is applied, nor show it: everything that is not
+ * durable already waits. */
+MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
+/* Has anything been decided since that moment, or since the last one that was sent? Then another one is due. */
+MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/keeper.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* keeper.c - what a server with a replica may apply, answer and show. See keeper.h. */
+
+#define KEEPER_NORM_MOST 1e300
+
+static void keeper_free(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  struct mlfab__keeper *keeper = server->keeping;
+  if (keeper) {
+    mlfab__free(env, keeper->sent, server->workers * sizeof *keeper->sent);
+    mlfab__free(env, keeper->has, server->workers * sizeof *keeper->has);
+    mlfab__free(env, keeper->told, server->workers * sizeof *keeper->told);
+    mlfab__free(env, keeper->asked, server->workers);
+    mlfab__free(env, keeper->answers, keeper->room * sizeof *keeper->answers);
+    mlfab__free(env, keeper, sizeof *keeper);
+  }
+  server->keeping = NULL;
+  server->keeper = NULL;
+}
+
+/* May nothing be said but what is durable? */
+static int keeper_frozen(const mlfab__server *server) {
+  const mlfab__keeper *keeper = server->keeping;
+  return keeper->frozen ||
+         (keeper->leased && !keeper->leased(keeper->above, server->now_ns) && !MLFAB__PLANTED(217));
+}
+
+/* --- commits --- */
+
+/* Is the last commit one that nobody may see before the replica has it? */
+static int keeper_hides(const mlfab__keeper *keeper) {
+  return keeper->phase != MLFAB__KEEPER_ALONE && mlfab__finite(keeper->div_max) &&
+         keeper->ledger.bound > keeper->div_max;
+}
+
+static double keeper_norm(const mlfab__commit *commit) {
+  return mlfab__divergence_norm(commit->squares, commit->elements, commit->scale);
+}
+
+/* Momentum of slices that the commit leaves as they are does not decay. */
+static int keeper_part(const mlfab__keeper *keeper, const mlfab__commit *commit) {
+  return commit->part && keeper->ledger.gamma > 0.0;
+}
+
+static int keeper_may(mlfab__server *server, const mlfab__commit *commit) {
+  const mlfab__keeper *keeper = server->keeping;
+  const mlfab__divergence *ledger = &keeper->ledger;
+  double norm = keeper_norm(commit);
+  return keeper->phase == MLFAB__KEEPER_ALONE || ledger->committed == ledger->acknowledged ||
+         (keeper_part(keeper, commit) ? mlfab__divergence_may_part(ledger, norm)
+                                      : mlfab__divergence_may(ledger, norm)) ||
+         MLFAB__PLANTED(141);
+}
+
+static void keeper_committed(mlfab__server *server, const mlfab__commit *commit) {
+  mlfab__keeper *keeper = server->keeping;
+  double norm = keeper_norm(commit);
+  /* A norm that no double holds (of the largest numbers): the bound is infinite until the replica has it. */
+  if (!(norm < KEEPER_NORM_MOST)) norm = KEEPER_NORM_MOST;
+  if (keeper_part(keeper, commit)) {
+    mlfab__divergence_append_part(&keeper->ledger, norm);
+  } else {
+    mlfab__divergence_append(&keeper->ledger, norm);
+  }
+}
+
+/* --- answers --- */
+
+/* Is an update answered when it is in the sum of an open round? The bound counts it only when the round is committed, so
+ * its answer waits for the replica. */
+static int keeper_sums(const mlfab__server *server) {
+  const mlfab__keeper *keeper = server->keeping;
+  return keeper->phase != MLFAB__KEEPER_ALONE && mlfab__finite(keeper->div_max) &&
+         mlfab__clock_rounds(server);
+}
+
+/* Has the replica this update, and is it known to be in sync? */
+static int keeper_durable(const mlfab__server *server, uint32_t worker,
+                          const mlfab__push_ack *ack) {
+  const mlfab__keeper *keeper = server->keeping;
+  const mlfab__window *has = &keeper->has[worker], *window = &server->windows.windows[worker];
+  return keeper->phase == MLFAB__KEEPER_IN_SYNC && has->incarnation == window->incarnation &&
+         mlfab__windows_ask(has, ack->seq, ack->members) != MLFAB__UNDECIDED;
+}
+
+static int keeper_defers(mlfab__server *server, uint32_t worker, uint32_t flags,
+                         const mlfab__push_ack *ack) {
+  mlfab__keeper *keeper = server->keeping;
+  keeper->decisions++;
+  keeper->asked[worker] |= (flags & MLFAB__PUSH_DURABLE) != 0;
+  int waits = ((flags & MLFAB__PUSH_DURABLE) && ack->code == 0) || keeper_hides(keeper) ||
+              keeper_sums(server) || keeper_frozen(server);
+  if (!waits || keeper_durable(server, worker, ack)) return 0;
+  mlfab__keeper_answer *more =
+      mlfab__grow(server->env, keeper->answers, &keeper->room, keeper->nanswers + 1, sizeof *more);
+  if (!more) {
+    /* It asks again on a new link. */
+    mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an answer");
+    return 1;
+  }
+  keeper->answers = more;
+  keeper->answers[keeper->nanswers++] =
+      (mlfab__keeper_answer){worker, (flags & MLFAB__PUSH_DURABLE) != 0, keeper->decisions, *ack};
+  return 1;
+}
+
+/* Posts the answers that are due. */
+static void keeper_answer(mlfab__server *server) {
+  mlfab__keeper *keeper = server->keeping;
+  uint32_t kept = 0;
+  if (keeper_frozen(server)) return;
+  for (uint32_t i = 0; i < keeper->nanswers; i++) {
+    const mlfab__keeper_answer *answer = &keeper->answers[i];
+    int safe = answer->moment <= keeper->has_decisions || MLFAB__PLANTED(143);
+    int due = answer->durable ? safe && keeper->phase == MLFAB__KEEPER_IN_SYNC
+                              : safe || keeper->phase == MLFAB__KEEPER_ALONE;
+    if (due) {
+      MLFAB__POST(&server->port, answer->worker, MLFAB__PUSH_ACK, push_ack, &answer->ack);
+    } else {
+      keeper->answers[kept++] = *answer;
+    }
+  }
+  keeper->nanswers = kept;
+}
+
+/* What a worker that calls again may rely on. If it has never asked for more and nothing is hidden, that is what is
+ * decided. */
+static const mlfab__window *keeper_window(mlfab__server *server, uint32_t worker) {
+  mlfab__keeper *keeper = server->keeping;
+  const mlfab__window *window = &server->windows.windows[worker], *has = &keeper->has[worker];
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < keeper->nanswers; i++) {
+    if (keeper->answers[i].worker != worker) keeper->answers[kept++] = keeper->answers[i];
+  }
+  keeper->nanswers = kept;
+  if (keeper->told[worker].incarnation != window->incarnation) { /* a new process */
+    keeper->told[worker] = (mlfab__window){.incarnation = window->incarnation};
+    keeper->asked[worker] = 0;
+  }
+  if (!keeper->asked[worker] && !keeper_hides(keeper) && !keeper_sums(server) &&
+      !keeper_frozen(server))
+    return window;
+  keeper->told[worker] = *has;
+  if (keeper->phase != MLFAB__KEEPER_IN_SYNC || has->incarnation != window->incarnation)
+    keeper->told[worker] = (mlfab__window){.incarnation = window->incarnation};
+  return MLFAB__PLANTED(144) ? window : &keeper->told[worker];
+}
+
+/* --- what pulls see --- */
+
+static enum mlfab__shows keeper_shows(const mlfab__server *server) {
+  if (MLFAB__PLANTED(142)) return MLFAB__SHOWS_ALL;
+  return keeper_frozen(server)           ? MLFAB__SHOWS_NOTHING
+         : keeper_hides(server->keeping) ? MLFAB__SHOWS_PINNED
+                                         : MLFAB__SHOWS_ALL;
+}
+
+static void keeper_ready(mlfab__server *server) {
+  mlfab__serve_offer(server);
+  mlfab__server_advance(server);
+}
+
+/* --- moments --- */
+
+/* |h| of momentum, or -1 where it is not known. */
+static double keeper_history(const mlfab__server *server) {
+  const mlfab__store *store = &server->store;
+  uint64_t elements = 0;
+  double squares = 0.0;
+  if (!store->s0 || store->ghost) return -1.0;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
+      mlfab__piece piece;
+      mlfab__store_piece(store, at, end - at, &piece);
+      at += piece.bytes;
+      elements += piece.count;
+      squares +=
+          mlfab__kernel_norm2(piece.dtype, store->s0[piece.position] + piece.at, piece.count);
+    }
+  }
+  return mlfab__divergence_norm(squares, elements, 1.0);
+}
+
+/* The bound counts from the moment that was sent. */
+static void keeper_acked(mlfab__keeper *keeper) {
+  mlfab__divergence_acked(&keeper->ledger, keeper->sent_commits);
+  mlfab__divergence_measured(&keeper->ledger, keeper->sent_commits, keeper->sent_history);
+}
+
+MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins) {
+  mlfab__keeper *keeper = server->keeping;
+  keeper->sending = 1;
+  keeper->sent_decisions = keeper->decisions;
+  keeper->sent_commits = keeper->ledger.committed;
+  /* Measured once, the ledger's own estimate bounds it from then on. It is loose: a bound that is to be reached needs it
+   * measured each time. */
+  int measures = joins || (keeper->div_max > 0.0 && mlfab__finite(keeper->div_max));
+  keeper->sent_history = measures && keeper->ledger.gamma > 0.0 ? keeper_history(server) : -1.0;
+  memcpy(keeper->sent, server->windows.windows, server->workers * sizeof *keeper->sent);
+  if (!joins || keeper->phase != MLFAB__KEEPER_ALONE) return;
+  /* The replica will have all of this: from here on the bound counts. The momentum may be more than the commits here have
+   * made: what another copy or a file has handed over. */
+  double history = MLFAB__PLANTED(212) ? keeper->ledger.history : keeper->sent_history;
+  if (!mlfab__finite(history)) history = mlfab__network_never();
+  (void)mlfab__divergence_init(&keeper->ledger, keeper->ledger.gamma, keeper->div_max,
+                               keeper->ledger.committed, history < 0.0 ? 0.0 : history);
+  keeper->phase = MLFAB__KEEPER_JOINING;
+}
+
+MLFAB__INTERNAL void mlfab__keeper_has(mlfab__server *server) {
+  mlfab__keeper *keeper = server->keeping;
+  if (!keeper->sending) return;
+  keeper->sending = 0;
+  keeper->has_decisions = keeper->sent_decisions;
+  mlfab__window *has = keeper->has;
+  keeper->has = keeper->sent;
+  keeper->sent = has;
+  keeper_acked(keeper);
+  keeper_answer(server);
+  keeper_ready(server);
+}
+
+MLFAB__INTERNAL void mlfab__keeper_unsend(mlfab__server *server) { server->keeping->sending = 0; }
+
+MLFAB__INTERNAL void mlfab__keeper_joined(mlfab__server *server) {
+  mlfab__keeper *keeper = server->keeping;
+  if (keeper->phase != MLFAB__KEEPER_JOINING) return;
+  keeper->phase = MLFAB__KEEPER_IN_SYNC;
+  keeper_answer(server);
+  keeper_ready(server);
+}
+
+MLFAB__INTERNAL void mlfab__keeper_alone(mlfab__server *server) {
+  mlfab__keeper *keeper = server->keeping;
+  keeper->phase = MLFAB__KEEPER_ALONE;
+  keeper->sending = 0;
+  keeper->has_decisions = 0;
+  for (uint32_t w = 0; w < server->workers; w++) keeper->has[w] = (mlfab__window){0};
+  keeper_answer(server);
+  keeper_ready(server);
+}
+
+MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen) {
+  mlfab__keeper *keeper = server->keeping;
+  if (keeper->frozen == frozen) return;
+  keeper->frozen = frozen;
+  if (frozen) return;
+  keeper_answer(server);
+  keeper_ready(server);
+}
+
+MLFAB__INTERNAL void mlfab__keeper_begin(mlfab__server *server) {
+  mlfab__keeper *keeper = server->keeping;
+  keeper->phase = MLFAB__KEEPER_ALONE;
+  keeper->sending = 0;
+  keeper->nanswers = 0;
+  keeper->has_decisions = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    keeper->asked[w] = 0;
+    keeper->has[w] = (mlfab__window){0};
+    keeper->told[w] = (mlfab__window){0};
+  }
+}
+
+MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server) {
+  const mlfab__keeper *keeper = server->keeping;
+  uint64_t decisions = keeper->sending ? keeper->sent_decisions : keeper->has_decisions;
+  return keeper->decisions != decisions ||
+         (!keeper->sending && keeper->ledger.committed != keeper->ledger.acknowledged);
+}
+
+/* --- opening --- */
+
+static void keeper_stop(mlfab__server *server) {
+  const mlfab__keeper *keeper = server->keeping;
+  if (keeper->stop) keeper->stop(keeper->above);
+}
+
+static void keeper_model(mlfab__server *server) {
+  mlfab__keeper *keeper = server->keeping;
+  int momentum = server->options.optimizer == MLFAB_OPTIMIZER_MOMENTUM;
+  keeper->phase = MLFAB__KEEPER_ALONE;
+  keeper->sending = 0;
+  /* The options were checked: gamma and Div_max fit. */
+  (void)mlfab__divergence_init(&keeper->ledger, momentum ? server->options.gamma : 0.0,
+                               keeper->div_max, 0, 0.0);
+  if (keeper->model) keeper->model(keeper->above);
+}
+
+MLFAB__INTERNAL const char *mlfab__keeper_check(const mlfab_model_options *options, double div_max,
+                                                int callback) {
+  if (div_max == 0.0 || !mlfab__finite(div_max)) return NULL;
+  if (callback) return "a bound (div_max) and on_update, whose steps cannot be bounded";
+  if (options->optimizer != MLFAB_OPTIMIZER_SGD && options->optimizer != MLFAB_OPTIMIZER_MOMENTUM)
+    return "a bound (div_max) and an adaptive optimizer, whose steps cannot be bounded";
+  if (options->weight_decay != 0.0)
+    return "a bound (div_max) and weight_decay, which moves the model by itself";
+  return NULL;
+}
+
+static const char *keeper_refuses(const mlfab__server *server, const mlfab_model_options *options) {
+  const mlfab__keeper *keeper = server->keeping;
+  if (options->ghost) return "replicas and ghost tensors, which have no bytes";
+  return mlfab__keeper_check(options, keeper->div_max, server->config->on_update != NULL);
+}
+
+MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) {
+  static const mlfab__server_keeper hooks = {.free = keeper_free,
+                                             .model = keeper_model,
+                                             .stop = keeper_stop,
+                                             .refuses = keeper_refuses,
+                                             .may = keeper_may,
+                                             .committed = keeper_committed,
+                                             .defers = keeper_defers,
+                                             .shows = keeper_shows,
+                                             .window = keeper_window};
+  if (mlfab__divergence_check(0.0, div_max)) return MLFAB_ERR_ARGUMENT;
+  mlfab__env *env = server->env;
+  mlfab__keeper *keeper = mlfab__alloc(env, sizeof *keeper);
+  if (!keeper) return MLFAB_ERR_MEMORY;
+  memset(keeper, 0, sizeof *keeper);
+  server->keeping = keeper;
+  keeper->div_max = div_max;
+  keeper->sent = mlfab__alloc_array(env, server->workers, sizeof *keeper->sent);
+  keeper->has = mlfab__alloc_array(env, server->workers, sizeof *keeper->has);
+  keeper->told = mlfab__alloc_array(env, server->workers, sizeof *keeper->told);
+  keeper->asked = mlfab__alloc(env, server->workers);
+  if (keeper->asked) memset(keeper->asked, 0, server->workers);
+  if (!keeper->sent || !keeper->has || !keeper->told || !keeper->asked) {
+    keeper_free(server);
+    return MLFAB_ERR_MEMORY;
+  }
+  memset(keeper->told, 0, server->workers * sizeof *keeper->told);
+  mlfab__divergence_init(&keeper->ledger, 0.0, div_max, 0, 0.0);
+  server->keeper = &hooks;
+  server->measures = 1;
+  return 0;
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/replica_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* replica_wire.h - frames between the voters of a shard. See wire.h, replica.h. Layer 4. */
+
+typedef struct mlfab__vote_frame { /* voter -> voter */
+  uint32_t shard;
+  mlfab__vote_message message;
+} mlfab__vote_frame;
+
+typedef struct
+    mlfab__moment_frame { /* serving copy -> other copy: a record (../checkpoint/record.h); its meta follows */
+  uint64_t number; /* of the moment; ascending in a term */
+  uint32_t term;   /* of the sender */
+  uint32_t type, index;
+  uint64_t since; /* as in moment_pin: 0: it has all slices; else it builds on moment number - 1 */
+} mlfab__moment_frame;
+
+typedef struct mlfab__moment_has { /* other copy -> serving copy, after END and on a new link */
+  uint64_t number;                 /* its last whole moment ... */
+  uint32_t term;                   /* ... of this term; 0: none */
+  uint64_t refused;                /* a moment of that sender that it does not take, or 0 */
+} mlfab__moment_has;
+
+typedef struct
+    mlfab__mirror_frame { /* serving copy -> other copy: a record of a part (../node/mirrored.h) follows */
+  uint64_t number;        /* of the mark that the record belongs to; ascending in a term */
+  uint32_t term, stream; /* of the sender; stream: 1, 2, ... */
+  uint32_t part, record; /* or part MLFAB__MIRROR_BEGINS, or MLFAB__MIRROR_MARK */
+} mlfab__mirror_frame;
+
+typedef struct
+    mlfab__mirror_has { /* other copy -> serving copy: it has everything up to this mark ... */
+  uint64_t number;
+  uint32_t term, stream; /* ... of this stream; stream 0: it takes none, and wants a new one */
+} mlfab__mirror_has;
+
+#define MLFAB__MIRROR_BEGINS 0xfffffffeu /* u32 records of each part follow */
+#define MLFAB__MIRROR_MARK 0xffffffffu
+
+/* VOTES, a record in a voter's file: its table as bulk. */
+typedef struct mlfab__votes {
+  uint64_t fabric;
+  uint32_t shards;
+} mlfab__votes;
+
+enum {
+  MLFAB__MIRROR_FRAME_BYTES = 24,
+  MLFAB__MOMENT_FRAME_BYTES = 28,
+  MLFAB__VOTE_RECORD_BYTES = 12
+};
+
+MLFAB__WIRE_DECLARE(vote_frame)
+MLFAB__WIRE_DECLARE(moment_frame)
+MLFAB__WIRE_DECLARE(moment_has)
+MLFAB__WIRE_DECLARE(mirror_frame)
+MLFAB__WIRE_DECLARE(mirror_has)
+MLFAB__WIRE_DECLARE(votes)
+/* A record of the table. */
+MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYTES],
+                                               const mlfab__vote_record *record);
+MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECORD_BYTES],
+                                               mlfab__vote_record *record);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/replica_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* replica_wire.c - the fields of these frames. See replica_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define R(record) N(record.epoch) N(record.serves) N(record.insync)
+
+/* clang-format off */
+WIRE_META(vote_frame,
+  N(shard) N(message.kind) N(message.known) N(message.empty) N(message.floor) R(message.record)
+  R(message.decided) R(message.bond) N(message.nonce) N(message.sent_ns) N(message.echo_nonce)
+  N(message.echo_ns))
+WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since))
+WIRE_META(moment_has, N(number) N(term) N(refused))
+WIRE_META(mirror_frame, N(number) N(term) N(stream) N(part) N(record))
+WIRE_META(mirror_has, N(number) N(term) N(stream))
+WIRE_META(votes, N(fabric) N(shards))
+/* clang-format on */
+
+#undef N
+#undef R
+
+MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYTES],
+                                               const mlfab__vote_record *record) {
+  wire_put32(at, record->epoch);
+  wire_put32(at + 4, record->serves);
+  wire_put32(at + 8, record->insync);
+}
+
+MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECORD_BYTES],
+                                               mlfab__vote_record *record) {
+  record->epoch = wire_get32(at);
+  record->serves = wire_get32(at + 4);
+  record->insync = wire_get32(at + 8);
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/voter.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* voter.h - the votes of a node: a copy votes in one shard, the scheduler in all. Layer 4.
+ *
+ * Votes travel over VOTER links. What a voter has granted is in one file of the directory `vote_dir`, which holds all
+ * its shards. A record is granted when it is on disk; without a directory it is in memory only, and a process that starts
+ * again has lost it (vote.h, UNKNOWN).
+ *
+ *    WAITS --WELCOME--> READS (only a process that replaces another, with a directory) --file read--> VOTES
+ *      \--WELCOME, the fabric is being formed, or no directory--> VOTES
+ *
+ *    what is stored:  CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
+ *                                                                       \--error--> DIRTY, again after a beat
+ *
+ * The file is a record of record.h (VOTES) with the number of the fabric: that of another fabric counts as none.
+ *
+ * Invariant: a record is granted only after a file that has it is durable. */
+
+struct mlfab__voters;
+
+typedef struct mlfab__voter_shard {
+  struct mlfab__voters *voters;
+  uint32_t shard;
+  mlfab__vote vote;
+  mlfab__vote_record stored; /* what the file has, or will have */
+  uint32_t written;          /* epoch of the record in the file that is being written */
+  uint8_t pending;           /* `stored` waits to be durable */
+} mlfab__voter_shard;
+
+typedef struct mlfab__voters {
+  mlfab_node *node;
+  mlfab__port port; /* peers are voters */
+  mlfab__filer *filer;
+  uint32_t n, copies; /* shards; copies: of all servers */
+  mlfab__voter_shard *shards;
+  enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
+  uint64_t retry_ns; /* after an error of the file; 0: none */
+  uint8_t *bytes;    /* the file */
+  uint32_t file_bytes;
+  char path[MLFAB__RECORD_PATH];
+} mlfab__voters;
+
+/* `n` shards from `first` on. Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
+                                       const mlfab__port *port, uint32_t first, uint32_t n);
+MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
+/* A VOTE from this voter. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
+                                        const mlfab__frame_in *frame);
+/* Every look at the clock. After every event: begins to write, and goes on with what is durable. */
+MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters);
+MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters);
+MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/voter.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* voter.c - the votes of a node. See voter.h. */
+
+#include <stdio.h>
+
+/* A voter's part in a shard, and its number in the node. */
+static uint32_t voter_part(const mlfab__voters *voters, uint32_t voter) {
+  return voter / voters->node->config.servers; /* copy 0, copy 1, and behind both the scheduler */
+}
+
+static uint32_t voter_of(const mlfab__voter_shard *shard, uint32_t part) {
+  uint32_t servers = shard->voters->node->config.servers;
+  return part == MLFAB__VOTER_WITNESS ? part * servers : part * servers + shard->shard;
+}
+
+_Static_assert(MLFAB__VOTER_A == 0 && MLFAB__VOTER_B == 1 && MLFAB__VOTER_WITNESS == 2,
+               "voters are numbered by part");
+
+/* --- out --- */
+
+static void voter_send(void *user, uint32_t to, const mlfab__vote_message *message) {
+  mlfab__voter_shard *shard = user;
+  mlfab__port *port = &shard->voters->port;
+  const mlfab__vote_frame frame = {shard->shard, *message};
+  MLFAB__POST(port, voter_of(shard, to), MLFAB__VOTE, vote_frame, &frame);
+}
+
+static void voter_store(void *user, const mlfab__vote_record *record) {
+  mlfab__voter_shard *shard = user;
+  shard->stored = *record;
+  shard->pending = 1;
+}
+
+/* --- the file --- */
+
+static uint32_t voter_file_bytes(uint32_t n) {
+  return MLFAB__RECORD_BYTES + 16 + n * MLFAB__VOTE_RECORD_BYTES;
+}
+
+static void voter_write(mlfab__voters *voters) {
+  mlfab_file_op *op = &voters->filer->op;
+  uint8_t *meta = voters->bytes + MLFAB__RECORD_BYTES;
+  const mlfab__votes votes = {voters->node->fabric, voters->n};
+  mlfab__file_record record = {
+      .type = MLFAB__RECORD_VOTES,
+      .meta_bytes = mlfab__encode_votes(meta, &votes),
+      .bulk_bytes = voters->n * MLFAB__VOTE_RECORD_BYTES,
+  };
+  uint8_t *table = meta + record.meta_bytes;
+  record.bulk = table;
+  for (uint32_t i = 0; i < voters->n; i++) {
+    mlfab__encode_vote_record(table + i * MLFAB__VOTE_RECORD_BYTES, &voters->shards[i].stored);
+    voters->shards[i].written = voters->shards[i].pending ? voters->shards[i].stored.epoch : 0;
+  }
+  mlfab__record_seal(voters->bytes, &record);
+  op->kind = MLFAB_FILE_WRITE;
+  op->flags = MLFAB_FILE_FIRST | MLFAB_FILE_LAST;
+  op->path = voters->path;
+  op->head = voters->bytes;
+  op->head_bytes = MLFAB__RECORD_BYTES + record.meta_bytes + record.bulk_bytes;
+  op->bulk = NULL;
+  op->bulk_bytes = 0;
+  mlfab__files_ask(voters->filer);
+}
+
+static void voter_begin(mlfab__voters *voters) {
+  const mlfab_node *node = voters->node;
+  voters->phase = MLFAB__VOTERS_VOTE;
+  for (uint32_t i = 0; i < voters->n; i++) {
+    mlfab__voter_shard *s = &voters->shards[i];
+    s->vote.user = s;
+    s->vote.send = voter_send;
+    s->vote.store = voter_store;
+    mlfab__vote_begin(&s->vote, voter_part(voters, node->voter), node->config.heartbeat_ns,
+                      node->nonce, s->stored.epoch ? &s->stored : NULL,
+                      node->fresh || MLFAB__PLANTED(220), node->now_ns);
+    if (s->stored.epoch)
+      mlfab__log(&node->env, MLFAB_LOG_INFO,
+                 "votes: what was stored of server %u is there; it votes from now on", s->shard);
+  }
+}
+
+/* What the file has, if it is of this fabric. */
+static void voter_read(mlfab__voters *voters, const mlfab_io_event *event) {
+  mlfab__file_record record;
+  mlfab__votes votes;
+  const char *why = NULL;
+  if (event->code) return;
+  int64_t n = mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why);
+  int bad = n <= 0 || (uint64_t)n != event->bulk_bytes || record.type != MLFAB__RECORD_VOTES ||
+            mlfab__decode_votes(record.meta, record.meta_bytes, &votes) ||
+            votes.shards != voters->n || record.bulk_bytes != voters->n * MLFAB__VOTE_RECORD_BYTES;
+  if (bad) {
+    mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: '%s' is damaged: %s", voters->path,
+               why ? why : "not a voter's file");
+    return;
+  }
+  if (votes.fabric != voters->node->fabric && !MLFAB__PLANTED(228)) return;
+  for (uint32_t i = 0; i < voters->n; i++)
+    mlfab__decode_vote_record(record.bulk + i * MLFAB__VOTE_RECORD_BYTES,
+                              &voters->shards[i].stored);
+}
+
+static void voter_event(void *self, const mlfab_io_event *event) {
+  mlfab__voters *voters = self;
+  if (voters->phase == MLFAB__VOTERS_READ) {
+    voter_read(voters, event);
+    voter_begin(voters);
+    return;
+  }
+  if (event->code) {
+    if (!voters->retry_ns)
+      mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: cannot write '%s': %s", voters->path,
+                 event->text ? event->text : mlfab_error_text(event->code));
+    voters->retry_ns = voters->node->now_ns + voters->node->config.heartbeat_ns;
+    voters->filer->op.kind = MLFAB_FILE_ABORT;
+    voters->filer->op.head_bytes = 0;
+    mlfab__files_ask(voters->filer);
+    return;
+  }
+  if (voters->filer->op.kind == MLFAB_FILE_ABORT) return;
+  voters->retry_ns = 0;
+  for (uint32_t i = 0; i < voters->n; i++) {
+    mlfab__voter_shard *s = &voters->shards[i];
+    if (!s->pending || (s->written != s->stored.epoch && !MLFAB__PLANTED(229))) continue;
+    s->pending = 0;
+    mlfab__vote_stored(&s->vote, voters->node->now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters) {
+  int dirty = 0;
+  if (voters->phase != MLFAB__VOTERS_VOTE) return;
+  for (uint32_t i = 0; i < voters->n; i++) {
+    mlfab__voter_shard *s = &voters->shards[i];
+    if (!s->pending) continue;
+    dirty = 1;
+    if (voters->path[0] && !MLFAB__PLANTED(219)) continue;
+    s->pending = 0;
+    mlfab__vote_stored(&s->vote, voters->node->now_ns);
+  }
+  int waits = voters->retry_ns && voters->node->now_ns < voters->retry_ns;
+  if (dirty && voters->path[0] && !voters->filer->busy && !waits) voter_write(voters);
+}
+
+/* --- in --- */
+
+MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
+                                        const mlfab__frame_in *frame) {
+  mlfab__vote_frame in;
+  if (mlfab__decode_vote_frame(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME;
+  uint32_t i = in.shard - voters->shards[0].shard;
+  if (in.shard < voters->shards[0].shard || i >= voters->n ||
+      voter_of(&voters->shards[i], voter_part(voters, from)) != from)
+    return MLFAB_ERR_FRAME;
+  if (voters->phase != MLFAB__VOTERS_VOTE) return 0;
+  mlfab__vote *vote = &voters->shards[i].vote;
+  int known = vote->known;
+  mlfab__vote_take(vote, voter_part(voters, from), &in.message, voters->node->now_ns);
+  if (vote->known && !known)
+    mlfab__log(&voters->node->env, MLFAB_LOG_INFO,
+               "votes: both others of server %u have told what they know; it votes from now on",
+               in.shard);
+  return 0;
+}
+
+/* --- time --- */
+
+MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters) {
+  const mlfab_node *node = voters->node;
+  if (node->phase != MLFAB__BOOTSTRAP_GREETING && node->phase != MLFAB__BOOTSTRAP_READY) return;
+  if (voters->phase == MLFAB__VOTERS_WAIT) {
+    if (node->fresh || !voters->path[0]) {
+      voter_begin(voters);
+    } else {
+      voters->phase = MLFAB__VOTERS_READ;
+      voters->filer->op.kind = MLFAB_FILE_READ;
+      voters->filer->op.path = voters->path;
+      voters->filer->op.offset = 0;
+      voters->filer->op.bytes = voters->file_bytes + 1;
+      mlfab__files_ask(voters->filer);
+    }
+  }
+  if (voters->phase != MLFAB__VOTERS_VOTE) return;
+  for (uint32_t i = 0; i < voters->n; i++) mlfab__vote_tick(&voters->shards[i].vote, node->now_ns);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters) {
+  const mlfab_node *node = voters->node;
+  uint64_t due_ns = voters->retry_ns > node->now_ns ? voters->retry_ns : MLFAB__NEVER;
+  int joined = node->phase == MLFAB__BOOTSTRAP_GREETING || node->phase == MLFAB__BOOTSTRAP_READY;
+  if (voters->phase == MLFAB__VOTERS_WAIT && joined) return 0;
+  if (voters->phase != MLFAB__VOTERS_VOTE) return due_ns;
+  for (uint32_t i = 0; i < voters->n; i++)
+    due_ns = mlfab__min(due_ns, mlfab__vote_deadline(&voters->shards[i].vote));
+  return due_ns;
+}
+
+/* --- open and close --- */
+
+MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
+                                       const mlfab__port *port, uint32_t first, uint32_t n) {
+  *voters = (mlfab__voters){.node = node, .port = *port, .n = n};
+  voters->file_bytes = voter_file_bytes(n);
+  voters->shards = mlfab__alloc_array(&node->env, n, sizeof *voters->shards);
+  voters->bytes = mlfab__alloc(&node->env, voters->file_bytes);
+  if (!voters->shards || !voters->bytes) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < n; i++)
+    voters->shards[i] = (mlfab__voter_shard){.voters = voters, .shard = first + i};
+  if (!node->config.vote_dir[0]) return 0;
+  voters->filer = mlfab__files_open(node, voters, voter_event);
+  snprintf(voters->path, sizeof voters->path, "%s/votes-%016llx-%u", node->config.vote_dir,
+           (unsigned long long)node->job, node->id);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters) {
+  if (!voters->node) return;
+  mlfab__free(&voters->node->env, voters->shards, voters->n * sizeof *voters->shards);
+  mlfab__free(&voters->node->env, voters->bytes, voters->file_bytes);
+  voters->shards = NULL;
+  voters->bytes = NULL;
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/mirror.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* mirror.h - server 0's other jobs at both of its copies: what it has told workers, the other copy knows. Layer 4.
+ *
+ * The weights of a shard go to the other copy in moments (copy.h). Who takes part in collectives, barriers, trees and the
+ * numbers of processes change with every word of a worker, and an answer may not be contradicted by the copy that takes
+ * over. So the mirror sends the records that have changed (../node/mirrored.h), and keeps what the parts tell workers
+ * until the other copy has the records that it follows from.
+ *
+ * The stream, on the VOTER link of the copy that serves:
+ *
+ *    BEGINS, all records, MARK 1, records that changed, MARK 2, ...    MIRROR_HAS n back, when it has MARK n
+ *
+ *    sender:    NONE --link up--> BEGINS --all records sent, MARK--> FOLLOWS (a mark after each burst of records)
+ *                ^--link lost--------/------------------------------/
+ *                                   BEGINS again: the other copy says that it takes no stream (once a beat at most)
+ *    receiver:  NONE (says so once a beat) --BEGINS--> TAKES: keeps records aside until their MARK, then has them
+ *                ^--link lost, no memory, it may not take a stream now: what is aside is void; what it has stays
+ *
+ * A record is sent as it is when it is sent, and a MARK only when every record was sent as it is then: so what the
+ * receiver has is one instant of the sender's state.
+ *
+ * What is told. While the other copy may take over, what the parts post waits, in order, until the other copy has the
+ * first mark that was sent after it was posted; or the last one sent before, if nothing has changed since. Then, or when
+ * no copy can take over, it is posted. It waits from the first mark of a stream on that the other copy has, and not
+ * before: that copy may wait for this one to tell it something (WELCOME). What waits for a worker is lost with its link:
+ * it greets, and the parts say it again. Without a lease (vote.h) nothing is told.
+ *
+ * When the other copy is lost, the mirror goes on keeping back until copy.h knows a decided record without that copy.
+ *
+ * Take over: mlfab__mirror_serve gives the parts the records of the last mark.
+ *
+ * Invariants. (1) While the other copy may serve (facts.named), or is about to be proposed (mlfab__mirror_in_sync), a
+ * frame that is posted follows from a state that the other copy has. (2) What a receiver has is the sender's state at one
+ * instant. (3) Memory: at both ends one encoding of each record, at a receiver two; what waits: MLFAB__MIRROR_ROOM. With
+ * more than that the mirror is `behind` (copy.h drops the other copy), and closes the links of those to whom it cannot
+ * tell anything; they call again. So it does without memory.
+ *
+ * Cost: without replicas none. With them, a frame of ~200 bytes for each worker's word that changes something, and a round
+ * trip between the copies before an answer.
+ *
+ * Source: primary-backup with output commit (Alsberg and Day 1976; Strom and Yemini 1985). */
+
+#define MLFAB__MIRROR_ROOM (4u << 20) /* bytes that wait */
+
+typedef struct mlfab__mirror_record {
+  uint8_t *bytes;  /* sender: as it was sent last; receiver: at the last mark */
+  uint8_t *staged; /* receiver: since the last mark, or NULL */
+  uint32_t n, nstaged;
+  uint8_t due; /* sender: it is to be sent */
+} mlfab__mirror_record;
+
+typedef struct mlfab__mirror_words { /* what waits: one for equal frames that follow each other */
+  uint32_t uses, bytes;
+} mlfab__mirror_words; /* its bytes follow */
+
+typedef struct mlfab__mirror_item { /* a frame that waits */
+  uint64_t mark;                    /* that the other copy must have; 0: not known yet */
+  mlfab__mirror_words *words;       /* NULL: void */
+  uint32_t part, peer;
+  uint8_t type;
+} mlfab__mirror_item;
+
+typedef struct mlfab__mirror_facts { /* what copy.h knows, after every event */
+  int leased;                        /* serving: this copy may tell workers something */
+  int named; /* serving: a record names the other copy as in sync, is being asked for, or may be */
+  int takes; /* standing by: the other copy serves, and this one does not ask to replace it */
+} mlfab__mirror_facts;
+
+typedef struct mlfab__mirror_part {
+  struct mlfab__mirror *mirror;
+  mlfab__mirrored mirrored;
+  mlfab__port port; /* the real one */
+  mlfab__touch touch;
+  uint32_t first; /* of its records among all */
+} mlfab__mirror_part;
+
+typedef struct mlfab__mirror {
+  mlfab__env *env;
+  mlfab__port out; /* to the other copy */
+  uint32_t peer;   /* its number there */
+  mlfab__mirror_part parts[MLFAB__MIRRORED_MAX];
+  uint32_t nparts, nrecords;
+  mlfab__mirror_record *records;
+  uint32_t *list, nlist; /* sender: records that are due; receiver: that are staged */
+  uint8_t *scratch;      /* MLFAB__MIRRORED_BYTES */
+  mlfab__mirror_facts facts;
+  int serves, behind;
+  uint32_t term;
+  /* Sender. */
+  int link_up;
+  uint32_t stream, streams; /* under way, or 0; the last one */
+  int begun;                /* BEGINS was sent: */
+  uint64_t begun_ns;
+  int unmarked;         /* records were sent after the last mark */
+  uint64_t number, has; /* last mark that was sent; that the other copy has */
+  uint64_t first;       /* first mark of this stream; 0: not sent yet */
+  int follows;          /* the other copy has that one: what is told waits from now on */
+  uint64_t told;        /* the largest mark that something needs which was told */
+  mlfab__mirror_item *items;
+  uint32_t begin, end, room; /* of those that wait */
+  uint32_t judged;           /* those before have a mark */
+  uint64_t bytes;            /* of their words */
+  /* Receiver. */
+  uint32_t stream_in, term_in; /* that it takes; 0: none */
+  int whole;                   /* a mark of this stream came: the first one has all records */
+  uint64_t got;                /* the last mark that it has, of this stream or before; 0: nothing */
+  uint64_t said_ns;            /* when it said that it takes none */
+} mlfab__mirror;
+
+/* Begins, standing by. `out` leads to the other copy, whose number there is `peer`. Replaces the ports of the parts.
+ * Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
+                                       const mlfab__mirrored *parts, uint32_t nparts,
+                                       const mlfab__port *out, uint32_t peer);
+MLFAB__INTERNAL void mlfab__mirror_free(mlfab__mirror *mirror);
+
+/* This copy begins to serve: its parts go on from the last mark that it has, if any. It does not serve any more: what it
+ * has is void. Both do nothing when that is known. */
+MLFAB__INTERNAL void mlfab__mirror_serve(mlfab__mirror *mirror, uint32_t term);
+MLFAB__INTERNAL void mlfab__mirror_stand_by(mlfab__mirror *mirror);
+/* What copy.h knows, after every event and before the mirror looks. NULL: there are no parts. */
+static inline void mlfab__mirror_know(mlfab__mirror *mirror, const mlfab__mirror_facts *facts) {
+  if (mirror) mirror->facts = *facts;
+}
+/* The link to the other copy is up, or lost. The link from it is lost. */
+MLFAB__INTERNAL void mlfab__mirror_link(mlfab__mirror *mirror, int up);
+MLFAB__INTERNAL void mlfab__mirror_cut(mlfab__mirror *mirror);
+/* A worker has a new link, or is about to be greeted on one: what waits for it is lost. */
+MLFAB__INTERNAL void mlfab__mirror_forget(mlfab__mirror *mirror, uint32_t worker);
+/* After every event: sends what has changed, and posts what need not wait any more. */
+MLFAB__INTERNAL void mlfab__mirror_look(mlfab__mirror *mirror, uint64_t now_ns, uint64_t beat_ns);
+/* When it has to look next. */
+MLFAB__INTERNAL uint64_t mlfab__mirror_deadline(const mlfab__mirror *mirror, uint64_t beat_ns);
+/* The next frame to the other copy: 1, or 0. taken: it was sent. */
+MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__mirror_taken(mlfab__mirror *mirror, const mlfab__frame_out *frame,
+                                         uint64_t now_ns);
+/* MIRROR or MIRROR_HAS from the other copy. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__mirror_hear(mlfab__mirror *mirror, const mlfab__frame_in *frame,
+                                       uint64_t now_ns, uint64_t beat_ns);
+/* Does the other copy have all that was told, and will it, so that a record may name it? NULL: there are no parts. */
+static inline int mlfab__mirror_in_sync(const mlfab__mirror *mirror) {
+  return !mirror || (mirror->follows && mirror->has >= mirror->told);
+}
+
+/* Has too much to say that waits: the other copy is to be dropped. */
+static inline int mlfab__mirror_behind(const mlfab__mirror *mirror) {
+  return mirror && mirror->behind;
+}
+
+/* Adds the role, for the parts that the node has by then, after copy.h's; *mirror_p NULL: it has none. Errors: MEMORY. */
+struct mlfab_node;
+MLFAB__INTERNAL int mlfab__mirror_attach(struct mlfab_node *node, uint32_t peer,
+                                         mlfab__mirror **mirror_p);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/mirror.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* mirror.c - server 0's other jobs at both of its copies. See mirror.h. */
+
+enum { MIRROR_LEAST_ITEMS = 64 };
+
+static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes);
+
+/* --- ports: what is not posted goes straight on --- */
+
+static void mirror_ready(void *self, uint32_t peer) {
+  const mlfab__mirror_part *part = self;
+  part->port.ready(part->port.self, peer);
+}
+
+static void mirror_drop(void *self, uint32_t peer, int code, const char *text) {
+  const mlfab__mirror_part *part = self;
+  part->port.drop(part->port.self, peer, code, text);
+}
+
+static void mirror_detach(void *self, uint32_t peer, uint64_t token) {
+  const mlfab__mirror_part *part = self;
+  part->port.detach(part->port.self, peer, token);
+}
+
+static void mirror_event(void *self, uint32_t kind, int32_t rank, int is_server,
+                         uint32_t incarnation, int code, const char *text) {
+  const mlfab__mirror_part *part = self;
+  part->port.event(part->port.self, kind, rank, is_server, incarnation, code, text);
+}
+
+/* --- records --- */
+
+/* Keeps a copy of the bytes. 0, or MEMORY: then nothing is kept. */
+static int mirror_keep(mlfab__env *env, uint8_t **bytes_p, uint32_t *n_p, const uint8_t *bytes,
+                       uint32_t n) {
+  if (*n_p != n || !*bytes_p) {
+    mlfab__free(env, *bytes_p, mlfab__max(*n_p, 1));
+    *bytes_p = mlfab__alloc(env, mlfab__max(n, 1));
+    *n_p = *bytes_p ? n : 0;
+    if (!*bytes_p) return MLFAB_ERR_MEMORY;
+  }
+  memcpy(*bytes_p, bytes, n);
+  return 0;
+}
+
+static void mirror_lose(mlfab__env *env, uint8_t **bytes_p, uint32_t *n_p) {
+  mlfab__free(env, *bytes_p, mlfab__max(*n_p, 1));
+  *bytes_p = NULL;
+  *n_p = 0;
+}
+
+/* The part that a record belongs to. */
+static mlfab__mirror_part *mirror_part_of(mlfab__mirror *mirror, uint32_t record) {
+  uint32_t p = mirror->nparts - 1;
+  while (mirror->parts[p].first > record) p--;
+  return &mirror->parts[p];
+}
+
+static uint32_t mirror_encode(mlfab__mirror *mirror, uint32_t record, uint8_t *bytes) {
+  const mlfab__mirror_part *part = mirror_part_of(mirror, record);
+  uint32_t n = part->mirrored.encode(part->mirrored.self, record - part->first, bytes);
+  assert(n <= MLFAB__MIRRORED_BYTES);
+  return n;
+}
+
+static void mirror_untouch(mlfab__touch *touch) {
+  for (uint32_t i = 0; i < touch->n; i++) touch->marked[touch->list[i]] = 0;
+  touch->n = 0;
+  touch->all = 0;
+}
+
+MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
+                                       const mlfab__mirrored *parts, uint32_t nparts,
+                                       const mlfab__port *out, uint32_t peer) {
+  memset(mirror, 0, sizeof *mirror);
+  mirror->env = env;
+  mirror->out = *out;
+  mirror->peer = peer;
+  for (uint32_t p = 0; p < nparts; p++) {
+    mlfab__mirror_part *part = &mirror->parts[mirror->nparts++];
+    uint32_t n = parts[p].records;
+    *part = (mlfab__mirror_part){.mirror = mirror, .mirrored = parts[p], .first = mirror->nrecords};
+    part->touch.marked = mlfab__alloc(env, n);
+    part->touch.list = mlfab__alloc_array(env, n, sizeof *part->touch.list);
+    if (!part->touch.marked || !part->touch.list) return MLFAB_ERR_MEMORY;
+    mirror->nrecords += n;
+  }
+  mirror->records = mlfab__alloc_array(env, mirror->nrecords, sizeof *mirror->records);
+  mirror->list = mlfab__alloc_array(env, mirror->nrecords, sizeof *mirror->list);
+  mirror->scratch = mlfab__alloc(env, MLFAB__MIRRORED_BYTES);
+  if (!mirror->records || !mirror->list || !mirror->scratch) return MLFAB_ERR_MEMORY;
+  for (uint32_t p = 0; p < nparts; p++) {
+    mlfab__mirror_part *part = &mirror->parts[p];
+    *part->mirrored.touch = &part->touch;
+    if (!part->mirrored.port) continue;
+    part->port = *part->mirrored.port;
+    *part->mirrored.port =
+        (mlfab__port){part, mirror_post, mirror_ready, mirror_drop, mirror_detach, mirror_event};
+  }
+  return 0;
+}
+
+/* --- what waits --- */
+
+static void mirror_unuse(mlfab__mirror *mirror, mlfab__mirror_item *item) {
+  mlfab__mirror_words *words = item->words;
+  item->words = NULL;
+  if (!words || --words->uses > 0) return;
+  uint64_t bytes = sizeof *words + words->bytes;
+  mirror->bytes -= bytes;
+  mlfab__free(mirror->env, words, bytes);
+}
+
+static void mirror_forget_all(mlfab__mirror *mirror) {
+  for (uint32_t i = mirror->begin; i < mirror->end; i++) mirror_unuse(mirror, &mirror->items[i]);
+  mirror->begin = mirror->end = mirror->judged = 0;
+}
+
+MLFAB__INTERNAL void mlfab__mirror_forget(mlfab__mirror *mirror, uint32_t worker) {
+  for (uint32_t i = mirror->begin; i < mirror->end && !MLFAB__PLANTED(163); i++) {
+    mlfab__mirror_item *item = &mirror->items[i];
+    if (item->peer == worker && mirror->parts[item->part].mirrored.workers)
+      mirror_unuse(mirror, item);
+  }
+}
+
+/* May the other copy take over, or be about to? */
+static int mirror_holds(const mlfab__mirror *mirror) {
+  return mirror->facts.named || mirror->follows;
+}
+
+/* The words of a frame: those of the last one that waits if they are equal. NULL: no memory. */
+static mlfab__mirror_words *mirror_words(mlfab__mirror *mirror, uint8_t type, const void *meta,
+                                         uint32_t bytes) {
+  const mlfab__mirror_item *last =
+      mirror->end > mirror->begin ? &mirror->items[mirror->end - 1] : NULL;
+  if (last && last->words && last->type == type && last->words->bytes == bytes &&
+      (bytes == 0 || !memcmp(last->words + 1, meta, bytes)))
+    return last->words;
+  mlfab__mirror_words *words = mlfab__alloc(mirror->env, sizeof *words + bytes);
+  if (!words) return NULL;
+  words->bytes = bytes;
+  if (bytes > 0) memcpy(words + 1, meta, bytes);
+  mirror->bytes += sizeof *words + bytes;
+  return words;
+}
+
+/* Room for one more item: 1, or 0. */
+static int mirror_make_room(mlfab__mirror *mirror) {
+  uint32_t n = mirror->end - mirror->begin;
+  if (mirror->bytes + n * sizeof *mirror->items >= MLFAB__MIRROR_ROOM) {
+    mirror->behind = 1;
+    return 0;
+  }
+  if (mirror->end < mirror->room) return 1;
+  if (mirror->begin >= MIRROR_LEAST_ITEMS && mirror->begin >= n) {
+    memmove(mirror->items, mirror->items + mirror->begin, n * sizeof *mirror->items);
+    mirror->judged -= mirror->begin;
+    mirror->begin = 0;
+    mirror->end = n;
+    return 1;
+  }
+  mlfab__mirror_item *items = mlfab__grow(mirror->env, mirror->items, &mirror->room,
+                                          (uint64_t)mirror->end + 1, sizeof *items);
+  if (!items) return 0;
+  mirror->items = items;
+  return 1;
+}
+
+/* A part tells somebody something. */
+static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  mlfab__mirror_part *part = self;
+  mlfab__mirror *mirror = part->mirror;
+  if (!mirror->serves) return;
+  int waits = mirror->stream || mirror->begin < mirror->end || mirror_holds(mirror) ||
+              !mirror->facts.leased;
+  if (!waits || MLFAB__PLANTED(157)) {
+    part->port.post(part->port.self, peer, type, meta, bytes);
+    return;
+  }
+  mlfab__mirror_words *words =
+      mirror_make_room(mirror) ? mirror_words(mirror, type, meta, bytes) : NULL;
+  if (!words) {
+    part->port.drop(part->port.self, peer, MLFAB_ERR_AGAIN,
+                    "what was to be told waits for the other copy, and there is no room for it");
+    return;
+  }
+  words->uses++;
+  mirror->items[mirror->end++] = (mlfab__mirror_item){
+      .words = words, .part = (uint32_t)(part - mirror->parts), .peer = peer, .type = type};
+}
+
+/* Which mark the frames need that were posted since the last look. */
+static void mirror_judge(mlfab__mirror *mirror) {
+  int changed = mirror->first == 0 || mirror->nlist > 0 || mirror->unmarked;
+  for (; mirror->judged < mirror->end; mirror->judged++)
+    mirror->items[mirror->judged].mark = mirror->number + (uint64_t)changed;
+}
+
+/* Posts what need not wait any more. */
+static void mirror_release(mlfab__mirror *mirror) {
+  int holds = mirror_holds(mirror);
+  if (MLFAB__PLANTED(161) && !mirror->stream) holds = 0;
+  while (mirror->begin < mirror->judged && mirror->facts.leased) {
+    mlfab__mirror_item *item = &mirror->items[mirror->begin];
+    if (holds && item->mark > mirror->has) break;
+    mirror->told = mlfab__max(mirror->told, item->mark);
+    const mlfab__port *port = &mirror->parts[item->part].port;
+    if (item->words)
+      port->post(port->self, item->peer, item->type, item->words + 1, item->words->bytes);
+    mirror_unuse(mirror, item);
+    mirror->begin++;
+  }
+  if (mirror->begin < mirror->end) return;
+  mirror->begin = mirror->end = mirror->judged = 0;
+  mirror->behind = 0;
+}
+
+/* --- sender --- */
+
+static void mirror_due(mlfab__mirror *mirror, uint32_t record) {
+  if (mirror->records[record].due) return;
+  mirror->records[record].due = 1;
+  mirror->list[mirror->nlist++] = record;
+}
+
+static void mirror_none_due(mlfab__mirror *mirror) {
+  for (uint32_t i = 0; i < mirror->nlist; i++) mirror->records[mirror->list[i]].due = 0;
+  mirror->nlist = 0;
+}
+
+/* No stream is under way. */
+static void mirror_end_stream(mlfab__mirror *mirror) {
+  if (mirror->serves) mirror_none_due(mirror);
+  mirror->stream = 0;
+  mirror->first = 0;
+  mirror->begun = mirror->unmarked = mirror->follows = 0;
+}
+
+static void mirror_begin_stream(mlfab__mirror *mirror, uint64_t now_ns) {
+  mirror_end_stream(mirror);
+  mirror->stream = ++mirror->streams;
+  mirror->begun_ns = now_ns;
+  for (uint32_t p = 0; p < mirror->nparts; p++) mirror_untouch(&mirror->parts[p].touch);
+  /* From the last one on: the list is a stack. */
+  for (uint32_t r = mirror->nrecords; r-- > 0;) {
+    if (!(MLFAB__PLANTED(164) && mirror->records[r].bytes)) mirror_due(mirror, r);
+  }
+}
+
+/* Is the record another one than was sent last? */
+static int mirror_changed(mlfab__mirror *mirror, uint32_t record) {
+  const mlfab__mirror_record *known = &mirror->records[record];
+  uint32_t n = mirror_encode(mirror, record, mirror->scratch);
+  return !known->bytes || known->n != n || memcmp(known->bytes, mirror->scratch, n) != 0;
+}
+
+/* Finds the records that have changed. */
+static void mirror_compare(mlfab__mirror *mirror) {
+  for (uint32_t p = 0; p < mirror->nparts; p++) {
+    mlfab__mirror_part *part = &mirror->parts[p];
+    mlfab__touch *touch = &part->touch;
+    for (uint32_t i = 0; touch->all && i < part->mirrored.records; i++)
+      if (mirror_changed(mirror, part->first + i)) mirror_due(mirror, part->first + i);
+    for (uint32_t i = 0; !touch->all && i < touch->n; i++)
+      if (mirror_changed(mirror, part->first + touch->list[i]))
+        mirror_due(mirror, part->first + touch->list[i]);
+    mirror_untouch(touch);
+  }
+}
+
+static uint32_t mirror_encode_begins(const mlfab__mirror *mirror, uint8_t *meta) {
+  for (uint32_t p = 0; p < mirror->nparts; p++) {
+    uint32_t n = mirror->parts[p].mirrored.records;
+    for (uint32_t k = 0; k < 4; k++) meta[4 * p + k] = (uint8_t)(n >> 8 * k);
+  }
+  return 4 * mirror->nparts;
+}
+
+MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *frame) {
+  if (!mirror->serves || !mirror->stream) return 0;
+  mlfab__mirror_frame head = {.number = mirror->number + 1,
+                              .term = mirror->term,
+                              .stream = mirror->stream,
+                              .part = MLFAB__MIRROR_MARK};
+  uint8_t *body = frame->meta + MLFAB__MIRROR_FRAME_BYTES;
+  uint32_t n = 0;
+  if (!mirror->begun) {
+    head.part = MLFAB__MIRROR_BEGINS;
+    n = mirror_encode_begins(mirror, body);
+  } else if (mirror->nlist > 0 && !(MLFAB__PLANTED(159) && mirror->unmarked)) {
+    uint32_t record = mirror->list[mirror->nlist - 1];
+    const mlfab__mirror_part *part = mirror_part_of(mirror, record);
+    head.part = (uint32_t)(part - mirror->parts);
+    head.record = record - part->first;
+    n = mirror_encode(mirror, record, body);
+  } else if (!mirror->unmarked) {
+    return 0;
+  }
+  frame->type = MLFAB__MIRROR;
+  frame->meta_bytes = mlfab__encode_mirror_frame(frame->meta, &head) + n;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__mirror_taken(mlfab__mirror *mirror, const mlfab__frame_out *frame,
+                                         uint64_t now_ns) {
+  mlfab__mirror_frame head;
+  const uint8_t *body = frame->meta + MLFAB__MIRROR_FRAME_BYTES;
+  (void)mlfab__decode_mirror_frame(frame->meta, MLFAB__MIRROR_FRAME_BYTES, &head);
+  if (head.part == MLFAB__MIRROR_BEGINS) {
+    mirror->begun = 1;
+    mirror->begun_ns = now_ns;
+  } else if (head.part == MLFAB__MIRROR_MARK) {
+    mirror->number = head.number;
+    if (mirror->first == 0) mirror->first = head.number;
+    mirror->unmarked = 0;
+  } else {
+    uint32_t record = mirror->list[--mirror->nlist];
+    mlfab__mirror_record *known = &mirror->records[record];
+    known->due = 0;
+    mirror->unmarked = 1;
+    /* Without memory the record counts as changed at the next touch. */
+    (void)mirror_keep(mirror->env, &known->bytes, &known->n, body,
+                      frame->meta_bytes - MLFAB__MIRROR_FRAME_BYTES);
+  }
+}
+
+static int mirror_take_has(mlfab__mirror *mirror, const mlfab__frame_in *frame, uint64_t now_ns,
+                           uint64_t beat_ns) {
+  mlfab__mirror_has in;
+  if (mlfab__decode_mirror_has(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME;
+  if (!mirror->serves || !mirror->stream) return 0;
+  if (in.stream == 0) {
+    if (mirror->begun && now_ns - mirror->begun_ns >= beat_ns) mirror_begin_stream(mirror, now_ns);
+    return 0;
+  }
+  if (in.term != mirror->term || in.stream != mirror->stream) return 0;
+  if (in.number > mirror->number) return MLFAB_ERR_FRAME;
+  mirror->has = mlfab__max(mirror->has, in.number);
+  if (mirror->first > 0 && in.number >= mirror->first) mirror->follows = 1;
+  return 0;
+}
+
+/* --- receiver --- */
+
+static void mirror_say(mlfab__mirror *mirror) {
+  const mlfab__mirror_has has = {mirror->whole ? mirror->got : 0,
+                                 mirror->stream_in ? mirror->term_in : 0, mirror->stream_in};
+  MLFAB__POST(&mirror->out, mirror->peer, MLFAB__MIRROR_HAS, mirror_has, &has);
+}
+
+/* What is aside is void, and the stream is taken no longer. */
+static void mirror_void(mlfab__mirror *mirror) {
+  for (uint32_t i = 0; i < mirror->nlist; i++) {
+    mlfab__mirror_record *record = &mirror->records[mirror->list[i]];
+    mirror_lose(mirror->env, &record->staged, &record->nstaged);
+  }
+  mirror->nlist = 0;
+  mirror->stream_in = 0;
+  mirror->whole = 0;
+}
+
+static int mirror_take_begins(mlfab__mirror *mirror, const mlfab__mirror_frame *head,
+                              const uint8_t *body, uint32_t n) {
+  uint8_t ours[4 * MLFAB__MIRRORED_MAX];
+  mirror_void(mirror);
+  if (head->stream == 0 || n != mirror_encode_begins(mirror, ours) || memcmp(body, ours, n) != 0)
+    return MLFAB_ERR_FRAME;
+  mirror->stream_in = head->stream;
+  mirror->term_in = head->term;
+  return 0;
+}
+
+static int mirror_take_record(mlfab__mirror *mirror, const mlfab__mirror_frame *head,
+                              const uint8_t *body, uint32_t n) {
+  if (head->part >= mirror->nparts || n > MLFAB__MIRRORED_BYTES) return MLFAB_ERR_FRAME;
+  const mlfab__mirror_part *part = &mirror->parts[head->part];
+  if (head->record >= part->mirrored.records ||
+      part->mirrored.decode(part->mirrored.self, head->record, body, n, 0))
+    return MLFAB_ERR_FRAME;
+  mlfab__mirror_record *record = &mirror->records[part->first + head->record];
+  if (MLFAB__PLANTED(158) && mirror->whole)
+    return mirror_keep(mirror->env, &record->bytes, &record->n, body, n);
+  if (!record->staged) mirror->list[mirror->nlist++] = part->first + head->record;
+  if (!mirror_keep(mirror->env, &record->staged, &record->nstaged, body, n)) return 0;
+  mirror_void(mirror); /* no memory: it says so, and gets all again */
+  return 0;
+}
+
+/* Everything that is aside counts. */
+static int mirror_take_mark(mlfab__mirror *mirror, const mlfab__mirror_frame *head) {
+  if (head->record != 0 || head->number == 0 ||
+      (!mirror->whole && mirror->nlist != mirror->nrecords))
+    return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < mirror->nlist; i++) {
+    mlfab__mirror_record *record = &mirror->records[mirror->list[i]];
+    mirror_lose(mirror->env, &record->bytes, &record->n);
+    record->bytes = record->staged;
+    record->n = record->nstaged;
+    record->staged = NULL;
+    record->nstaged = 0;
+  }
+  mirror->nlist = 0;
+  mirror->whole = 1;
+  mirror->got = head->number;
+  mirror_say(mirror);
+  return 0;
+}
+
+static int mirror_take(mlfab__mirror *mirror, const mlfab__frame_in *frame) {
+  mlfab__mirror_frame head;
+  if (frame->meta_bytes < MLFAB__MIRROR_FRAME_BYTES || frame->bulk_bytes > 0 ||
+      mlfab__decode_mirror_frame(frame->meta, MLFAB__MIRROR_FRAME_BYTES, &head))
+    return MLFAB_ERR_FRAME;
+  if (mirror->serves) return 0;
+  if (!mirror->facts.takes) {
+    mirror_void(mirror);
+    return 0;
+  }
+  const uint8_t *body = frame->meta + MLFAB__MIRROR_FRAME_BYTES;
+  uint32_t n = frame->meta_bytes - MLFAB__MIRROR_FRAME_BYTES;
+  if (head.part == MLFAB__MIRROR_BEGINS) return mirror_take_begins(mirror, &head, body, n);
+  if (head.stream != mirror->stream_in || head.term != mirror->term_in) {
+    if (mirror->stream_in) mirror_void(mirror);
+    return 0;
+  }
+  if (head.part == MLFAB__MIRROR_MARK)
+    return n > 0 ? MLFAB_ERR_FRAME : mirror_take_mark(mirror, &head);
+  return mirror_take_record(mirror, &head, body, n);
+}
+
+MLFAB__INTERNAL int mlfab__mirror_hear(mlfab__mirror *mirror, const mlfab__frame_in *frame,
+                                       uint64_t now_ns, uint64_t beat_ns) {
+  if (frame->type == MLFAB__MIRROR_HAS) return mirror_take_has(mirror, frame, now_ns, beat_ns);
+  int code = mirror_take(mirror, frame);
+  if (code) mirror_void(mirror);
+  return code;
+}
+
+/* --- who serves --- */
+
+/* Gives the parts the records of the last mark. They were checked. */
+static void mirror_apply(mlfab__mirror *mirror) {
+  for (uint32_t p = 0; p < mirror->nparts; p++) {
+    const mlfab__mirror_part *part = &mirror->parts[p];
+    for (uint32_t i = 0; i < part->mirrored.records; i++) {
+      const mlfab__mirror_record *record = &mirror->records[part->first + i];
+      int code = part->mirrored.decode(part->mirrored.self, i, record->bytes, record->n, 1);
+      assert(code == 0);
+      (void)code;
+    }
+    if (part->mirrored.begin) part->mirrored.begin(part->mirrored.self);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__mirror_serve(mlfab__mirror *mirror, uint32_t term) {
+  if (!mirror || mirror->serves) return;
+  mirror_void(mirror);
+  mirror->serves = 1; /* what the parts say as they begin is told */
+  mirror->term = term;
+  mirror->number = mirror->has = mirror->told = 0;
+  mirror_end_stream(mirror);
+  if (mirror->got > 0) mirror_apply(mirror);
+  mirror->got = 0;
+}
+
+MLFAB__INTERNAL void mlfab__mirror_stand_by(mlfab__mirror *mirror) {
+  if (!mirror || !mirror->serves) return;
+  mirror_end_stream(mirror);
+  mirror->serves = 0;
+  mirror->got = 0;
+  mirror->said_ns = 0;
+  mirror_forget_all(mirror);
+}
+
+MLFAB__INTERNAL void mlfab__mirror_link(mlfab__mirror *mirror, int up) {
+  mirror->link_up = up;
+  if (mirror->serves) mirror_end_stream(mirror);
+  if (up && !mirror->serves && mirror->stream_in) mirror_say(mirror); /* it may have been lost */
+}
+
+MLFAB__INTERNAL void mlfab__mirror_cut(mlfab__mirror *mirror) {
+  if (!mirror->serves) mirror_void(mirror);
+}
+
+MLFAB__INTERNAL void mlfab__mirror_look(mlfab__mirror *mirror, uint64_t now_ns, uint64_t beat_ns) {
+  if (!mirror->serves) {
+    for (uint32_t p = 0; p < mirror->nparts; p++) mirror_untouch(&mirror->parts[p].touch);
+    if (!mirror->facts.takes || mirror->stream_in ||
+        (mirror->said_ns && now_ns - mirror->said_ns < beat_ns))
+      return;
+    mirror->said_ns = mlfab__max(now_ns, 1);
+    mirror_say(mirror);
+    return;
+  }
+  if (mirror->link_up && !mirror->stream) mirror_begin_stream(mirror, now_ns);
+  if (mirror->stream) mirror_compare(mirror);
+  if (mirror->stream && (!mirror->begun || mirror->nlist > 0 || mirror->unmarked))
+    mirror->out.ready(mirror->out.self, mirror->peer);
+  mirror_judge(mirror);
+  mirror_release(mirror);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__mirror_deadline(const mlfab__mirror *mirror, uint64_t beat_ns) {
+  if (mirror->serves || !mirror->facts.takes || mirror->stream_in) return UINT64_MAX;
+  return mirror->said_ns + beat_ns;
+}
+
+MLFAB__INTERNAL void mlfab__mirror_free(mlfab__mirror *mirror) {
+  mlfab__env *env = mirror->env;
+  if (!env) return;
+  mirror_forget_all(mirror);
+  mlfab__free(env, mirror->items, mirror->room * sizeof *mirror->items);
+  for (uint32_t r = 0; mirror->records && r < mirror->nrecords; r++) {
+    mlfab__mirror_record *record = &mirror->records[r];
+    mirror_lose(env, &record->bytes, &record->n);
+    mirror_lose(env, &record->staged, &record->nstaged);
+  }
+  for (uint32_t p = 0; p < mirror->nparts; p++) {
+    mlfab__mirror_part *part = &mirror->parts[p];
+    mlfab__free(env, part->touch.marked, part->mirrored.records);
+    mlfab__free(env, part->touch.list, part->mirrored.records * sizeof *part->touch.list);
+  }
+  mlfab__free(env, mirror->records, mirror->nrecords * sizeof *mirror->records);
+  mlfab__free(env, mirror->list, mirror->nrecords * sizeof *mirror->list);
+  mlfab__free(env, mirror->scratch, MLFAB__MIRRORED_BYTES);
+  memset(mirror, 0, sizeof *mirror);
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/mirror_role.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* mirror_role.c - the mirror as a role of server 0's node, at both of its copies. See mirror.h. VOTER is its link to the
+ * other copy, VOTER_IN the one from it. */
+
+typedef struct mlfab__mirror_role {
+  mlfab_node *node;
+  mlfab__mirror mirror;
+} mlfab__mirror_role;
+
+static int mirror_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__mirror_role *role = self;
+  if (at.kind != MLFAB__LINK_VOTER_IN || at.peer != role->mirror.peer) return MLFAB_ERR_FRAME;
+  int code = mlfab__mirror_hear(&role->mirror, frame, at.now_ns, role->node->config.heartbeat_ns);
+  return code ? code : 1;
+}
+
+static int mirror_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__mirror_role *role = self;
+  return at.peer == role->mirror.peer && mlfab__mirror_next(&role->mirror, frame);
+}
+
+static void mirror_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__mirror_role *role = self;
+  mlfab__mirror_taken(&role->mirror, frame, at.now_ns);
+}
+
+/* What waits for a worker is lost with its former link: before the parts greet it on this one. */
+static int mirror_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__mirror_role *role = self;
+  (void)greeting;
+  if (at.kind == MLFAB__LINK_WORKER || at.kind == MLFAB__LINK_SCHEDULER)
+    mlfab__mirror_forget(&role->mirror, at.peer);
+  return 0;
+}
+
+static void mirror_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__mirror_role *role = self;
+  (void)greeting;
+  if (at.kind == MLFAB__LINK_VOTER && at.peer == role->mirror.peer)
+    mlfab__mirror_link(&role->mirror, 1);
+}
+
+static void mirror_role_lost(void *self, mlfab__at at) {
+  mlfab__mirror_role *role = self;
+  if (at.peer != role->mirror.peer) return;
+  if (at.kind == MLFAB__LINK_VOTER) mlfab__mirror_link(&role->mirror, 0);
+  if (at.kind == MLFAB__LINK_VOTER_IN) mlfab__mirror_cut(&role->mirror);
+}
+
+static uint64_t mirror_role_deadline(const void *self) {
+  const mlfab__mirror_role *role = self;
+  return mlfab__mirror_deadline(&role->mirror, role->node->config.heartbeat_ns);
+}
+
+static void mirror_role_settle(void *self) {
+  mlfab__mirror_role *role = self;
+  mlfab__mirror_look(&role->mirror, role->node->now_ns, role->node->config.heartbeat_ns);
+}
+
+static void mirror_role_free(void *self) {
+  mlfab__mirror_role *role = self;
+  mlfab__mirror_free(&role->mirror);
+}
+
+static const mlfab__role mirror_row = {
+    .name = "mirror",
+    .from = MLFAB__MIRROR,
+    .to = MLFAB__MIRROR_HAS,
+    .links = MLFAB__ON(VOTER) | MLFAB__ON(VOTER_IN) | MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
+    .sends = MLFAB__ON(VOTER),
+    .urgent = MLFAB__ON(VOTER),
+    .frame = mirror_role_frame,
+    .next = mirror_role_next,
+    .taken = mirror_role_taken,
+    .hello = mirror_role_hello,
+    .up = mirror_role_up,
+    .lost = mirror_role_lost,
+    .deadline = mirror_role_deadline,
+    .settle = mirror_role_settle,
+    .free = mirror_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
+                                         mlfab__mirror **mirror_p) {
+  *mirror_p = NULL;
+  if (node->nmirrored == 0) return 0;
+  mlfab__role *row = mlfab__roles_add(node, &mirror_row, sizeof(mlfab__mirror_role));
+  if (!row) return MLFAB_ERR_MEMORY;
+  mlfab__mirror_role *role = row->self;
+  role->node = node;
+  *mirror_p = &role->mirror;
+  const mlfab__port out = mlfab__roles_port(node, row, MLFAB__LINK_VOTER);
+  return mlfab__mirror_init(&role->mirror, &node->env, node->mirrored, node->nmirrored, &out, peer);
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/copy.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* copy.h - a server and its replica: one serves, and sends its states to the other, which takes over when the first is
+ * lost. Layer 5.
+ *
+ * Three processes keep a shard alive: copy A (the dedicated server of the configuration), copy B (its replica), and the
+ * scheduler as witness (witness.h). Which copy serves is decided by votes (vote.h). Both copies have all roles of a
+ * server, and this one; the copy that does not serve has no callers, because the node turns them away (node.h, Copies).
+ *
+ *    STANDS_BY --the vote says: this copy, and its state is whole--> SERVES --it hears neither of the others for 6 beats-->
+ *    SUSPENDED --it hears one again--> SERVES
+ *       \-- SERVES or SUSPENDED --another copy serves by a later record--> STANDS_BY, its state is void
+ *
+ * While it has no lease (vote.h) the copy that serves is frozen: it answers nothing (keeper.h). When it is SUSPENDED
+ * workers are turned away, so that they find the copy that took over.
+ *
+ * The stream. The serving copy sends moments (../checkpoint/moment.h), record by record, on its VOTER link to the other:
+ *
+ *    sender:    IDLE --something was decided since, or the other copy has nothing--> SENDS --END is sent--> SENT
+ *                 ^--MOMENT_HAS, all bytes returned: keeper_has-----------------------------------------------/
+ *               link lost: IDLE; when it is back, the receiver says which moment it has
+ *    receiver:  NOTHING --a full moment begins--> COLLECTS --END--> installs it in one step, MOMENT_HAS
+ *                 ^--link lost, sender of another term: what was collected is void; the last moment stays
+ *
+ * A moment is full, or has what changed since the last one that the receiver has. One is under way at a time, and a new
+ * one begins as soon as the last has arrived: so updates merge by themselves, and the traffic is a state for each moment
+ * instead of one for each update. The receiver takes a stream only from the copy that serves by its own bond, and none
+ * while it asks to replace it.
+ *
+ * A server without a model, in a fabric that uses collectives only or has none yet, sends END alone. When it gets a model
+ * the other copy, which has none, leaves the record; until then nothing is answered.
+ *
+ * In sync. When the receiver has a full moment, the next one joins (keeper.h), and when it has that, the sender proposes
+ * the record that names both copies. It drops the other copy from the record when it is silent for 5 beats, or has not
+ * got a moment within silent_death_ns.
+ *
+ * Promotion. The collected rest is void, and the server role begins with the last moment: windows, clocks, optimizer.
+ * Workers say HELLO, and
+ *  - go by the windows for their open updates: send again what is not decided there (../worker/push.c, resync);
+ *  - count what they were told is applied and is not: at most div_max of it; their progress goes on without it
+ *    (PROGRESS), so that rounds do not wait for it;
+ *  - void their cache of the shard, and ask their pulls again.
+ *
+ * Invariants. (1) An update is decided once in the history that the serving copies make together: a moment has windows
+ * and weights of one instant. (2) DURABLE: keeper.h (2) and vote.h (2). (3) A worker takes answers of one copy at a time,
+ * that of the largest term it has heard of. (4) A copy that does not serve answers no HELLO of a worker.
+ *
+ * Departs from MLfabric §3.3: there, workers send their updates to the replica, through aggregators of its own. Here the
+ * server sends its state: it outlives the worker, carries optimizers of any kind, merges without limit, and needs no
+ * second order of updates; the price is the server's link out. replicate.h plans the paper's way. */
+
+enum { MLFAB__COPY_LOANS = 16 };
+
+enum mlfab__copy_phase { MLFAB__COPY_STANDS_BY, MLFAB__COPY_SERVES, MLFAB__COPY_SUSPENDED };
+
+typedef struct mlfab__copy {
+  mlfab_node *node;
+  mlfab__server *server;
+  mlfab__port port;     /* peers are voters */
+  mlfab__voters voters; /* of one shard */
+  uint32_t self, other; /* parts of this copy and of the other one in the shard */
+  uint32_t peer;        /* the other copy's number among the voters */
+  enum mlfab__copy_phase phase;
+  uint32_t term; /* of the record by which it began to serve */
+  int told;      /* while it stands by: what it tells callers, as a number; 0: nothing yet */
+  int stops;     /* the other copy has closed while it served: so does this one */
+  mlfab__mirror *mirror; /* of server 0's other jobs; NULL: this server has none */
+  int arrived;           /* the other copy has the moment by which it joins */
+  uint64_t apart_ns;  /* since when it has no stream of the mirror, though it should; 0: it has */
+  uint64_t frozen_ns; /* since when the copy that serves has no lease; 0: it has one */
+  /* Sender. */
+  mlfab__moment moment;
+  int sends;          /* a moment is under way; its last record was sent: 2 */
+  int link_up;        /* the other copy has said what it has, on the present link */
+  int bare;           /* the moment under way is that of a server without a model: END alone */
+  uint64_t since, at; /* of the moment under way: store.changes before it, and then */
+  int joins;          /* likewise */
+  int drops;          /* the other copy is to leave the record */
+  uint64_t retry_ns;  /* after a lack of memory */
+  uint64_t number;    /* of the moment under way, or of the last one */
+  uint64_t has;       /* the last one that the other copy has; 0: none */
+  uint64_t has_at;    /* store.changes of that moment */
+  uint64_t began_ns;  /* when the moment under way was pinned */
+  uint64_t heard_ns;  /* when the other copy said what it has */
+  uint32_t lent;      /* bits: loans of it that the transport has not returned */
+  mlfab__file_record record; /* the next one to send; its meta in `meta` */
+  int ready;                 /* `record` is filled */
+  uint8_t *meta;             /* MLFAB__MOMENT_META */
+  /* Receiver. */
+  int voids;         /* what was collected is being freed */
+  int takes;         /* moments of the other copy */
+  uint64_t heard_of; /* the last moment of which a record came */
+  mlfab__collect collect;
+  uint64_t number_in; /* of the moment that is collected; 0: none */
+  uint64_t got;       /* the last whole one ... */
+  uint32_t term_in;   /* ... and the term of its sender; 0: nothing */
+} mlfab__copy;
+
+/* Adds the role; the server gets a keeper. Errors: MEMORY, ARGUMENT (Div_max). */
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/copy.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* copy.c - a server and its replica. See copy.h. */
+
+#include <stdio.h>
+
+enum { COPY_SUSPEND_BEATS = 6 };
+
+static mlfab__vote *copy_vote(mlfab__copy *c) { return &c->voters.shards[0].vote; }
+
+/* Are votes being cast yet? */
+static int copy_votes(const mlfab__copy *c) { return c->voters.phase == MLFAB__VOTERS_VOTE; }
+
+static void copy_event(const mlfab__copy *c, uint32_t kind, int code, const char *text) {
+  c->port.event(c->port.self, kind, (int32_t)c->server->number, 1, 0, code, text);
+}
+
+static const char *copy_name(uint32_t part) {
+  return part == MLFAB__VOTER_A   ? "the server"
+         : part == MLFAB__VOTER_B ? "its replica"
+                                  : "the scheduler";
+}
+
+/* --- sender --- */
+
+/* Ends the moment that is under way; the transport gives back what was lent to it. */
+static void copy_unsend(mlfab__copy *c) {
+  for (uint32_t i = 0; i < MLFAB__COPY_LOANS; i++) {
+    if (c->lent >> i & 1) c->port.detach(c->port.self, c->peer, 1 + i);
+  }
+  c->lent = 0;
+  if (c->sends) mlfab__keeper_unsend(c->server);
+  c->sends = c->ready = 0;
+  mlfab__moment_unpin(&c->moment);
+}
+
+static void copy_fetch(mlfab__copy *c) {
+  c->ready = mlfab__moment_next(&c->moment, c->meta + MLFAB__MOMENT_FRAME_BYTES, &c->record);
+  if (c->ready) c->port.ready(c->port.self, c->peer);
+}
+
+/* Sends END alone. */
+static void copy_send_bare(mlfab__copy *c) {
+  if (c->has > 0) return;
+  c->number++;
+  c->at = c->since = 0;
+  c->bare = c->joins = c->sends = c->ready = 1;
+  c->began_ns = c->node->now_ns;
+  c->record = (mlfab__file_record){.type = MLFAB__RECORD_END};
+  mlfab__keeper_moment(c->server, 1);
+  c->port.ready(c->port.self, c->peer);
+}
+
+/* Pins the next moment if one is due. */
+static void copy_send(mlfab__copy *c) {
+  mlfab__server *server = c->server;
+  const mlfab__keeper *keeper = server->keeping;
+  int waits =
+      server->apply.applying != MLFAB__APPLY_NONE && server->apply.applying != MLFAB__APPLY_HELD;
+  if (c->phase != MLFAB__COPY_SERVES || !c->link_up || c->sends || c->lent || c->drops || waits ||
+      server->phase == MLFAB__MODEL_DEFINED || server->move.held || c->node->now_ns < c->retry_ns)
+    return;
+  if (server->phase == MLFAB__NO_MODEL) {
+    copy_send_bare(c);
+    return;
+  }
+  int wanted = copy_vote(c)->wanted >> c->other & 1;
+  int joins = c->has > 0 && keeper->phase != MLFAB__KEEPER_IN_SYNC && !wanted;
+  if (c->has > 0 && !joins && !mlfab__keeper_behind(server)) return;
+  c->since = c->has > 0 ? c->has_at : 0;
+  c->bare = 0;
+  c->moment.complete = 1;
+  if (mlfab__moment_pin(&c->moment, server->env, server, c->since)) {
+    c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
+    return;
+  }
+  c->retry_ns = 0;
+  c->number++;
+  c->at = c->moment.at;
+  c->joins = joins;
+  c->began_ns = c->node->now_ns;
+  c->sends = 1;
+  mlfab__keeper_moment(server, joins);
+  copy_fetch(c);
+}
+
+static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__copy *c = self;
+  if (at.kind != MLFAB__LINK_VOTER || at.peer != c->peer || !c->ready) return 0;
+  /* END says that all is there: so all must have left, unspoilt. */
+  if (c->record.type == MLFAB__RECORD_END && c->lent && !MLFAB__PLANTED(213)) return 0;
+  uint32_t slot = 0;
+  while (slot < MLFAB__COPY_LOANS && (c->lent >> slot & 1)) slot++;
+  if (slot == MLFAB__COPY_LOANS) return 0;
+  const mlfab__moment_frame head = {c->number, c->node->term, c->record.type, c->record.index,
+                                    c->since};
+  frame->type = MLFAB__MOMENT;
+  mlfab__encode_moment_frame(frame->meta, &head);
+  memcpy(frame->meta + MLFAB__MOMENT_FRAME_BYTES, c->meta + MLFAB__MOMENT_FRAME_BYTES,
+         c->record.meta_bytes);
+  frame->meta_bytes = MLFAB__MOMENT_FRAME_BYTES + c->record.meta_bytes;
+  frame->bulk = c->record.bulk;
+  frame->bulk_bytes = c->record.bulk_bytes;
+  frame->token = frame->bulk_bytes > 0 ? 1 + slot : 0;
+  frame->slot = slot;
+  return 1;
+}
+
+static void copy_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__copy *c = self;
+  (void)at;
+  if (frame->token) c->lent |= 1u << frame->slot;
+  c->server->stats->replica_bytes += frame->bulk_bytes;
+  if (c->record.type == MLFAB__RECORD_END) {
+    c->ready = 0;
+    c->sends = 2;
+  } else {
+    copy_fetch(c);
+  }
+}
+
+static void copy_returned(void *self, mlfab__at at, uint64_t token) {
+  mlfab__copy *c = self;
+  c->lent &= ~(1u << (token - 1));
+  if (!c->sends && !c->lent) mlfab__moment_unpin(&c->moment);
+  if (c->ready) c->port.ready(c->port.self, at.peer);
+}
+
+/* The other copy has the moment `number`. */
+static void copy_arrived(mlfab__copy *c) {
+  c->has = c->number;
+  c->has_at = c->at;
+  c->sends = c->ready = 0;
+  if (!c->lent) mlfab__moment_unpin(&c->moment);
+  c->server->stats->replica_moments++;
+  mlfab__keeper_has(c->server);
+  c->arrived |= c->joins;
+  c->joins = 0;
+}
+
+/* The other copy says which moment it has: the one that was sent, or, on a new link, the last one. */
+static int copy_has(mlfab__copy *c, const mlfab__frame_in *frame) {
+  mlfab__moment_has in;
+  if (mlfab__decode_moment_has(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME;
+  if (c->phase == MLFAB__COPY_STANDS_BY) return 1;
+  c->heard_ns = c->node->now_ns;
+  int ours = in.term == c->node->term && in.number > 0, same = ours && in.number == c->has;
+  if (ours && in.number == c->number && c->has != c->number) {
+    copy_arrived(c);
+  } else if (!c->sends) {
+    if (!same) c->has = 0;
+  } else if (in.refused ==
+             c->number) { /* else it was said before it could hear of what is under way */
+    if (!same) c->has = 0;
+    copy_unsend(c);
+  }
+  c->link_up = 1;
+  return 1;
+}
+
+/* --- receiver --- */
+
+static void copy_say_has(mlfab__copy *c) {
+  int took = c->heard_of == c->got || c->heard_of == c->number_in;
+  const mlfab__moment_has has = {c->got, c->term_in, took ? 0 : c->heard_of};
+  MLFAB__POST(&c->port, c->peer, MLFAB__MOMENT_HAS, moment_has, &has);
+}
+
+/* What is being collected does not count. */
+static void copy_void(mlfab__copy *c) {
+  c->number_in = 0;
+  mlfab__collect_void(&c->collect);
+}
+
+static void copy_has_all(mlfab__copy *c, const mlfab__moment_frame *in) {
+  c->number_in = 0;
+  c->got = in->number;
+  c->term_in = in->term;
+  mlfab__vote_filled(copy_vote(c));
+  copy_say_has(c);
+}
+
+static int copy_record(mlfab__copy *c, const mlfab__moment_frame *in,
+                       const mlfab__file_record *record) {
+  mlfab_error error;
+  int code = mlfab__collect_take(&c->collect, record, &error);
+  if (code < 0) {
+    char text[MLFAB__TEXT_MAX];
+    snprintf(text, sizeof text, "a state of server %u cannot be taken over: %.180s",
+             c->server->number, error.text);
+    mlfab__log(&c->node->env, MLFAB_LOG_WARN, "%s", text);
+    copy_void(c);
+    copy_event(c, MLFAB_EVENT_IN_SYNC, code, text);
+    c->got = 0; /* the next one has to be full */
+    return code == MLFAB_ERR_MEMORY ? MLFAB_ERR_MEMORY : MLFAB_ERR_FRAME;
+  }
+  if (code == 0) return 1;
+  mlfab__collect_install(&c->collect);
+  copy_has_all(c, in);
+  return 1;
+}
+
+/* Does this copy take moments? Only of the copy that serves, as far as it knows, and while it does not ask to replace
+ * it. */
+static int copy_takes(mlfab__copy *c) {
+  const mlfab__vote *vote = copy_vote(c);
+  return copy_votes(c) && c->phase == MLFAB__COPY_STANDS_BY && vote->known &&
+         vote->bond.serves == c->other && !vote->asking;
+}
+
+static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
+  mlfab__moment_frame in;
+  if (frame->meta_bytes < MLFAB__MOMENT_FRAME_BYTES ||
+      mlfab__decode_moment_frame(frame->meta, MLFAB__MOMENT_FRAME_BYTES, &in) ||
+      in.type > UINT16_MAX || (frame->bulk_bytes > 0 && !frame->bulk))
+    return MLFAB_ERR_FRAME;
+  c->heard_of = in.number;
+  if (!copy_takes(c) && !MLFAB__PLANTED(210)) {
+    if (!MLFAB__PLANTED(230))
+      copy_void(c); /* its other records may come when this copy takes moments again */
+    return 1;
+  }
+  if (in.index == 0 && in.type == MLFAB__RECORD_END) {
+    copy_void(c);
+    mlfab__server_unbuild(c->server);
+    copy_has_all(c, &in);
+    return 1;
+  }
+  if (in.index == 0) {
+    copy_void(c);
+    if (in.since > 0 && (in.term != c->term_in || in.since != c->collect.at)) {
+      copy_say_has(c);
+      return 1;
+    }
+    c->number_in = in.number;
+    mlfab__collect_begin(&c->collect, c->server->env, c->server, in.since);
+  }
+  if (c->number_in != in.number) return 1;
+  const mlfab__file_record record = {.type = (uint16_t)in.type,
+                                     .index = in.index,
+                                     .meta_bytes = frame->meta_bytes - MLFAB__MOMENT_FRAME_BYTES,
+                                     .bulk_bytes = frame->bulk_bytes,
+                                     .meta = frame->meta + MLFAB__MOMENT_FRAME_BYTES,
+                                     .bulk = frame->bulk};
+  return copy_record(c, &in, &record);
+}
+
+/* --- who serves --- */
+
+/* The workers that are away are not waited for. */
+static void copy_know_workers(mlfab__copy *c) {
+  const mlfab__server *server = c->server;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__caller *caller = &c->node->callers[w];
+    caller->left = server->peers[w].left;
+    caller->dead = server->peers[w].dead;
+    caller->incarnation = server->peers[w].incarnation;
+  }
+}
+
+/* The mirror may know of workers that have gone what the last moment does not. */
+static void copy_tell_gone(mlfab__copy *c) {
+  mlfab__server *server = c->server;
+  for (uint32_t w = 0; w < server->workers && c->mirror; w++) {
+    const mlfab__caller *caller = &c->node->callers[w];
+    if ((caller->dead || caller->left) && !server->peers[w].dead && !server->peers[w].left)
+      mlfab__server_gone(server, w, caller->left, c->node->now_ns);
+  }
+}
+
+static void copy_serve(mlfab__copy *c, const char *text) {
+  mlfab__vote *vote = copy_vote(c);
+  if (c->phase == MLFAB__COPY_STANDS_BY) {
+    copy_void(c);
+    c->collect.at = 0;
+    copy_know_workers(c);
+    mlfab__mirror_serve(c->mirror, c->term);
+    c->arrived = 0;
+    c->has = c->number = 0;
+    c->term_in = 0;
+    c->got = 0;
+    mlfab__keeper_begin(c->server);
+    mlfab__keeper_freeze(c->server, 1);
+    if (vote->decided.epoch > 1) c->server->stats->promotions++;
+  }
+  c->phase = MLFAB__COPY_SERVES;
+  c->frozen_ns = mlfab__max(c->node->now_ns, 1);
+  c->server->asleep = 0;
+  c->server->term = c->term;
+  mlfab__copy_serve(c->node, c->term);
+  copy_tell_gone(c);
+  copy_event(c, MLFAB_EVENT_SERVES, 0, text);
+  mlfab__server_advance(c->server);
+}
+
+/* Workers have to look for the other copy. */
+static void copy_suspend(mlfab__copy *c) {
+  char text[128];
+  uint32_t parts[2] = {c->other, MLFAB__VOTER_WITNESS};
+  snprintf(text, sizeof text, "%s and %s are silent", copy_name(parts[0]), copy_name(parts[1]));
+  c->phase = MLFAB__COPY_SUSPENDED;
+  mlfab__copy_stand_by(c->node, text);
+  copy_event(c, MLFAB_EVENT_STANDS_BY, MLFAB_ERR_PEER_DEAD, text);
+}
+
+/* The other copy serves. */
+static void copy_yield(mlfab__copy *c) {
+  char text[64];
+  snprintf(text, sizeof text, "%s serves", copy_name(c->other));
+  c->phase = MLFAB__COPY_STANDS_BY;
+  c->frozen_ns = 0;
+  c->drops = 0;
+  copy_unsend(c);
+  copy_vote(c)->empty = 1;
+  c->got = 0;
+  c->term_in = 0;
+  mlfab__mirror_stand_by(c->mirror);
+  c->arrived = 0;
+  mlfab__copy_stand_by(c->node, text);
+  mlfab__server_sleep(c->server, c->node->now_ns);
+  mlfab__keeper_alone(c->server);
+  mlfab__keeper_freeze(c->server, 1);
+  copy_say_has(c);
+  copy_event(c, MLFAB_EVENT_STANDS_BY, 0, text);
+}
+
+static void copy_look_at_lease(mlfab__copy *c) {
+  uint64_t now_ns = c->node->now_ns, beat = c->node->config.heartbeat_ns;
+  int leased = mlfab__vote_may_ack(copy_vote(c), now_ns);
+  if (leased) {
+    c->frozen_ns = 0;
+    mlfab__keeper_freeze(c->server, 0);
+    if (c->phase == MLFAB__COPY_SUSPENDED) copy_serve(c, "it has its vote again");
+    return;
+  }
+  mlfab__keeper_freeze(c->server, 1);
+  if (!c->frozen_ns) c->frozen_ns = mlfab__max(now_ns, 1);
+  if (c->phase == MLFAB__COPY_SERVES && now_ns - c->frozen_ns >= COPY_SUSPEND_BEATS * beat)
+    copy_suspend(c);
+}
+
+/* --- in sync --- */
+
+/* Is the other copy in sync, or may it be, as far as this one knows? */
+static int copy_may_be_in_sync(mlfab__copy *c) {
+  const mlfab__vote *vote = copy_vote(c);
+  return (vote->decided.insync >> c->other & 1) ||
+         (vote->own.epoch > vote->decided.epoch && (vote->own.insync >> c->other & 1));
+}
+
+/* A record may name the other copy when it has the moment by which it joins, and all that workers were told. */
+static void copy_look_at_joining(mlfab__copy *c) {
+  mlfab__vote *vote = copy_vote(c);
+  int mirrored = mlfab__mirror_in_sync(c->mirror), wanted = vote->wanted >> c->other & 1;
+  if (c->server->keeping->phase == MLFAB__KEEPER_ALONE) c->arrived = 0;
+  if ((c->arrived || MLFAB__PLANTED(214)) && mirrored && !wanted && !c->drops)
+    mlfab__vote_want(vote, 1u << c->self | 1u << c->other, c->node->now_ns);
+  if (!mirrored && wanted && !copy_may_be_in_sync(c))
+    mlfab__vote_want(vote, 1u << c->self, c->node->now_ns);
+  int apart = !mirrored && c->server->keeping->phase != MLFAB__KEEPER_ALONE;
+  if (!apart) c->apart_ns = 0;
+  if (apart && !c->apart_ns) c->apart_ns = mlfab__max(c->node->now_ns, 1);
+}
+
+static void copy_look_at_sync(mlfab__copy *c) {
+  mlfab__vote *vote = copy_vote(c);
+  const mlfab__keeper *keeper = c->server->keeping;
+  uint64_t now_ns = c->node->now_ns;
+  copy_look_at_joining(c);
+  int late = c->sends && now_ns - c->began_ns >= c->node->config.silent_death_ns;
+  late |= c->apart_ns && now_ns - c->apart_ns >= c->node->config.silent_death_ns;
+  late |= mlfab__mirror_behind(c->mirror);
+  /* An empty copy counts as silent for the vote, until the first beat after it was filled. */
+  int silent = mlfab__vote_silent(vote, c->other, now_ns) &&
+               now_ns - c->heard_ns >= MLFAB__VOTE_SILENT_BEATS * c->node->config.heartbeat_ns;
+  /* It is another process than the one that was in sync. */
+  int empty = c->link_up && c->has == 0 && !c->sends && !MLFAB__PLANTED(218);
+  if (keeper->phase == MLFAB__KEEPER_JOINING && (vote->decided.insync >> c->other & 1)) {
+    mlfab__keeper_joined(c->server);
+    copy_event(c, MLFAB_EVENT_IN_SYNC, 0, "the other copy is in sync");
+  }
+  if (keeper->phase != MLFAB__KEEPER_ALONE && (late || silent || empty) && !c->drops) {
+    c->drops = 1;
+    c->has = 0;
+    copy_unsend(c);
+    mlfab__vote_want(vote, 1u << c->self, now_ns);
+    copy_event(c, MLFAB_EVENT_IN_SYNC, MLFAB_ERR_PEER_DEAD,
+               late     ? "the other copy is behind"
+               : silent ? "the other copy is silent"
+                        : "the other copy has lost its state");
+  }
+  if (!c->drops || copy_may_be_in_sync(c)) return;
+  c->drops = 0;
+  mlfab__keeper_alone(c->server);
+}
+
+/* There was no memory to keep a state of the moment under way: another one is sent a beat later. */
+static void copy_look_at_loss(mlfab__copy *c) {
+  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment) || MLFAB__PLANTED(223)) return;
+  copy_unsend(c);
+  c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
+}
+
+/* What the mirror, which looks next, has to know. */
+static void copy_tell_mirror(mlfab__copy *c) {
+  const mlfab__vote *vote = copy_vote(c);
+  int votes = copy_votes(c) && !c->stops;
+  int named = copy_may_be_in_sync(c) || (vote->wanted >> c->other & 1);
+  const mlfab__mirror_facts facts = {.leased = votes && c->phase == MLFAB__COPY_SERVES &&
+                                               mlfab__vote_may_ack(vote, c->node->now_ns),
+                                     .named = votes && named,
+                                     .takes = !c->stops && copy_takes(c)};
+  mlfab__mirror_know(c->mirror, &facts);
+}
+
+/* A worker that finds no copy to serve it tells its user why. */
+static void copy_tell_callers(mlfab__copy *c) {
+  const mlfab__vote *vote = copy_vote(c);
+  uint64_t now_ns = c->node->now_ns;
+  char *why = c->node->standby_why;
+  size_t room = sizeof c->node->standby_why;
+  int silent = mlfab__vote_silent(vote, c->other, now_ns);
+  int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
+  if (silent && c->voters.retry_ns) state = 4;
+  if (!c->node->standby || state == c->told) return;
+  c->told = state;
+  if (state == 4)
+    snprintf(why, room, "it cannot write its vote in vote_dir");
+  else if (state == 3)
+    snprintf(why, room, "%s and %s are silent", copy_name(c->other),
+             copy_name(MLFAB__VOTER_WITNESS));
+  else
+    snprintf(why, room, "%s %s", copy_name(c->other), silent ? "is silent" : "serves");
+}
+
+static void copy_look(mlfab__copy *c) {
+  mlfab__vote *vote = copy_vote(c);
+  c->server->now_ns = c->node->now_ns;
+  mlfab__voters_settle(&c->voters);
+  if (!copy_votes(c) || c->stops) return;
+  int serves = mlfab__vote_serves(vote);
+  if (c->phase == MLFAB__COPY_STANDS_BY && serves) {
+    c->term = vote->decided.epoch;
+    copy_serve(c, "it serves");
+  }
+  if (c->phase != MLFAB__COPY_STANDS_BY && !serves) copy_yield(c);
+  int takes = copy_takes(c);
+  if (takes && !c->takes) copy_say_has(c); /* what came before is lost */
+  c->takes = takes;
+  if (c->phase == MLFAB__COPY_STANDS_BY) {
+    copy_tell_callers(c);
+    return;
+  }
+  c->told = 0;
+  copy_look_at_lease(c);
+  copy_look_at_sync(c);
+  copy_look_at_loss(c);
+  copy_send(c);
+}
+
+/* After every event. */
+static void copy_settle(void *self) {
+  copy_look(self);
+  copy_tell_mirror(self);
+}
+
+/* --- the role --- */
+
+static int copy_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__copy *c = self;
+  c->server->now_ns = at.now_ns;
+  if (at.kind != MLFAB__LINK_VOTER_IN) return MLFAB_ERR_FRAME;
+  if (frame->type == MLFAB__VOTE) {
+    int code = mlfab__voters_frame(&c->voters, at.peer, frame);
+    return code ? code : 1;
+  }
+  if (at.peer != c->peer) return MLFAB_ERR_FRAME;
+  return frame->type == MLFAB__MOMENT ? copy_moment(c, frame) : copy_has(c, frame);
+}
+
+static void copy_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__copy *c = self;
+  (void)greeting;
+  /* Either link may have lost something: moments come on one, and are answered on the other. */
+  if (at.peer == c->peer && c->phase == MLFAB__COPY_STANDS_BY) copy_say_has(c);
+  if (at.kind == MLFAB__LINK_VOTER && at.peer == c->peer && c->ready)
+    c->port.ready(c->port.self, c->peer);
+}
+
+static void copy_lost(void *self, mlfab__at at) {
+  mlfab__copy *c = self;
+  if (at.peer != c->peer) return;
+  if (at.kind == MLFAB__LINK_VOTER_IN) {
+    c->link_up = 0;
+    copy_void(c);
+  } else {
+    c->lent = 0; /* the link has ended the loans */
+    copy_unsend(c);
+    c->link_up = 0;
+  }
+}
+
+/* A voter has closed for good. */
+static void copy_gone(void *self, mlfab__at at, int left) {
+  mlfab__copy *c = self;
+  if (at.kind != MLFAB__LINK_VOTER_IN || at.peer != c->peer || !left) return;
+  if (c->phase == MLFAB__COPY_STANDS_BY && copy_votes(c) && copy_vote(c)->bond.serves == c->other) {
+    c->stops = 1;
+    c->node->ended = 1;
+  }
+}
+
+static void copy_tick(void *self, uint64_t now_ns) {
+  mlfab__copy *c = self;
+  (void)now_ns;
+  mlfab__voters_tick(&c->voters);
+}
+
+static uint64_t copy_deadline(const void *self) {
+  const mlfab__copy *c = self;
+  uint64_t due_ns = mlfab__voters_deadline(&c->voters);
+  uint64_t beat = c->node->config.heartbeat_ns;
+  if (c->retry_ns > c->node->now_ns) due_ns = mlfab__min(due_ns, c->retry_ns);
+  if (c->frozen_ns && c->phase == MLFAB__COPY_SERVES)
+    due_ns = mlfab__min(due_ns, c->frozen_ns + COPY_SUSPEND_BEATS * beat);
+  return due_ns;
+}
+
+/* The model is freed. */
+static void copy_stop(void *self) {
+  mlfab__copy *c = self;
+  if (c->voids) return; /* the model was that of a stream which is void now */
+  c->voids = 1;
+  copy_void(c);
+  copy_unsend(c);
+  c->has = 0;
+  c->voids = 0;
+}
+
+/* May anything be answered? Not while the record names another copy that has nothing of the model. */
+static int copy_leased(void *self, uint64_t now_ns) {
+  mlfab__copy *c = self;
+  int without = c->drops && c->server->keeping->phase == MLFAB__KEEPER_ALONE;
+  return mlfab__vote_may_ack(copy_vote(c), now_ns) && !without;
+}
+
+/* There is a model, which the other copy does not have. */
+static void copy_model(void *self) {
+  mlfab__copy *c = self;
+  if (c->phase == MLFAB__COPY_STANDS_BY) return;
+  copy_unsend(c);
+  c->has = 0;
+  c->drops = copy_may_be_in_sync(c);
+  mlfab__vote_want(copy_vote(c), 1u << c->self, c->node->now_ns);
+}
+
+static void copy_free(void *self) {
+  mlfab__copy *c = self;
+  if (!c->node) return;
+  c->node->leased = NULL;
+  mlfab__moment_free(&c->moment);
+  mlfab__collect_free(&c->collect);
+  mlfab__voters_free(&c->voters);
+  mlfab__free(&c->node->env, c->meta, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
+  c->meta = NULL;
+}
+
+static const mlfab__role copy_row = {
+    .name = "copy",
+    .from = MLFAB__VOTE,
+    .to = MLFAB__MOMENT_HAS,
+    .links = MLFAB__ON(VOTER) | MLFAB__ON(VOTER_IN),
+    .sends = MLFAB__ON(VOTER),
+    .frame = copy_frame,
+    .next = copy_next,
+    .taken = copy_taken,
+    .returned = copy_returned,
+    .up = copy_up,
+    .lost = copy_lost,
+    .gone = copy_gone,
+    .tick = copy_tick,
+    .deadline = copy_deadline,
+    .settle = copy_settle,
+    .free = copy_free,
+};
+
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) {
+  mlfab__role *role = mlfab__roles_add(node, &copy_row, sizeof(mlfab__copy));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__copy *c = role->self;
+  uint32_t servers = node->config.servers;
+  c->node = node;
+  c->server = server;
+  c->port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
+  c->self = node->is_replica ? MLFAB__VOTER_B : MLFAB__VOTER_A;
+  c->other = node->is_replica ? MLFAB__VOTER_A : MLFAB__VOTER_B;
+  c->peer = c->other * servers + server->number;
+  server->asleep = 1;
+  c->meta = mlfab__alloc(&node->env, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
+  int code = mlfab__voters_init(&c->voters, node, &c->port, server->number, 1);
+  if (!code && !c->meta) code = MLFAB_ERR_MEMORY;
+  if (!code) code = mlfab__keeper_attach(server, node->config.div_max);
+  if (code) return code;
+  server->keeping->above = c;
+  server->keeping->stop = copy_stop;
+  server->keeping->leased = copy_leased;
+  node->leased = copy_leased;
+  node->leased_copy = c;
+  server->keeping->model = copy_model;
+  mlfab__keeper_freeze(server, 1);
+  return mlfab__mirror_attach(node, c->peer, &c->mirror);
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/witness.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* witness.h - the scheduler's third vote on every shard (vote.h): it decides which of two copies serves when they do not
+ * hear each other. Layer 4. */
+
+/* Adds the role to a node that is only a scheduler. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/witness.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* witness.c - the scheduler's vote. See witness.h. */
+
+static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (at.kind != MLFAB__LINK_VOTER_IN || frame->type != MLFAB__VOTE) return MLFAB_ERR_FRAME;
+  int code = mlfab__voters_frame(self, at.peer, frame);
+  return code ? code : 1;
+}
+
+static void witness_tick(void *self, uint64_t now_ns) {
+  (void)now_ns;
+  mlfab__voters_tick(self);
+}
+
+static void witness_settle(void *self) { mlfab__voters_settle(self); }
+
+static uint64_t witness_deadline(const void *self) { return mlfab__voters_deadline(self); }
+
+static void witness_free(void *self) { mlfab__voters_free(self); }
+
+static const mlfab__role witness_row = {
+    .name = "witness",
+    .from = MLFAB__VOTE,
+    .to = MLFAB__VOTE,
+    .links = MLFAB__ON(VOTER) | MLFAB__ON(VOTER_IN),
+    .frame = witness_frame,
+    .tick = witness_tick,
+    .settle = witness_settle,
+    .deadline = witness_deadline,
+    .free = witness_free,
+};
+
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node) {
+  mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
+  return mlfab__voters_init(role->self, node, &port, 0, node->config.servers);
 }
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -48069,6 +52413,11 @@ static const metrics_row metrics_rows[] = {
     METRICS_C(collectives_failed, "collectives_failed", "Worker: collectives that failed."),
     METRICS_C(collective_epochs, "collective_epochs", "Worker: epochs of collectives."),
     METRICS_C(rounds_partial, "rounds_partial", "Worker: rounds of partial reductions."),
+    METRICS_C(updates_lost, "updates_lost",
+              "Worker: applied updates that were lost with a server."),
+    METRICS_C(replica_moments, "replica_moments", "Server: states that its replica has."),
+    METRICS_C(replica_bytes, "replica_bytes", "Server: bytes sent to its replica."),
+    METRICS_C(promotions, "promotions", "Server: times that it took over from the other copy."),
     METRICS_C(iterations, "iterations", "Worker: iterations whose pushes are decided."),
     METRICS_C(push_delay_sum, "push_delay_updates",
               "Worker: sum of the delays of its applied updates."),
@@ -48240,6 +52589,7 @@ MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns
   s->server = node->is_server ? (int32_t)node->server_number : -1;
   s->role = node->is_worker && node->is_server ? "worker+server"
             : node->is_worker                  ? "worker"
+            : node->is_replica                 ? "replica"
             : node->is_server                  ? "server"
                                                : "scheduler";
   s->job = node->config.job;
@@ -48925,6 +53275,39 @@ static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
   return 0;
 }
 
+/* Tests bits, because -ffast-math lets a compiler assume that there is neither infinity nor NaN. */
+static int complete_is_distance(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits <= 0x7ff0000000000000u || bits == 1ull << 63;
+}
+
+static int complete_check_replicas(const mlfab_config *c, mlfab_error *error) {
+  const char *wrong = NULL;
+  if (c->replicas > 1 || c->replaces > 1) wrong = "replicas and replaces are 0 or 1";
+  if (c->roles == MLFAB_ROLE_REPLICA && !c->replicas)
+    wrong = "the role of a replica needs replicas = 1";
+  if (c->replaces &&
+      (!c->replicas || (c->roles != MLFAB_ROLE_SERVER && c->roles != MLFAB_ROLE_REPLICA)))
+    wrong = "only a server with a replica, or its replica, replaces another process (replaces)";
+  if (c->replicas && !c->dedicated) wrong = "replicas need dedicated servers";
+  if (c->replicas && c->scheduler != MLFAB_SCHEDULER_OWN)
+    wrong =
+        "replicas need a scheduler in a process of its own (scheduler own), which has the third "
+        "vote";
+  if (c->replicas && c->servers_max > c->servers)
+    wrong = "servers with replicas do not come and go (servers_max)";
+  if (c->ack > MLFAB_ACK_DURABLE) wrong = "ack is no MLFAB_ACK_*";
+  if (c->div_max != 0.0 && !c->replicas) wrong = "div_max needs replicas";
+  if (!complete_is_distance(c->div_max)) wrong = "div_max is negative or not a number";
+  if (c->vote_dir[0] && !c->replicas) wrong = "vote_dir needs replicas";
+  if (c->ack == MLFAB_ACK_DURABLE && !c->replicas) wrong = "ack = durable needs replicas";
+  if (c->replicas && c->progress == MLFAB_PROGRESS_HAND && c->roles != MLFAB_ROLE_WORKER &&
+      c->roles)
+    wrong = "a server with a replica, its replica and their scheduler are not driven by hand";
+  return wrong ? complete_config_error(error, wrong) : 0;
+}
+
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->join) return complete_check_joiner(c, error);
   complete_default32(&c->workers_max, c->workers);
@@ -48943,15 +53326,18 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (!c->dedicated && c->servers > c->workers)
     return complete_config_error(
         error, "there are more servers than workers, and servers are not dedicated");
-  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER |
+                             MLFAB_ROLE_REPLICA))
     return complete_config_error(error, "unknown roles");
   int code = complete_check_scheduler(c, error);
+  if (!code) code = complete_check_replicas(c, error);
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return complete_config_error(error, "roles say worker and server, but servers are dedicated");
-  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers_max : c->workers_max;
+  int serves = c->roles == MLFAB_ROLE_SERVER || c->roles == MLFAB_ROLE_REPLICA;
+  uint32_t limit = c->dedicated && serves ? c->servers_max : c->workers_max;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
-    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, serves, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
   }
   uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
@@ -48962,8 +53348,8 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
     return complete_config_error(
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
-  uint32_t nodes =
-      c->workers_max + (c->dedicated ? c->servers_max : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  uint32_t nodes = c->workers_max + (c->dedicated ? (1 + c->replicas) * c->servers_max : 0) +
+                   (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {
     return complete_config_error(error,
                                  "a world of several nodes needs a coordinator address "
@@ -49179,6 +53565,7 @@ MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error) 
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
 
 #include <errno.h>
+#include <math.h>
 #include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49218,6 +53605,7 @@ typedef struct config_setting {
 
 enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
 #define CONFIG_HUGE 1.7976931348623157e308
+#define CONFIG_INF 0.0 /* "inf" is a value, too */
 #define CONFIG_TIME(name, member) CONFIG_U(name, mlfab_config, member, 1, CONFIG_DAY_MS, CONFIG_MS)
 
 static const config_setting config_settings[] = {
@@ -49262,6 +53650,12 @@ static const config_setting config_settings[] = {
     CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
     CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
     CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
+    CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
+    CONFIG_U("replaces", mlfab_config, replaces, 0, 1, 1),
+    CONFIG_R("div_max", mlfab_config, div_max, CONFIG_INF),
+    CONFIG_T("vote_dir", mlfab_config, vote_dir, CONFIG_TEXT),
+    CONFIG_W("ack", mlfab_config, ack, 1, 0, {"applied", MLFAB_ACK_APPLIED},
+             {"durable", MLFAB_ACK_DURABLE}),
 };
 
 static const config_setting config_model[] = {
@@ -49316,9 +53710,16 @@ static int config_real(const char *name, const char *text, double most, double *
                        mlfab_error *error) {
   char *end, want[80];
   double value = strtod(text, &end);
-  if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
+  int open = most == CONFIG_INF;
+  if (open) most = CONFIG_HUGE;
+  if (open && !strcmp(text, "inf")) {
+    value = HUGE_VAL;
+  } else if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
     snprintf(want, sizeof want,
-             most < CONFIG_HUGE ? "not a number from 0 to %g" : "not a number from 0 on", most);
+             open                 ? "not a number from 0 on, nor inf"
+             : most < CONFIG_HUGE ? "not a number from 0 to %g"
+                                  : "not a number from 0 on",
+             most);
     return config_bad(error, name, text, want);
   }
   *value_p = value;
@@ -49405,9 +53806,9 @@ static int config_environment(void *base, const void *initial, const config_sett
 
 /* --- rank, role, coordinator --- */
 
-static const config_setting config_roles =
-    CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
-             {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
+static const config_setting config_roles = CONFIG_W(
+    "role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER}, {"server", MLFAB_ROLE_SERVER},
+    {"scheduler", MLFAB_ROLE_SCHEDULER}, {"replica", MLFAB_ROLE_REPLICA});
 
 /* Call it after `dedicated` and `join` are set: they say what the role of a server means. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
@@ -49415,7 +53816,7 @@ static int config_role(mlfab_config *c, const char *name, const char *text, mlfa
   int code = config_choice(&config_roles, name, text, &roles, error);
   if (code) return code;
   int alone = c->dedicated || c->join;
-  if (roles == MLFAB_ROLE_SERVER && !alone)
+  if ((roles == MLFAB_ROLE_SERVER || roles == MLFAB_ROLE_REPLICA) && !alone)
     return config_bad(error, name, text, "needs MLFAB_DEDICATED=1, or MLFAB_JOIN=1");
   if (roles == MLFAB_ROLE_SCHEDULER || alone) c->roles = (uint32_t)roles;
   return 0;
@@ -51019,23 +55420,24 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
+  uint32_t n = ctx->ntransports;
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
-  int many = !only && ctx->ntransports > 0;
+  int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  if (ctx->ntransports == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
+  if (n == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
     if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
   }
   ctx->sleeping = 1;
   ctx->sleeps_until_ns = until;
   pthread_mutex_unlock(&ctx->lock);
-  if (ctx->ntransports == 0) {
+  if (n == 0) {
     struct timespec t = {0, (long)mlfab__min(timeout, 10000000)};
     nanosleep(&t, NULL);
   } else if (only) {
     only->table->wait(only->self, timeout);
   } else {
-    context_sleep_many(fds, ctx->ntransports, timeout);
+    context_sleep_many(fds, n, timeout);
   }
   pthread_mutex_lock(&ctx->lock);
   if (many) context_disarm(ctx);
@@ -51509,8 +55911,9 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
-  return ctx->node->is_server ? mlfab__server_finished(ctx->node->parts->server)
-                              : mlfab__node_finished(ctx->node);
+  const mlfab_node *node = ctx->node;
+  if (!node->is_server) return mlfab__node_finished(node);
+  return node->ended || (!node->standby && mlfab__server_finished(node->parts->server));
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {
@@ -52009,11 +56412,13 @@ MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p) 
 }
 
 static void telemetry_name(const mlfab_config *c, char name[32]) {
-  int serves = c->roles == MLFAB_ROLE_SERVER && c->dedicated;
+  const char *role = c->roles == MLFAB_ROLE_REPLICA                  ? "replica"
+                     : c->roles == MLFAB_ROLE_SERVER && c->dedicated ? "server"
+                                                                     : "worker";
   if (c->roles == MLFAB_ROLE_SCHEDULER)
     snprintf(name, 32, "scheduler");
   else
-    snprintf(name, 32, "%s-%d", serves ? "server" : "worker", (int)c->rank);
+    snprintf(name, 32, "%s-%d", role, (int)c->rank);
 }
 
 /* --- files: 0, or an errno --- */
@@ -54245,12 +58650,12 @@ typedef struct tcp_self {
   const mlfab_layer *layer; /* or NULL */
   void *layer_user;
   int poller, wake_read, wake_write, listener;
-  atomic_uint listener_paused; /* there was no descriptor for a connection */
-  uint64_t paused_ns;          /* since when */
+  atomic_uint listener_paused; /* there was no descriptor for a connection ... */
   atomic_uint pending;         /* `ready` is not empty */
+  uint64_t paused_ns;          /* ... since when */
   tcp_question *question;      /* or NULL */
-  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
   uint64_t ask_ns;             /* no new question before this time */
+  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
   atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
@@ -59775,10 +64180,10 @@ static int mpi_number(const mpi_card *cards, const mpi_engine *e, mlfab_config *
 
 /* What a configuration may not say over MPI. */
 static int mpi_check_config(const mlfab_config *c, int level, mlfab_error *error) {
-  if (c->join || c->workers_max > 0 || c->servers_max > 0)
+  if (c->join || c->workers_max > 0 || c->servers_max > 0 || c->replicas)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "mpi: the processes of an MPI job are fixed: `join`, workers_max and "
-                       "servers_max need another transport");
+                       "mpi: the processes of an MPI job are fixed, and end together: `join`, "
+                       "workers_max, servers_max and replicas need another transport");
   if (c->coordinator[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_CONFIG,
@@ -60307,6 +64712,8 @@ MLFAB_API const char *mlfab_build_info(void) {
 #endif
 #if MLFAB_WITH_KEYS
 #endif
+#if MLFAB_WITH_REPLICA
+#endif
 #if MLFAB_WITH_RESHARD
 #endif
 #if MLFAB_WITH_SCHED
@@ -60343,6 +64750,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
+  if (!MLFAB_WITH_REPLICA && config->replicas)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: replicas need code that was left out (MLFAB_WITH_REPLICA is 0)");
   if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
@@ -60405,6 +64816,9 @@ static int compose_server(mlfab_node *node) {
 #if MLFAB_WITH_COLL
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
 #endif
+#if MLFAB_WITH_REPLICA
+  if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
+#endif
   return code;
 }
 
@@ -60420,6 +64834,10 @@ static int compose(mlfab_node *node) {
   if (!code && node->is_server) code = compose_server(node);
 #if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
+#if MLFAB_WITH_REPLICA
+  if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
+    code = mlfab__witness_attach(node);
+#endif
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif
   return code;
@@ -60482,7 +64900,10 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #define OPEN_OBSERVER NULL
 #endif
 
+#include <errno.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
@@ -60525,11 +64946,25 @@ static int open_coordinates(const mlfab_config *c) {
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
 }
 
+/* With two addresses in `coordinator`: where server 0 or its replica listens. */
+static void open_meeting(mlfab_config *c) {
+  const char *other = strchr(c->coordinator, ',');
+  int replica = c->rank == 0 && c->roles == MLFAB_ROLE_REPLICA;
+  if (!other || (!replica && !open_coordinates(c))) return;
+  size_t n = (size_t)(other - c->coordinator);
+  if (replica)
+    memcpy(c->listen, other + 1, strlen(other + 1) + 1);
+  else
+    memcpy(c->listen, c->coordinator, n);
+  if (!replica) c->listen[n] = 0;
+}
+
 static mlfab__context_choice open_choice(const mlfab_config *c, const mlfab_transport *table,
                                          int publish) {
   mlfab__context_choice choice = {.table = table, .listen = "", .publish = publish};
   if (c->listen[0] && !strcmp(open_owner(c, c->listen), table->name)) choice.listen = c->listen;
-  if (open_coordinates(c) && !strcmp(open_owner(c, c->coordinator), table->name))
+  if (open_coordinates(c) && !strchr(c->coordinator, ',') &&
+      !strcmp(open_owner(c, c->coordinator), table->name))
     choice.listen = c->coordinator;
   return choice;
 }
@@ -60556,7 +64991,8 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
-  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers_max : 0);
+  uint32_t all = 0;
+  uint32_t nodes = c->workers_max + (c->dedicated ? (1 + c->replicas) * c->servers_max : 0);
   nodes += (c->scheduler == MLFAB_SCHEDULER_OWN) + c->join;
   for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
   if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
@@ -60640,6 +65076,19 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 #endif
 }
 
+/* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
+static int open_votes(const mlfab_config *c, mlfab_error *error) {
+  struct stat status;
+  if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
+  int number = stat(c->vote_dir, &status)                ? errno
+               : !S_ISDIR(status.st_mode)                ? ENOTDIR
+               : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
+                                                         : 0;
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
+                              c->vote_dir, strerror(number))
+                : 0;
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c, world;
@@ -60654,6 +65103,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code && c.join && !ask)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
+  if (!code) code = open_votes(&c, &error);
+  if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
@@ -60717,6 +65168,7 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
     full.servers_max = told.servers_max;
     full.dedicated = told.dedicated;
     full.scheduler = told.scheduler;
+    full.replicas = told.replicas;
     code = open_wait(&full, 0, ctx_p, &error);
     open_forget(&full);
   }

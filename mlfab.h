@@ -156,6 +156,7 @@
  *    MLFAB_WITH_RESHARD               moving slices between servers
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
+ *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
@@ -371,9 +372,17 @@ typedef struct mlfab_env {
  * 6. Open and close
  */
 enum mlfab_role {
-  MLFAB_ROLE_WORKER = 1,   /* pushes and pulls */
-  MLFAB_ROLE_SERVER = 2,   /* holds slices of the model */
-  MLFAB_ROLE_SCHEDULER = 4 /* only plans, in a process of its own: see mlfab_schedule */
+  MLFAB_ROLE_WORKER = 1,    /* pushes and pulls */
+  MLFAB_ROLE_SERVER = 2,    /* holds slices of the model */
+  MLFAB_ROLE_SCHEDULER = 4, /* only plans, in a process of its own: see mlfab_schedule */
+  MLFAB_ROLE_REPLICA = 8 /* the second copy of a dedicated server: see "Servers that fail" below */
+};
+
+/* What ends a push, in a fabric with replicas. */
+enum mlfab_ack {
+  MLFAB_ACK_APPLIED =
+      1, /* its servers have applied it; the last of them may be lost with a server */
+  MLFAB_ACK_DURABLE = 2 /* their replicas have it, too: it stays when a server is lost */
 };
 
 enum mlfab_scheduler_kind {
@@ -473,14 +482,15 @@ typedef int (*mlfab_key_fn)(void *user, char *key, size_t room);
 typedef struct mlfab_config {
   uint32_t size;
   uint32_t roles; /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
-  int32_t
-      rank; /* a worker's rank, 0..workers-1; a dedicated server's number, 0..servers-1 (with growth to the
-                       * largest number - 1) */
+  /* A worker's rank, 0..workers-1; the number of a dedicated server, or of that whose replica this is, 0..servers-1 (with
+   * growth to the largest number - 1). */
+  int32_t rank;
   uint32_t workers;   /* 0: 1; workers that the fabric begins with (workers_max) */
   uint32_t servers;   /* 0: 1; servers that the fabric begins with (servers_max) */
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
-   * one. While this node joins, it asks again for a host name that does not resolve yet. */
+   * one. While this node joins, it asks again for a host name that does not resolve yet. With replicas, behind a
+   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. */
   char coordinator[256];
   char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
   char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
@@ -575,6 +585,20 @@ typedef struct mlfab_config {
   /* The largest number of dedicated servers that the fabric may have at a time; the same on all nodes. 0: servers.
    * Price: about 3 KB for each at every node. */
   uint32_t servers_max;
+  /* Servers that fail: see below. 1: each dedicated server has a replica in a process of its own (MLFAB_ROLE_REPLICA);
+   * needs scheduler = MLFAB_SCHEDULER_OWN. The same on all nodes. 0: none. */
+  uint32_t replicas;
+  /* 1: this server or replica takes the place of a process that has died in a running fabric, and begins as a copy of
+   * the other one. */
+  uint32_t replaces;
+  /* Servers: the largest distance |w_s - w_r| of a shard's weights from the replica's, in the Euclidean norm. 0: what
+   * anyone sees of the model, both copies have; HUGE_VAL: no bound. */
+  double div_max;
+  /* Servers, replicas and the scheduler: a directory that exists and may be written (else mlfab_open returns IO), in
+   * which each keeps its votes. "": a process that starts again has forgotten them, and votes again only when both
+   * others have told it what they know. */
+  char vote_dir[256];
+  uint32_t ack; /* workers: MLFAB_ACK_* of updates whose options do not say; 0: MLFAB_ACK_APPLIED */
   /* MLFAB_KERNELS_*; the same on all nodes: server 0 refuses a node with another one (MLFAB_ERR_WORLD). */
   uint32_t kernels;
 } mlfab_config;
@@ -582,13 +606,14 @@ typedef struct mlfab_config {
 /* Sets every member to its default and `size` to sizeof *config. */
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
-/* Sets one member by name: "rank", "workers", "servers", "role" (worker, server, scheduler), "dedicated",
+/* Sets one member by name: "rank", "workers", "servers", "role" (worker, server, replica, scheduler), "dedicated",
  * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm, mpi, mpi+shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
- * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas). Set "dedicated" or "join"
- * before "role" server, which means nothing without them.
+ * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "replicas" (0, 1),
+ * "replaces" (0, 1), "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join" before
+ * "role" server, which means nothing without them.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
@@ -661,6 +686,49 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  * A server leaves in two steps: mlfab_set_servers without it takes its slices away, and then mlfab_close, or its death,
  * is MLFAB_EVENT_LEFT or DEAD and no error for anyone. Another process may then take its number. Server 0 stays. A
  * server that dies with slices takes them with it, as before. All servers need the same callbacks and switches.
+ *
+ * Servers that fail. Without replicas the death of a server ends the training (PEER_DEAD), and a checkpoint is what
+ * is left. With config.replicas each dedicated server has a replica, a process with a copy of its shard, and a calm
+ * fabric outlives the death of either, and of the scheduler: no call of a worker fails because of it. Calls that need
+ * the server wait for 5 to 8 heartbeats, until the other copy serves; then the library sends again what that copy
+ * lacks. Pushes and pulls, collectives, barriers, rounds and checkpoints go on.
+ *
+ *    processes    server s (roles MLFAB_ROLE_SERVER, rank s), its replica (MLFAB_ROLE_REPLICA, rank s), and one
+ *                 scheduler for all (scheduler = MLFAB_SCHEDULER_OWN): on three hosts, if a host may fail.
+ *                 mlfab-run --replicas starts them on one. Replica and server call mlfab_serve, and need the same
+ *                 callbacks and switches.
+ *    who serves   two of these three decide it, so two copies never serve at the same time. A copy that has not
+ *                 heard the one that serves for 5 heartbeats asks the scheduler, which agrees if it has not either.
+ *                 A server that hears neither of the others stops answering after 4 heartbeats.
+ *    halting      with two of the three lost, or when the copy that is left was not in sync, the shard halts: calls
+ *                 wait, and after 20 heartbeats fail with PEER_DEAD and what became of each copy. So before a
+ *                 process may fail, the last one that failed must be replaced: the copy that serves tells
+ *                 (MLFAB_EVENT_IN_SYNC, code 0).
+ *    replacing    start the process that died again, anywhere, with the same rank and role, and with `replaces`. It
+ *                 gets the shard from the other copy, which goes on serving meanwhile. mlfab-run does it. A
+ *                 scheduler is started again as it was. The copy that serves admits it, so it must come before
+ *                 that copy halts. With `vote_dir`, on the former one's disk, the process votes when it is admitted;
+ *                 else it has to hear both others first, and a second failure before that halts the shard. A shard
+ *                 that has halted for 20 heartbeats does not come back: begin again from a checkpoint.
+ *
+ * What a push promises. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
+ * replica had not got is lost with it: in each shard at most div_max of such updates, and of each update all or
+ * nothing. Every worker is told how many of its own (MLFAB_EVENT_UPDATES_LOST, stats.updates_lost); its iteration
+ * counts do not go back, so no round waits for them. MLFAB_ACK_DURABLE: the replica has it, too, and the loss of one
+ * of the two does not undo it. The answer comes a state later, and while no replica is in sync it waits, at most
+ * until the push's deadline. An update without an answer is sent again, and applied once.
+ *
+ * The replica gets states, not updates: what has changed in the shard since the last state, as often as the link
+ * takes it, while updates go on. div_max 0, the default, is lock step: an update is not shown before the replica has
+ * it. A positive div_max lets the server be ahead: it holds back updates that would take it further. That needs SGD
+ * or momentum, without weight_decay and on_update (else mlfab_model_start returns UNSUPPORTED). HUGE_VAL bounds
+ * nothing; it and 0 are for every optimizer. With rounds and a bound, 0 included, an answer waits for the next state. A
+ * replica that does not get a state within silent_death_ns is out of sync, and the server goes on without it.
+ *
+ * Not with replicas: servers beside workers (dedicated 0), servers_max, mlfab_set_servers (UNSUPPORTED), ghost
+ * tensors, progress by hand at servers, replicas and scheduler, MPI (which ends the job). Workers may join, die and
+ * come back. Memory: at the server as for a checkpoint; at the replica the shard twice. Cost: a server's link carries
+ * out up to a shard for each state, and each worker's link is called anew when the other copy serves.
  *
  * This node's worker rank (-1 on a dedicated server), the number of ranks for workers (config.workers_max), the number
  * of servers' numbers (config.servers_max). Each output may be NULL. */
@@ -819,7 +887,8 @@ MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t coun
  * nothing is written. options NULL: all initial, or as the environment says after mlfab_open_env. Cost: the model's
  * bytes once for each worker. A mistake in the options is an error here at once where the worker can see it. What
  * only a server can see refuses worker 0's model, and every worker gets the error: UNSUPPORTED (MLFAB_SYNC_USER
- * without conditions, a delay bound with rounds), MEMORY. After an error call it again.
+ * without conditions, a delay bound with rounds; with replicas what div_max excludes), MEMORY. After an error call it
+ * again.
  * Errors: MODEL (with the first difference), ARGUMENT and CONFIG (with the member), STATE, UNSUPPORTED, LIMIT,
  * TIMEOUT, PEER_DEAD, MEMORY. */
 MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
@@ -904,8 +973,8 @@ typedef struct mlfab_push_options {
   /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1; 0 means 0. A whole number
    * when the model has an I64 tensor. */
   double scale;
-  uint32_t flags; /* MLFAB_PUSH_* */
-  uint32_t reserved;
+  uint32_t flags;   /* MLFAB_PUSH_* */
+  uint32_t ack;     /* MLFAB_ACK_*: when the push is done; 0: as config.ack says */
   double clip_norm; /* > 0: where u's global norm n is larger, scale *= clip_norm / n; no I64 */
   uint64_t version; /* that the update was computed from, plus one; 0: the last one pulled */
   uint64_t timeout_ns;
@@ -949,9 +1018,11 @@ typedef struct mlfab_result {
   uint64_t waited_ns;
 } mlfab_result;
 
-/* Pushes an update and waits until every server has applied or refused it; in a round, has added it to the sum. The
- * library only reads the buffers. options and result_p may be NULL.
- * Errors: usage codes before anything is sent; NOT_FINITE (NaN or infinity: the model is unchanged); DROPPED (by the
+/* Pushes an update and waits until every server has applied or refused it; in a round, has added it to the sum; with
+ * MLFAB_ACK_DURABLE, until the replicas have it, too. The library only reads the buffers. options and result_p may be
+ * NULL.
+ * Errors: usage codes before anything is sent, UNSUPPORTED for MLFAB_ACK_DURABLE without replicas among them;
+ * NOT_FINITE (NaN or infinity: the model is unchanged); DROPPED (by the
  * delay bound, or too late for its round); TIMEOUT, IN_DOUBT (see mlfab_push_status); PARTIAL; PEER_DEAD with the
  * server; CALLBACK.
  * Cost: the update's bytes up, one small frame back from each server. */
@@ -1032,8 +1103,8 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
  * way. Either output may be NULL. Errors: STATE (no tags, or before mlfab_model_start), TENSOR. */
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p);
 
-/* Polls a request. *done_p: 1 when it has finished, and this call has ended it; else 0. result_p may be NULL.
- * Errors: REQUEST (unknown, or ended before). */
+/* Polls a request. *done_p: 1 when it has finished, and this call has ended it; else 0. How it ended is
+ * result_p->status, not what this call returns; result_p may be NULL. Errors: REQUEST (unknown, or ended before). */
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p);
 
 /* Waits for a request at most timeout_ns (0: its own deadline), ends it, and returns its status. result_p may be
@@ -1150,7 +1221,8 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
  * Errors: ARGUMENT (an empty list, a server twice, a number that no server can have), STATE before mlfab_model_start, or
  * with the server that is not here (mlfab_servers), AGAIN (another one is under way), TIMEOUT (with the worker that has
  * not paused; it may still happen), PEER_DEAD with the server, which is dead or which a worker cannot reach, UNSUPPORTED
- * (a server that has joined lacks what the model needs), MEMORY and LIMIT (a ninth consistency model at a server):
+ * (a server that has joined lacks what the model needs; servers with replicas), MEMORY and LIMIT (a ninth consistency
+ * model at a server):
  * everything is as it was. */
 MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
@@ -1600,6 +1672,10 @@ typedef struct mlfab_stats {
   uint64_t iterations, push_delay_sum;
   /* Bytes of this node on network links of its host, where links are measured (a scheduler, order_by_rate). */
   uint64_t network_sent, network_received;
+  /* Servers with replicas. Worker: parts of updates (one for each server) that were applied, and lost with a server. The
+   * copy that serves: states that the other one has got, the bytes of their weights and optimizer, and how often this
+   * one has taken over. */
+  uint64_t updates_lost, replica_moments, replica_bytes, promotions;
 } mlfab_stats;
 
 /* Copies the counters, all of one moment. `size` is sizeof *stats_p. */
@@ -1646,7 +1722,13 @@ enum mlfab_event_kind {
   MLFAB_EVENT_SCHEDULER_LOST = 7, /* this server now takes updates in the order of announcement */
   MLFAB_EVENT_SCHEDULER_BACK = 8,
   MLFAB_EVENT_CHECKPOINT = 9, /* at server 0: a checkpoint is whole, or `code` says why not */
-  MLFAB_EVENT_RESTORED = 10   /* at a server: it has loaded a checkpoint */
+  MLFAB_EVENT_RESTORED = 10,  /* at a server: it has loaded a checkpoint */
+  /* Servers with replicas; `rank` is the server's number. At a copy: it serves from now on; it does not serve any more;
+   * the other copy is in sync (code 0), or not any more. At a worker: updates that were applied are lost. */
+  MLFAB_EVENT_SERVES = 11,
+  MLFAB_EVENT_STANDS_BY = 12,
+  MLFAB_EVENT_IN_SYNC = 13,
+  MLFAB_EVENT_UPDATES_LOST = 14
 };
 typedef struct mlfab_event_info {
   uint32_t kind;
@@ -1851,7 +1933,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
  * points to (MPI_Comm *). mlfab uses a duplicate. Leave `coordinator` empty; rank and workers are overwritten: workers
  * are numbered in the order of their MPI ranks. With `dedicated` the processes that set the role server (MLFAB_ROLE)
  * are the servers, or, where none does, the last `servers` ones; with `scheduler` own, likewise, the scheduler. Such a
- * process, where mlfab_rank gives -1, calls mlfab_serve. join, workers_max and servers_max are refused. The job,
+ * process, where mlfab_rank gives -1, calls mlfab_serve. join, workers_max, servers_max and replicas are refused. The job,
  * transports, servers, dedicated and scheduler must be equal in all processes.
  *
  * MPI_Init. Where the program has not initialised MPI, mlfab_open does, and MPI is finalised when the process exits

@@ -91,11 +91,19 @@
 #define MLFAB__UNLIKELY(x) (x)
 #endif
 
-/* Planted bugs: -DMLFAB_PLANT=n breaks one invariant on purpose, and the tests must notice. */
-#ifndef MLFAB_PLANT
-#define MLFAB_PLANT 0
+/* Planted bugs: a build with -DMLFAB_PLANT breaks one invariant on purpose, the one whose number the environment
+ * variable MLFAB_PLANT has, and the tests must notice. */
+#ifdef MLFAB_PLANT
+#include <stdlib.h>
+static int mlfab__plant;
+__attribute__((__constructor__)) static void mlfab__plant_read(void) {
+  const char *number = getenv("MLFAB_PLANT");
+  mlfab__plant = number ? atoi(number) : 0;
+}
+#define MLFAB__PLANTED(n) (mlfab__plant == (n))
+#else
+#define MLFAB__PLANTED(n) 0
 #endif
-#define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
@@ -108,14 +116,18 @@
 #ifndef MLFAB_WITH_RESHARD
 #define MLFAB_WITH_RESHARD 1
 #endif
-#ifndef MLFAB_WITH_REPLICA
-#define MLFAB_WITH_REPLICA MLFAB_WITH_SCHED
-#endif
-#if MLFAB_WITH_REPLICA && !MLFAB_WITH_SCHED
-#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED"
-#endif
 #ifndef MLFAB_WITH_CHECKPOINT
 #define MLFAB_WITH_CHECKPOINT 1
+#endif
+#ifndef MLFAB_WITH_REPLICA
+#if MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT
+#define MLFAB_WITH_REPLICA 1
+#else
+#define MLFAB_WITH_REPLICA 0
+#endif
+#endif
+#if MLFAB_WITH_REPLICA && !(MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT)
+#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT"
 #endif
 #ifndef MLFAB_WITH_COLL
 #define MLFAB_WITH_COLL 1

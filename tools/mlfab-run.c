@@ -56,7 +56,8 @@
 #define LINE_MAX_BYTES 16384           /* a longer line is forwarded in pieces */
 #define GRACE_NS 2000000000ull         /* from SIGTERM to SIGKILL */
 #define SERVERS_GRACE_NS 5000000000ull /* until servers must have ended after the last worker */
-#define DRAIN_NS 300000000ull          /* for the last output of ranks that have ended */
+#define LEFT_OVER_NS 500000000ull /* from the end of the fabric to that of copies that were late */
+#define DRAIN_NS 300000000ull     /* for the last output of ranks that have ended */
 #define SERVER_ARGUMENT "--mlfab-run-server"
 
 enum exit_status { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
@@ -79,15 +80,17 @@ typedef struct stream {
 typedef struct rank {
   int number;
   int is_server; /* or the scheduler: it ends after the workers */
-  int is_scheduler;
-  pid_t pid; /* 0: not running */
-  int done;  /* ended, and not to be restarted */
+  int is_scheduler, is_replica;
+  int replaces; /* a copy of a server that is started again */
+  pid_t pid;    /* 0: not running */
+  int done;     /* ended, and not to be restarted */
   int restarts;
   stream out, err;
 } rank;
 
 static struct {
   int workers, servers;
+  int replicas;     /* 1: of each server */
   int workers_max;  /* 0: workers */
   int servers_max;  /* 0: servers */
   const char *join; /* the address of server 0 of the fabric to join, or NULL */
@@ -104,7 +107,7 @@ static struct {
   const char *transport; /* NULL: from the environment, or the library's default */
   char *server_program;
   char **command;
-  char coordinator[256];
+  char coordinator[256]; /* with replicas two addresses, with a comma between */
   char job[64];
   int insecure;
   char key[65]; /* of this run; only in the ranks' environment */
@@ -116,8 +119,10 @@ static enum phase phase;
 static uint64_t phase_until;
 static int exit_status; /* that of the first rank that failed */
 static int interrupted; /* the signal that was forwarded: ranks are no longer restarted */
+static uint64_t
+    over_ns; /* when a copy of a server ended with 0: all workers had left; 0: not yet */
 static int signal_pipe[2];
-/* the built-in server 0 writes a byte when all ranks have joined */
+/* the built-in server 0, and the scheduler of servers with replicas, write a byte when all ranks have joined */
 static int joined_pipe[2] = {-1, -1};
 
 /* Input for worker 0, if the standard input is a terminal. */
@@ -148,7 +153,10 @@ __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format
 
 static const char *kind(const rank *r) {
   if (options.join) return "joiner"; /* `number` is not its rank */
-  return r->is_scheduler ? "scheduler" : r->is_server ? "server" : "worker";
+  return r->is_scheduler ? "scheduler"
+         : r->is_replica ? "replica"
+         : r->is_server  ? "server"
+                         : "worker";
 }
 
 static const char *signal_name(int number) {
@@ -175,10 +183,14 @@ static void server_log(void *user, int level, const char *line) {
   fprintf(stderr, "%s%s\n", level <= MLFAB_LOG_WARN ? "" : "# ", line);
 }
 
-/* Says which checkpoint a run goes on from. */
+/* Says which checkpoint a run goes on from, and which copy of a server has taken over. `user`: int, how often it is no
+ * news that this copy serves. */
 static void server_event(void *user, const mlfab_event_info *info) {
-  (void)user;
-  if (info->kind == MLFAB_EVENT_RESTORED) fprintf(stderr, "%s\n", info->text);
+  int *known = user;
+  if (info->kind == MLFAB_EVENT_SERVES && *known > 0)
+    --*known;
+  else if (info->kind == MLFAB_EVENT_RESTORED || info->kind == MLFAB_EVENT_SERVES)
+    fprintf(stderr, "%s\n", info->text);
 }
 
 static int server_failed(const char *doing, const mlfab_error *error) {
@@ -222,6 +234,8 @@ static int server_main(int verbose, int report) {
   config.on_event = server_event;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
+  int known = !verbose && config.roles == MLFAB_ROLE_SERVER && !config.replaces;
+  config.user = &known;
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
   if (report >= 0 && write(report, "j", 1) < 0)
     fprintf(stderr, "cannot report: %s\n", strerror(errno));
@@ -351,6 +365,8 @@ static void set_environment(const rank *r) {
   set_number("MLFAB_WORKERS", options.workers);
   set_number("MLFAB_SERVERS", options.dedicated ? options.servers : 1);
   set_number("MLFAB_DEDICATED", options.dedicated);
+  set_number("MLFAB_REPLICAS", options.replicas);
+  set_number("MLFAB_REPLACES", r->replaces);
   if (options.dedicated || r->is_scheduler)
     setenv("MLFAB_ROLE", kind(r), 1);
   else
@@ -409,7 +425,8 @@ static void become(const rank *r, pid_t parent) {
   }
   char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, verbose[] = "verbose", quiet[] = "quiet";
   char report[16];
-  int to = r->is_scheduler || r->number > 0 ? -1 : joined_pipe[1];
+  int reports = r->is_scheduler ? options.replicas : !r->is_replica && r->number == 0;
+  int to = reports ? joined_pipe[1] : -1;
   if (to >= 0) fcntl(to, F_SETFD, 0);
   snprintf(report, sizeof report, "%d", to);
   char *server[] = {name, argument, options.verbose ? verbose : quiet, report, NULL};
@@ -567,13 +584,24 @@ static int is_running(int servers) {
   return 0;
 }
 
+/* 1 when the built-in server or the scheduler has reported that all ranks have joined. */
+static int have_joined(void) {
+  static int joined;
+  char byte;
+  if (!joined && joined_pipe[0] >= 0) joined = read(joined_pipe[0], &byte, 1) > 0;
+  return joined;
+}
+
 /* A rank has ended; `status` is that of waitpid. */
 static void ended(rank *r, int status) {
   int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   /* Without this rank no server holds the model. A scheduler can always be restarted. */
-  int serves =
-      !options.join && !r->is_scheduler && (r->is_server || (!options.dedicated && r->number == 0));
-  int restart = options.on_failure == ON_FAILURE_RESTART || r->is_scheduler;
+  int serves = !options.join && !r->is_scheduler && !options.replicas &&
+               (r->is_server || (!options.dedicated && r->number == 0));
+  /* The other copy of a server goes on, and this one begins as its copy. */
+  int copy = options.replicas && r->is_server && !r->is_scheduler;
+  int restart = options.on_failure == ON_FAILURE_RESTART || r->is_scheduler || copy;
+  int late = over_ns && r->is_server; /* nobody needs it any more */
   r->pid = 0;
   r->done = 1;
   if (phase >= PHASE_TERM) {
@@ -582,6 +610,7 @@ static void ended(rank *r, int status) {
   }
   if (code == 0) {
     if (options.verbose) say("%s %d has finished", kind(r), r->number);
+    if (copy && !over_ns) over_ns = now_ns();
     return;
   }
   if (interrupted && code == 128 + interrupted && !options.verbose) {
@@ -591,11 +620,12 @@ static void ended(rank *r, int status) {
         WCOREDUMP(status) ? " (core dumped)" : "");
   else
     say("%s %d exited with status %d", kind(r), r->number, code);
-  if (!serves && restart && !interrupted) {
+  if (!serves && restart && !interrupted && !late) {
     if (r->restarts < RESTARTS_MAX) {
       r->restarts++;
       say("starting %s %d again (%d of at most %d times)", kind(r), r->number, r->restarts,
           RESTARTS_MAX);
+      r->replaces = copy && have_joined(); /* before that there is no fabric: server 0 forms it */
       int failure = start(r);
       if (failure == 0) {
         r->done = 0;
@@ -606,6 +636,7 @@ static void ended(rank *r, int status) {
       say("%s %d was started again %d times already", kind(r), r->number, RESTARTS_MAX);
     }
   }
+  if (late && r->restarts > 0) return;
   if (exit_status == 0) exit_status = code;
   if (interrupted || (!serves && options.on_failure == ON_FAILURE_CONTINUE)) return;
   if (phase == PHASE_RUN) say("ending the others");
@@ -662,14 +693,6 @@ static void read_signals(void) {
 
 /* ---- the loop ---- */
 
-/* 1 when the built-in server has reported that all ranks have joined. */
-static int have_joined(void) {
-  static int joined;
-  char byte;
-  if (!joined && joined_pipe[0] >= 0) joined = read(joined_pipe[0], &byte, 1) > 0;
-  return joined;
-}
-
 /* Until when the servers may go on without a worker of this run: workers that joined may still need them. */
 static uint64_t servers_until(uint64_t now) {
   if (options.join && exit_status == 0) return UINT64_MAX; /* they serve workers of other runs */
@@ -689,6 +712,13 @@ static void tell_unjoined(void) {
       options.workers, options.workers > 1 ? "s" : "", options.command[0]);
 }
 
+/* Do only servers run that were started again? When the others have ended, they find nobody to join. */
+static int left_over(void) {
+  for (int i = 0; i < rank_count; i++)
+    if (ranks[i].pid > 0 && (!ranks[i].is_server || ranks[i].restarts == 0)) return 0;
+  return 1;
+}
+
 /* Advances to the next phase. Returns 0 when all is over. */
 static int advance(uint64_t now, uint64_t run_until) {
   if (!is_running(0) && !is_running(1)) return 0;
@@ -701,6 +731,8 @@ static int advance(uint64_t now, uint64_t run_until) {
     phase = PHASE_SERVERS;
     phase_until = servers_until(now);
   }
+  if (phase == PHASE_SERVERS && over_ns && over_ns + LEFT_OVER_NS < phase_until && left_over())
+    phase_until = over_ns + LEFT_OVER_NS;
   if (phase == PHASE_SERVERS && now >= phase_until) {
     tell_unjoined();
     if (options.verbose) say("the servers have not ended by themselves: ending them");
@@ -801,6 +833,10 @@ static const char usage_text[] =
     "  --scheduler=beside     large pushes and pulls are planned, by server 0 beside its own work\n"
     "  --scheduler=own        ... by a process of its own, which is started again when it dies\n"
     "  --delay-bound N        updates that would come N or more versions late are dropped\n"
+    "  --replicas             each server has a replica, which goes on when the server is lost; "
+    "with\n"
+    "                         --scheduler=own. --set div_max=D: how far it may be behind; --set\n"
+    "                         ack=durable: a push is done when the replica has it\n"
     "  --resume DIR           goes on from the newest whole checkpoint in DIR (--set "
     "checkpoint_dir=DIR\n"
     "                         and checkpoint_commits=N write them)\n"
@@ -903,6 +939,7 @@ static void parse(int argc, char **argv) {
     JOIN,
     SCHEDULER,
     DELAY_BOUND,
+    REPLICAS,
     RESUME,
     SET,
     TCP,
@@ -922,6 +959,7 @@ static void parse(int argc, char **argv) {
                                         {"join", required_argument, NULL, JOIN},
                                         {"scheduler", required_argument, NULL, SCHEDULER},
                                         {"delay-bound", required_argument, NULL, DELAY_BOUND},
+                                        {"replicas", no_argument, NULL, REPLICAS},
                                         {"resume", required_argument, NULL, RESUME},
                                         {"set", required_argument, NULL, SET},
                                         {"tcp", no_argument, NULL, TCP},
@@ -971,6 +1009,9 @@ static void parse(int argc, char **argv) {
         parse_count("--delay-bound", optarg, 1);
         options.delay_bound = optarg;
         break;
+      case REPLICAS:
+        options.replicas = 1;
+        break;
       case RESUME:
         if (!*optarg || strlen(optarg) > 255) usage("--resume takes a directory, not '%s'", optarg);
         options.resume = optarg;
@@ -1014,10 +1055,10 @@ static void parse(int argc, char **argv) {
   }
   if (options.join) {
     if (options.server_program || options.scheduled || options.delay_bound || options.workers_max ||
-        options.servers_max || options.resume)
+        options.servers_max || options.resume || options.replicas)
       usage(
           "--join starts workers or servers only: not with --server, --scheduler, --delay-bound, "
-          "--max-workers, --max-servers, --resume");
+          "--max-workers, --max-servers, --replicas, --resume");
     if (options.insecure)
       usage("--join without a key takes MLFAB_ALLOW_INSECURE=1 of the environment, not --insecure");
     if (options.servers > 0 && (options.workers > 0 || optind < argc))
@@ -1040,9 +1081,18 @@ static void parse(int argc, char **argv) {
   if (optind >= argc) usage("the program to run is missing");
   options.command = argv + optind;
   options.dedicated = options.servers > 0;
+  if (options.replicas && options.scheduled && !options.scheduler)
+    usage("--replicas needs --scheduler=own: the scheduler has the third vote");
+  if (options.replicas) {
+    options.scheduled = "own";
+    options.scheduler = 1;
+  }
   if (options.delay_bound && !options.scheduled && !getenv("MLFAB_SCHEDULER"))
     usage("--delay-bound needs --scheduler");
   if (!options.dedicated && options.server_program) usage("--server does not go with -s 0");
+  if (!options.dedicated && options.replicas) usage("--replicas does not go with -s 0");
+  if (options.replicas && options.servers_max > options.servers)
+    usage("--replicas does not go with --max-servers: servers with replicas do not come and go");
 }
 
 /* A TCP port that was free a moment ago, or 0. */
@@ -1104,6 +1154,10 @@ static int choose_meeting_point(void) {
     return -1;
   }
   if (grows() && job && *job) snprintf(options.job, sizeof options.job, "%s", job);
+  if (grows() && address && *address && options.replicas && !strchr(address, ',')) {
+    say("with --replicas MLFAB_COORDINATOR needs the replica's address, too: ADDRESS,ADDRESS");
+    return -1;
+  }
   if (grows() && address && *address) {
     snprintf(options.coordinator, sizeof options.coordinator, "%s", address);
     return 0;
@@ -1112,17 +1166,21 @@ static int choose_meeting_point(void) {
 #ifndef __linux__
   tcp = 1; /* abstract socket names exist on Linux only */
 #endif
-  if (tcp) {
-    int port = free_port();
-    if (port == 0) {
+  for (int i = 0; i <= options.replicas; i++) {
+    size_t at = strlen(options.coordinator);
+    char *to = options.coordinator + at;
+    size_t room = sizeof options.coordinator - at;
+    int port = tcp ? free_port() : 0;
+    if (tcp && port == 0) {
       say("no free TCP port on the loopback: %s", strerror(errno));
       return -1;
     }
-    snprintf(options.coordinator, sizeof options.coordinator, "tcp:127.0.0.1:%d", port);
-  } else {
-    const char *scheme = options.transport ? "shm:" : "unix:@";
-    snprintf(options.coordinator, sizeof options.coordinator, "%smlfab-%ld-%08x", scheme,
-             (long)getpid(), (unsigned)random);
+    if (tcp)
+      snprintf(to, room, "%stcp:127.0.0.1:%d", i ? "," : "", port);
+    else
+      snprintf(to, room, "%s%smlfab-%ld-%08x%s", i ? "," : "",
+               options.transport ? "shm:" : "unix:@", (long)getpid(), (unsigned)random,
+               i ? "-r" : "");
   }
   return 0;
 }
@@ -1143,7 +1201,7 @@ static int catch_signals(void) {
     if (sigaction(caught[i], &action, NULL) < 0) return -1;
   signal(SIGPIPE, SIG_IGN); /* a closed reader must not end the run */
   signal(SIGTTIN, SIG_IGN); /* nor must a terminal in another process's foreground stop it */
-  if (!options.dedicated || options.server_program) return 0;
+  if (!options.dedicated || (options.server_program && !options.replicas)) return 0;
   if (pipe(joined_pipe) < 0) return -1;
   for (int i = 0; i < 2; i++) fcntl(joined_pipe[i], F_SETFD, FD_CLOEXEC);
   fcntl(joined_pipe[0], F_SETFL, O_NONBLOCK);
@@ -1155,7 +1213,7 @@ int main(int argc, char **argv) {
     return server_main(strcmp(argv[2], "verbose") == 0, argc == 4 ? atoi(argv[3]) : -1);
   parse(argc, argv);
   if (!options.join && (make_key() < 0 || choose_meeting_point() < 0)) return 1;
-  int services = options.servers + options.scheduler;
+  int copies = options.servers * (1 + options.replicas), services = copies + options.scheduler;
   rank_count = services + options.workers;
   ranks = calloc((size_t)rank_count, sizeof *ranks);
   if (!ranks || catch_signals() < 0) {
@@ -1164,8 +1222,11 @@ int main(int argc, char **argv) {
   }
   for (int i = 0; i < rank_count; i++) {
     ranks[i].is_server = i < services;
-    ranks[i].is_scheduler = i == options.servers && options.scheduler;
-    ranks[i].number = ranks[i].is_scheduler ? 0 : ranks[i].is_server ? i : i - services;
+    ranks[i].is_scheduler = i == copies && options.scheduler;
+    ranks[i].is_replica = i >= options.servers && i < copies;
+    ranks[i].number = ranks[i].is_scheduler ? 0
+                      : ranks[i].is_server  ? i % options.servers
+                                            : i - services;
     ranks[i].out.fd = ranks[i].err.fd = -1;
   }
   int status = run();

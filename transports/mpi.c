@@ -955,10 +955,10 @@ static int mpi_number(const mpi_card *cards, const mpi_engine *e, mlfab_config *
 
 /* What a configuration may not say over MPI. */
 static int mpi_check_config(const mlfab_config *c, int level, mlfab_error *error) {
-  if (c->join || c->workers_max > 0 || c->servers_max > 0)
+  if (c->join || c->workers_max > 0 || c->servers_max > 0 || c->replicas)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "mpi: the processes of an MPI job are fixed: `join`, workers_max and "
-                       "servers_max need another transport");
+                       "mpi: the processes of an MPI job are fixed, and end together: `join`, "
+                       "workers_max, servers_max and replicas need another transport");
   if (c->coordinator[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_CONFIG,

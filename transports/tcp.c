@@ -263,12 +263,12 @@ typedef struct tcp_self {
   const mlfab_layer *layer; /* or NULL */
   void *layer_user;
   int poller, wake_read, wake_write, listener;
-  atomic_uint listener_paused; /* there was no descriptor for a connection */
-  uint64_t paused_ns;          /* since when */
+  atomic_uint listener_paused; /* there was no descriptor for a connection ... */
   atomic_uint pending;         /* `ready` is not empty */
+  uint64_t paused_ns;          /* ... since when */
   tcp_question *question;      /* or NULL */
-  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
   uint64_t ask_ns;             /* no new question before this time */
+  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
   atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;

@@ -88,6 +88,39 @@ static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
   return 0;
 }
 
+/* Tests bits, because -ffast-math lets a compiler assume that there is neither infinity nor NaN. */
+static int complete_is_distance(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits <= 0x7ff0000000000000u || bits == 1ull << 63;
+}
+
+static int complete_check_replicas(const mlfab_config *c, mlfab_error *error) {
+  const char *wrong = NULL;
+  if (c->replicas > 1 || c->replaces > 1) wrong = "replicas and replaces are 0 or 1";
+  if (c->roles == MLFAB_ROLE_REPLICA && !c->replicas)
+    wrong = "the role of a replica needs replicas = 1";
+  if (c->replaces &&
+      (!c->replicas || (c->roles != MLFAB_ROLE_SERVER && c->roles != MLFAB_ROLE_REPLICA)))
+    wrong = "only a server with a replica, or its replica, replaces another process (replaces)";
+  if (c->replicas && !c->dedicated) wrong = "replicas need dedicated servers";
+  if (c->replicas && c->scheduler != MLFAB_SCHEDULER_OWN)
+    wrong =
+        "replicas need a scheduler in a process of its own (scheduler own), which has the third "
+        "vote";
+  if (c->replicas && c->servers_max > c->servers)
+    wrong = "servers with replicas do not come and go (servers_max)";
+  if (c->ack > MLFAB_ACK_DURABLE) wrong = "ack is no MLFAB_ACK_*";
+  if (c->div_max != 0.0 && !c->replicas) wrong = "div_max needs replicas";
+  if (!complete_is_distance(c->div_max)) wrong = "div_max is negative or not a number";
+  if (c->vote_dir[0] && !c->replicas) wrong = "vote_dir needs replicas";
+  if (c->ack == MLFAB_ACK_DURABLE && !c->replicas) wrong = "ack = durable needs replicas";
+  if (c->replicas && c->progress == MLFAB_PROGRESS_HAND && c->roles != MLFAB_ROLE_WORKER &&
+      c->roles)
+    wrong = "a server with a replica, its replica and their scheduler are not driven by hand";
+  return wrong ? complete_config_error(error, wrong) : 0;
+}
+
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->join) return complete_check_joiner(c, error);
   complete_default32(&c->workers_max, c->workers);
@@ -106,15 +139,18 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (!c->dedicated && c->servers > c->workers)
     return complete_config_error(
         error, "there are more servers than workers, and servers are not dedicated");
-  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER |
+                             MLFAB_ROLE_REPLICA))
     return complete_config_error(error, "unknown roles");
   int code = complete_check_scheduler(c, error);
+  if (!code) code = complete_check_replicas(c, error);
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return complete_config_error(error, "roles say worker and server, but servers are dedicated");
-  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers_max : c->workers_max;
+  int serves = c->roles == MLFAB_ROLE_SERVER || c->roles == MLFAB_ROLE_REPLICA;
+  uint32_t limit = c->dedicated && serves ? c->servers_max : c->workers_max;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
-    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, serves, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
   }
   uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
@@ -125,8 +161,8 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
     return complete_config_error(
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
-  uint32_t nodes =
-      c->workers_max + (c->dedicated ? c->servers_max : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  uint32_t nodes = c->workers_max + (c->dedicated ? (1 + c->replicas) * c->servers_max : 0) +
+                   (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {
     return complete_config_error(error,
                                  "a world of several nodes needs a coordinator address "

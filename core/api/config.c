@@ -7,6 +7,7 @@
 #include "../model/sync.h"
 
 #include <errno.h>
+#include <math.h>
 #include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +47,7 @@ typedef struct config_setting {
 
 enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
 #define CONFIG_HUGE 1.7976931348623157e308
+#define CONFIG_INF 0.0 /* "inf" is a value, too */
 #define CONFIG_TIME(name, member) CONFIG_U(name, mlfab_config, member, 1, CONFIG_DAY_MS, CONFIG_MS)
 
 static const config_setting config_settings[] = {
@@ -90,6 +92,12 @@ static const config_setting config_settings[] = {
     CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
     CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
     CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
+    CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
+    CONFIG_U("replaces", mlfab_config, replaces, 0, 1, 1),
+    CONFIG_R("div_max", mlfab_config, div_max, CONFIG_INF),
+    CONFIG_T("vote_dir", mlfab_config, vote_dir, CONFIG_TEXT),
+    CONFIG_W("ack", mlfab_config, ack, 1, 0, {"applied", MLFAB_ACK_APPLIED},
+             {"durable", MLFAB_ACK_DURABLE}),
 };
 
 static const config_setting config_model[] = {
@@ -144,9 +152,16 @@ static int config_real(const char *name, const char *text, double most, double *
                        mlfab_error *error) {
   char *end, want[80];
   double value = strtod(text, &end);
-  if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
+  int open = most == CONFIG_INF;
+  if (open) most = CONFIG_HUGE;
+  if (open && !strcmp(text, "inf")) {
+    value = HUGE_VAL;
+  } else if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
     snprintf(want, sizeof want,
-             most < CONFIG_HUGE ? "not a number from 0 to %g" : "not a number from 0 on", most);
+             open                 ? "not a number from 0 on, nor inf"
+             : most < CONFIG_HUGE ? "not a number from 0 to %g"
+                                  : "not a number from 0 on",
+             most);
     return config_bad(error, name, text, want);
   }
   *value_p = value;
@@ -233,9 +248,9 @@ static int config_environment(void *base, const void *initial, const config_sett
 
 /* --- rank, role, coordinator --- */
 
-static const config_setting config_roles =
-    CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
-             {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
+static const config_setting config_roles = CONFIG_W(
+    "role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER}, {"server", MLFAB_ROLE_SERVER},
+    {"scheduler", MLFAB_ROLE_SCHEDULER}, {"replica", MLFAB_ROLE_REPLICA});
 
 /* Call it after `dedicated` and `join` are set: they say what the role of a server means. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
@@ -243,7 +258,7 @@ static int config_role(mlfab_config *c, const char *name, const char *text, mlfa
   int code = config_choice(&config_roles, name, text, &roles, error);
   if (code) return code;
   int alone = c->dedicated || c->join;
-  if (roles == MLFAB_ROLE_SERVER && !alone)
+  if ((roles == MLFAB_ROLE_SERVER || roles == MLFAB_ROLE_REPLICA) && !alone)
     return config_bad(error, name, text, "needs MLFAB_DEDICATED=1, or MLFAB_JOIN=1");
   if (roles == MLFAB_ROLE_SCHEDULER || alone) c->roles = (uint32_t)roles;
   return 0;

@@ -421,23 +421,24 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
+  uint32_t n = ctx->ntransports;
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
-  int many = !only && ctx->ntransports > 0;
+  int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  if (ctx->ntransports == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
+  if (n == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
     if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
   }
   ctx->sleeping = 1;
   ctx->sleeps_until_ns = until;
   pthread_mutex_unlock(&ctx->lock);
-  if (ctx->ntransports == 0) {
+  if (n == 0) {
     struct timespec t = {0, (long)mlfab__min(timeout, 10000000)};
     nanosleep(&t, NULL);
   } else if (only) {
     only->table->wait(only->self, timeout);
   } else {
-    context_sleep_many(fds, ctx->ntransports, timeout);
+    context_sleep_many(fds, n, timeout);
   }
   pthread_mutex_lock(&ctx->lock);
   if (many) context_disarm(ctx);
@@ -911,8 +912,9 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
-  return ctx->node->is_server ? mlfab__server_finished(ctx->node->parts->server)
-                              : mlfab__node_finished(ctx->node);
+  const mlfab_node *node = ctx->node;
+  if (!node->is_server) return mlfab__node_finished(node);
+  return node->ended || (!node->standby && mlfab__server_finished(node->parts->server));
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {

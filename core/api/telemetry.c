@@ -106,11 +106,13 @@ MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p) 
 }
 
 static void telemetry_name(const mlfab_config *c, char name[32]) {
-  int serves = c->roles == MLFAB_ROLE_SERVER && c->dedicated;
+  const char *role = c->roles == MLFAB_ROLE_REPLICA                  ? "replica"
+                     : c->roles == MLFAB_ROLE_SERVER && c->dedicated ? "server"
+                                                                     : "worker";
   if (c->roles == MLFAB_ROLE_SCHEDULER)
     snprintf(name, 32, "scheduler");
   else
-    snprintf(name, 32, "%s-%d", serves ? "server" : "worker", (int)c->rank);
+    snprintf(name, 32, "%s-%d", role, (int)c->rank);
 }
 
 /* --- files: 0, or an errno --- */

@@ -57,6 +57,21 @@ typedef struct
   uint64_t pushed;
 } mlfab__checkpoint_worker;
 
+enum {
+  MLFAB__PEER_DEAD = 1,
+  MLFAB__PEER_LEFT = 2,
+  MLFAB__PEER_DONE = 4,
+  MLFAB__PEER_ABSENT = 8,
+  MLFAB__PEER_GUEST = 16
+};
+
+typedef struct mlfab__checkpoint_peer { /* PEER: what only a copy of the server needs of a worker */
+  uint32_t worker, flags;               /* MLFAB__PEER_* */
+  uint64_t decided, changed;            /* as in mlfab__server_peer */
+  uint64_t taken;                       /* as in mlfab__window */
+  double significance;
+} mlfab__checkpoint_peer;
+
 typedef struct mlfab__checkpoint_slice { /* SLICE; its BYTES follow */
   uint32_t slice, clock;                 /* numbers in the layout, and of a CLOCK before */
   uint64_t version, commit;
@@ -90,7 +105,7 @@ typedef struct
 /* clang-format off */
 #define MLFAB__CHECKPOINT_PAIRS(X) \
   X(checkpoint_ask) X(checkpoint_done) X(checkpoint_order) X(checkpoint_shard) X(checkpoint_resume) \
-  X(checkpoint_head) X(checkpoint_worker) X(checkpoint_slice) X(checkpoint_bytes) X(checkpoint_end)
+  X(checkpoint_head) X(checkpoint_worker) X(checkpoint_peer) X(checkpoint_slice) X(checkpoint_bytes) X(checkpoint_end)
 #define MLFAB__CHECKPOINT_LISTS(X) \
   X(checkpoint_manifest, mlfab__checkpoint_entry)
 /* clang-format on */

@@ -216,10 +216,15 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   }
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     largest = mlfab__max(largest, name.number);
-  lead->order.number = lead->done.number = largest + 1;
+  largest++;
+  /* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+  int replica = lead->config->roles == MLFAB_ROLE_REPLICA;
+  if (lead->config->replicas && (int)(largest & 1) != replica) largest++;
+  lead->order.number = lead->done.number = largest;
   uint64_t drawn[2] = {lead->began_ns, largest};
   lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
   lead->phase = MLFAB__LEAD_AWAITS;
+  lead->again_ns = 0;
   lead->shards = 0;
   for (uint32_t s = 0; s < lead->servers; s++) {
     lead->answered[s] = s > 0 && !lead->asks(lead->self, s);
@@ -283,6 +288,11 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
     return;
+  if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {
+    /* It still writes for a copy of server 0 that was replaced. */
+    lead->again_ns = lead->filer->node->now_ns + lead->config->heartbeat_ns;
+    return;
+  }
   lead->answered[shard->server] = 1;
   lead->awaited--;
   if (shard->code) {
@@ -398,13 +408,25 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 
 MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
   int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
-  return waits ? lead->deadline_ns : MLFAB__NEVER;
+  if (!waits) return MLFAB__NEVER;
+  return lead->again_ns ? mlfab__min(lead->again_ns, lead->deadline_ns) : lead->deadline_ns;
+}
+
+/* Orders again what was not answered. */
+static void lead_order_again(mlfab__lead *lead) {
+  lead->again_ns = 0;
+  for (uint32_t s = 1; s < lead->servers; s++)
+    if (mlfab__lead_wants(lead, s)) lead_order(lead, s);
 }
 
 MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
   char text[96];
   uint32_t s = 0;
   if (now_ns < mlfab__lead_deadline(lead)) return;
+  if (now_ns < lead->deadline_ns) {
+    lead_order_again(lead);
+    return;
+  }
   if (lead->phase == MLFAB__LEAD_AWAITS)
     while (s < lead->servers && lead->answered[s]) s++;
   snprintf(text, sizeof text, "server %u has not %s in time", s,

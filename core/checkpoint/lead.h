@@ -13,6 +13,11 @@
  * writes the manifest. SWEEPS removes the files of older checkpoints, but for the newest `keep` ones that have a
  * manifest, and what attempts that failed have left: the manifests first.
  *
+ * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
+ * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
+ * ordered again a beat later. The copies use numbers of their own (the server odd ones, its replica even ones), so what
+ * the former one may still write is another checkpoint, whole or not.
+ *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
  * manifest is whole, whenever which process stops. (2) A file is removed only after a newer manifest is durable. (3) A
  * failed attempt changes nothing about older checkpoints. */
@@ -59,6 +64,7 @@ typedef struct mlfab__lead {
   uint32_t asker; /* a worker, or MLFAB__NO_NODE: by itself */
   uint32_t keep;
   uint64_t began_ns, deadline_ns;
+  uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered;                /* by server */

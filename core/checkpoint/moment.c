@@ -8,6 +8,7 @@ enum {
   MOMENT_DEFINE,
   MOMENT_CLOCKS,
   MOMENT_WORKERS,
+  MOMENT_PEERS,
   MOMENT_IMAGE,
   MOMENT_END,
   MOMENT_OVER
@@ -31,9 +32,12 @@ static void moment_drop(mlfab__moment *moment) {
   mlfab__free(env, moment->owners, room->slices * sizeof *moment->owners);
   mlfab__free(env, moment->table, (size_t)room->tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
+  mlfab__free(env, moment->peers, room->peers * sizeof *moment->peers);
   mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  int complete = moment->complete;
   memset(moment, 0, sizeof *moment);
   moment->env = env;
+  moment->complete = complete;
 }
 
 /* Room for the state of the server. The model may be another one than that of the last moment. */
@@ -42,10 +46,13 @@ static int moment_room(mlfab__moment *moment) {
   const mlfab__store *store = &server->store;
   mlfab__env *env = moment->env;
   mlfab__holder *holder = &moment->holder;
-  const mlfab__moment_room wanted = {
-      store->positions,    server->layout.nslices,
-      store->nslices,      (store->s0 != NULL) + (uint32_t)(store->s1 != NULL),
-      server->ndefinition, server->workers};
+  const mlfab__moment_room wanted = {store->positions,
+                                     server->layout.nslices,
+                                     store->nslices,
+                                     (store->s0 != NULL) + (uint32_t)(store->s1 != NULL),
+                                     server->ndefinition,
+                                     server->workers,
+                                     moment->complete ? server->workers : 0};
   if (memcmp(&moment->room, &wanted, sizeof wanted) == 0) return 0;
   moment_drop(moment);
   moment->server = server;
@@ -66,6 +73,7 @@ static int moment_room(mlfab__moment *moment) {
   MOMENT_ALLOC(moment->owners, wanted.slices, 1)
   MOMENT_ALLOC(moment->table, wanted.tensors * MLFAB__TENSOR_INFO_BYTES, 1)
   MOMENT_ALLOC(moment->workers, wanted.workers, 1)
+  MOMENT_ALLOC(moment->peers, wanted.peers, 1)
   MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
 #undef MOMENT_ALLOC
   if (code) {
@@ -123,6 +131,22 @@ static void moment_hold_slices(mlfab__moment *moment, uint64_t since) {
   }
 }
 
+static void moment_hold_peers(mlfab__moment *moment) {
+  const mlfab__server *server = moment->server;
+  for (uint32_t w = 0; w < moment->room.peers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    moment->peers[w] = (mlfab__checkpoint_peer){
+        .worker = w,
+        .flags = (peer->dead ? MLFAB__PEER_DEAD : 0u) | (peer->left ? MLFAB__PEER_LEFT : 0u) |
+                 (peer->done ? MLFAB__PEER_DONE : 0u) | (peer->absent ? MLFAB__PEER_ABSENT : 0u) |
+                 (peer->guest ? MLFAB__PEER_GUEST : 0u),
+        .decided = peer->decided,
+        .changed = peer->changed,
+        .taken = server->windows.windows[w].taken,
+        .significance = peer->significance};
+  }
+}
+
 static void moment_hold_workers(mlfab__moment *moment) {
   const mlfab__server *server = moment->server;
   for (uint32_t w = 0; w < moment->head.workers; w++) {
@@ -173,10 +197,17 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
                               &server->definition[i]);
   moment_hold_slices(moment, since);
   moment_hold_workers(moment);
-  moment->step = MOMENT_HEAD;
-  moment->item = moment->index = moment->given = moment->announced = 0;
-  moment->cursor = (mlfab__image_cursor){0, 0, 0};
+  moment_hold_peers(moment);
   moment->pinned = 1;
+  moment->given = 0;
+  return mlfab__moment_restart(moment);
+}
+
+MLFAB__INTERNAL int mlfab__moment_restart(mlfab__moment *moment) {
+  if (moment->given > 0) return MLFAB_ERR_STATE;
+  moment->step = MOMENT_HEAD;
+  moment->item = moment->index = moment->announced = 0;
+  moment->cursor = (mlfab__image_cursor){0, 0, 0};
   return 0;
 }
 
@@ -228,6 +259,10 @@ static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_
       record->type = MLFAB__RECORD_WORKER;
       if (i >= moment->head.workers) return 0;
       return mlfab__encode_checkpoint_worker(meta, &moment->workers[i]);
+    case MOMENT_PEERS:
+      record->type = MLFAB__RECORD_PEER;
+      if (i >= moment->room.peers) return 0;
+      return mlfab__encode_checkpoint_peer(meta, &moment->peers[i]);
     case MOMENT_IMAGE:
       return moment_image(moment, meta, record);
     default:

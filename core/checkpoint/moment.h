@@ -23,13 +23,14 @@ struct mlfab__server;
 enum { MLFAB__MOMENT_META = 16384, MLFAB__MOMENT_CLOCKS = 8 };
 
 typedef struct mlfab__moment_room { /* numbers of elements that the arrays have room for */
-  uint32_t positions, slices, owned, states, tensors, workers;
+  uint32_t positions, slices, owned, states, tensors, workers, peers;
 } mlfab__moment_room;
 
 /* Zeros: FREE, without memory. */
 typedef struct mlfab__moment {
   mlfab__env *env;
   struct mlfab__server *server;
+  int complete; /* with PEER records, which files do not have; set it before pin */
   int pinned;
   uint64_t at; /* store.changes when it was pinned */
   mlfab__checkpoint_head head;
@@ -41,6 +42,7 @@ typedef struct mlfab__moment {
   uint8_t *table;   /* the definition, encoded */
   mlfab__define define;
   mlfab__checkpoint_worker *workers;
+  mlfab__checkpoint_peer *peers; /* NULL unless complete */
   mlfab__reshard_server_clock clocks[MLFAB__MOMENT_CLOCKS];
   uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
   mlfab__moment_room room;
@@ -68,6 +70,8 @@ MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end);
 /* Was there no memory to copy a state that an update changed, so that the records are of no moment? Ask when all of
  * them have been copied by whoever they were lent to. */
 static inline int mlfab__moment_lost(const mlfab__moment *moment) { return moment->holder.lost; }
+/* The first record comes next again. Errors: STATE, when a slice was given back: pin again. */
+MLFAB__INTERNAL int mlfab__moment_restart(mlfab__moment *moment);
 /* Gives back all that is held; keeps the memory. Of a FREE moment: does nothing. */
 MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment);
 /* The same, and frees the memory. */

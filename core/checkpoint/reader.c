@@ -44,6 +44,13 @@ static const char *reader_worker(const mlfab__file_record *record,
   return NULL;
 }
 
+static const char *reader_peer(const mlfab__file_record *record, mlfab__checkpoint_peer *peer) {
+  if (mlfab__decode_checkpoint_peer(record->meta, record->meta_bytes, peer) ||
+      peer->decided > MLFAB__PROGRESS_MAX)
+    return "a worker's record does not parse";
+  return NULL;
+}
+
 static const char *reader_slice(mlfab__reader *reader, const mlfab__file_record *record,
                                 mlfab__checkpoint_slice *slice) {
   if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, slice) ||
@@ -71,17 +78,23 @@ static const char *reader_end(const mlfab__reader *reader, const mlfab__file_rec
   return NULL;
 }
 
-/* May a record of this type follow? Types are numbered in their order. */
+/* Types are numbered in their order, but for PEER. */
+static int reader_rank(uint16_t type) {
+  return type == MLFAB__RECORD_PEER ? 2 * MLFAB__RECORD_WORKER + 1 : 2 * type;
+}
+
+/* May a record of this type follow? */
 static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
   uint16_t last = reader->last;
   int repeats = type == MLFAB__RECORD_CLOCK || type == MLFAB__RECORD_WORKER ||
-                type == MLFAB__RECORD_SLICE || type == MLFAB__RECORD_IMAGE;
-  if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_END)
+                type == MLFAB__RECORD_PEER || type == MLFAB__RECORD_SLICE ||
+                type == MLFAB__RECORD_IMAGE;
+  if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_PEER)
     return "it has a record of an unknown kind";
   if (type == MLFAB__RECORD_DEFINE && last == type) return "it has two definitions of the model";
   int begins = last == 0 ? type == MLFAB__RECORD_HEAD
                          : last != MLFAB__RECORD_HEAD || type == MLFAB__RECORD_DEFINE;
-  int follows = type > last || (type == last && repeats) ||
+  int follows = reader_rank(type) > reader_rank(last) || (type == last && repeats) ||
                 (type == MLFAB__RECORD_SLICE && last == MLFAB__RECORD_IMAGE);
   int image = type != MLFAB__RECORD_IMAGE || reader->slices > 0;
   return begins && follows && image ? NULL : "its records are out of order";
@@ -107,6 +120,9 @@ MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
       break;
     case MLFAB__RECORD_WORKER:
       why = reader_worker(record, &item->is.worker);
+      break;
+    case MLFAB__RECORD_PEER:
+      why = reader_peer(record, &item->is.peer);
       break;
     case MLFAB__RECORD_SLICE:
       why = reader_slice(reader, record, &item->is.slice);

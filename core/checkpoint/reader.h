@@ -1,6 +1,6 @@
 /* reader.h - the records of a shard, one after another: their form and their order (record.h). Layer 4.
  *
- *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> (SLICE -> IMAGE ...) ... -> END
+ *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
  * What the records say about a server is its user's to check and to do.
  *
@@ -32,6 +32,7 @@ typedef struct mlfab__reader_item {
     mlfab__define define;
     mlfab__reshard_server_clock clock;
     mlfab__checkpoint_worker worker;
+    mlfab__checkpoint_peer peer;
     mlfab__checkpoint_slice slice;
     mlfab__checkpoint_bytes bytes;
     mlfab__checkpoint_end end;

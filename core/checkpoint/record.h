@@ -33,7 +33,9 @@ enum mlfab__record_type {
   MLFAB__RECORD_WORKER = 5,
   MLFAB__RECORD_SLICE = 6,
   MLFAB__RECORD_IMAGE = 7, /* BYTES */
-  MLFAB__RECORD_END = 8
+  MLFAB__RECORD_END = 8,
+  MLFAB__RECORD_PEER = 9,  /* of a copy for another server only: follows WORKER */
+  MLFAB__RECORD_VOTES = 10 /* of a voter: ../replica/voter.h */
 };
 
 typedef struct mlfab__file_record {

@@ -369,7 +369,8 @@ static void restore_load(mlfab__restore *restore) {
     return;
   }
   int code = restore_fits(restore, &error);
-  if (!code) code = mlfab__server_build(server, slices, &error);
+  const mlfab__server_peer *first = &server->peers[0];
+  if (!code) code = mlfab__server_build(server, &first->define, first->definition, slices, &error);
   if (!code && server->layout.nslices != slices)
     code = MLFAB__FAIL(&error, MLFAB_ERR_CHECKPOINT,
                        "the model cannot be divided into the checkpoint's %u slices", slices);

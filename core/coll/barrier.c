@@ -57,8 +57,15 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   server->missing = missing;
 }
 
+/* A worker's event changes its entry, and perhaps what is over. */
+static void barrier_touch(mlfab__barrier_server *server, uint32_t worker) {
+  mlfab__touched(server->touch, 0);
+  mlfab__touched(server->touch, 1 + worker);
+}
+
 static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_server *server = self;
+  barrier_touch(server, at.peer);
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   uint64_t base = server->over;
   /* One that joins in good order has no part in the barriers that others have called already. */
@@ -70,6 +77,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
+  barrier_touch(server, at.peer);
   server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   if (left == MLFAB__NEVER_HERE)
@@ -81,6 +89,7 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
   mlfab__barrier_server *server = self;
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   mlfab__barrier in;
+  barrier_touch(server, at.peer);
   if (frame->type == MLFAB__DONE) {
     entry->done = 1;
     barrier_check(server, MLFAB__NO_NODE);
@@ -115,6 +124,41 @@ static const mlfab__role barrier_server_row = {
     .free = barrier_server_free,
 };
 
+/* --- as records: record 0, and one for each worker --- */
+
+static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__barrier_server *server = self;
+  if (record == 0) {
+    const mlfab__barrier_state state = {server->over};
+    return mlfab__encode_barrier_state(bytes, &state);
+  }
+  const mlfab__barrier_entry *entry = &server->entries[record - 1];
+  const mlfab__barrier_worker_state state = {entry->gone, entry->done, entry->left, entry->base,
+                                             entry->asked};
+  return mlfab__encode_barrier_worker_state(bytes, &state);
+}
+
+static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
+                          int apply) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_state state;
+  mlfab__barrier_worker_state in;
+  int code = record ? mlfab__decode_barrier_worker_state(bytes, n, &in)
+                    : mlfab__decode_barrier_state(bytes, n, &state);
+  if (code || !apply) return code;
+  if (record == 0) {
+    server->over = state.over;
+    server->missing = MLFAB_NO_RANK;
+  } else {
+    server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
+                                                         .done = in.done != 0,
+                                                         .left = in.left != 0,
+                                                         .base = in.base,
+                                                         .asked = in.asked};
+  }
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
   mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
   if (!role) return MLFAB_ERR_MEMORY;
@@ -124,7 +168,16 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
                                     .workers = node->config.workers,
                                     .missing = MLFAB_NO_RANK};
   server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
-  return server->entries ? 0 : MLFAB_ERR_MEMORY;
+  if (!server->entries) return MLFAB_ERR_MEMORY;
+  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
+                                               .self = server,
+                                               .records = 1 + server->workers,
+                                               .encode = barrier_encode,
+                                               .decode = barrier_decode,
+                                               .port = &server->port,
+                                               .workers = 1,
+                                               .touch = &server->touch});
+  return 0;
 }
 
 /* --- a worker --- */

@@ -11,10 +11,11 @@
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
  * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
  * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
- * cancel, or by the death of server 0. */
+ * cancel, or by the death of server 0 (of both copies, if it has a replica: the numbers are at both). */
 #ifndef MLFAB__BARRIER_H
 #define MLFAB__BARRIER_H
 
+#include "../node/mirrored.h"
 #include "../node/role.h"
 #include "../base/request.h"
 
@@ -29,7 +30,8 @@ typedef struct mlfab__barrier_server {
   uint32_t workers;
   mlfab__barrier_entry *entries;
   uint64_t over;
-  int32_t missing; /* told to those who wait */
+  int32_t missing;     /* told to those who wait */
+  mlfab__touch *touch; /* a replica of server 0 has the state, too; or NULL */
 } mlfab__barrier_server;
 
 typedef struct mlfab__barrier_worker {

@@ -21,6 +21,14 @@ WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
 WIRE_META(coll,
   N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
 WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
+WIRE_META(membership_state,
+  N(phase) N(epoch) N(freezing) N(kept) N(finisher) N(keeper) N(limit)
+  N(go.epoch) N(go.arena) N(go.latency_ns) N(go.rate) N(go.round) N(go.objects)
+  N(verdict.epoch) N(verdict.code) N(verdict.rank) T(verdict.text))
+WIRE_META(membership_worker,
+  N(flags) N(lost) N(over_owed) N(incarnation) N(place) N(calls) N(begun)
+  N(ask.epoch) N(ask.arena_pid) N(ask.arena_fd) N(ask.arena_nonce) N(ask.arena_bytes) N(ask.host)
+  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open))
 WIRE_FIELDS(membership_member, mlfab__membership_member,
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
 WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,

@@ -98,6 +98,23 @@ typedef struct mlfab__membership_owed {
   uint32_t counts;
 } mlfab__membership_owed;
 
+/* Records of the membership, for the other copy of server 0: what is said once, and of each worker. As in membership.h. */
+typedef struct mlfab__membership_state {
+  uint32_t phase, epoch, freezing, kept;
+  int32_t finisher, keeper;
+  uint64_t limit;
+  mlfab__membership_go go;
+  mlfab__membership_over verdict;
+} mlfab__membership_state;
+
+typedef struct mlfab__membership_worker {
+  uint32_t flags; /* bits: membership_records.c */
+  int32_t lost;
+  uint32_t over_owed, incarnation, place;
+  uint64_t calls, begun;
+  mlfab__membership_ask ask;
+} mlfab__membership_worker;
+
 /* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
  * without waiting for READY. */
 enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
@@ -121,7 +138,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
 #define MLFAB__COLL_PAIRS(X) \
   X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) \
   X(membership_tell) X(membership_missing) X(membership_leave) X(membership_finish) X(coll) \
-  X(coll_ack)
+  X(coll_ack) X(membership_state) X(membership_worker)
 #define MLFAB__COLL_LISTS(X) \
   X(membership_list, mlfab__membership_member) \
   X(membership_owed, uint64_t)

@@ -165,7 +165,11 @@ static int membership_attach(mlfab_node *node, mlfab__membership **membership_p)
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
   *membership_p = role->self;
-  return mlfab__membership_init(*membership_p, &node->env, &node->config, &down);
+  if (mlfab__membership_init(*membership_p, &node->env, &node->config, &down))
+    return MLFAB_ERR_MEMORY;
+  const mlfab__mirrored part = mlfab__membership_mirrored(*membership_p);
+  mlfab__mirrored_add(node, &part);
+  return 0;
 }
 
 /* --- planned trees --- */
@@ -203,5 +207,7 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
   mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
+  const mlfab__mirrored part = mlfab__trees_mirrored(role->self);
+  mlfab__mirrored_add(node, &part);
   return 0;
 }

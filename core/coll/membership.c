@@ -78,6 +78,12 @@ static mlfab__membership_entry *membership_member(const mlfab__membership *membe
   return &membership->entries[membership->order[i]];
 }
 
+/* A worker's event changes its entry, and what is said once; other entries only where all are touched. */
+static void membership_touch(mlfab__membership *membership, uint32_t worker) {
+  mlfab__touched(membership->touch, 0);
+  mlfab__touched(membership->touch, 1 + worker);
+}
+
 /* --- what is said --- */
 
 static void membership_post(mlfab__membership *membership, uint32_t worker, uint8_t type,
@@ -147,6 +153,7 @@ static void membership_release(mlfab__membership_entry *entry) {
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *format, ...) {
   va_list arguments;
+  if (!MLFAB__PLANTED(162)) mlfab__touched_all(membership->touch);
   membership->verdict.epoch = membership->epoch;
   membership->verdict.code = code;
   membership->verdict.rank = rank;
@@ -206,6 +213,7 @@ static void membership_arrange(mlfab__membership *membership) {
       membership->order[at] = membership->order[at - 1];
     membership->order[at] = worker;
   }
+  for (uint32_t i = 0; i < membership->members; i++) membership_member(membership, i)->place = i;
 }
 
 static void membership_make_list(mlfab__membership *membership) {
@@ -224,6 +232,7 @@ static void membership_make_list(mlfab__membership *membership) {
 /* Ends the epoch for all workers that have asked, before it begins. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
+  mlfab__touched_all(membership->touch);
   membership->verdict = (mlfab__membership_over){membership->epoch, code, rank, {0}};
   snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -288,6 +297,7 @@ static void membership_form(mlfab__membership *membership) {
     asked += entry->asked && (!entry->joins || (joiners > 0 && joiners--));
   }
   if (asked == 0) return;
+  mlfab__touched_all(membership->touch);
   membership->epoch++;
   if (!membership_may_form(membership, asked)) return;
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
@@ -587,6 +597,7 @@ static void membership_check_moved(mlfab__membership *membership) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->moved && !entry->left) return;
   }
+  mlfab__touched_all(membership->touch);
   membership->verdict = (mlfab__membership_over){.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   membership->members = 0;
@@ -606,6 +617,7 @@ static void membership_check_moved(mlfab__membership *membership) {
 
 /* All members begin no more calls for now, because this rank finishes, or joins. */
 static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
+  mlfab__touched_all(membership->touch);
   membership->freezing = 1;
   membership->finisher = (int32_t)worker;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -846,6 +858,7 @@ static int membership_take_frame(mlfab__membership *membership, uint32_t worker,
 
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  membership_touch(membership, worker);
   int code = membership_take_frame(membership, worker, frame, now_ns);
   if (code == MLFAB_ERR_FRAME)
     membership->port.drop(
@@ -875,6 +888,7 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
                                              uint32_t incarnation, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
+  membership_touch(membership, worker);
   if (entry->incarnation == incarnation) {
     if (!entry->alive) entry->lost = 0;
     entry->alive = 1;
@@ -899,6 +913,7 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
                                             int left, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
+  membership_touch(membership, worker);
   entry->well = left != 0;
   if (left != MLFAB__NEVER_HERE)
     membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
@@ -925,10 +940,30 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  if (membership->kept > 0) membership_tell_kept(membership);
+  if (membership->kept > 0) {
+    mlfab__touched(membership->touch, 0);
+    membership_tell_kept(membership);
+  }
   if (membership->kept == 0 || --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);
   if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))
     membership_ask_all(membership, inquiry->pending_channel, inquiry->pending_number, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
+  membership->members = 0;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    entry->missing = MEMBERSHIP_UNTOLD;
+    if (!entry->member || membership->members == membership_room(membership)) continue;
+    uint32_t at = membership->members++;
+    for (; at > 0 && entry->place < membership_member(membership, at - 1)->place; at--)
+      membership->order[at] = membership->order[at - 1];
+    membership->order[at] = w;
+  }
+  memset(&membership->inquiry, 0, sizeof membership->inquiry);
+  if (!membership_stands(membership)) return;
+  membership_look_at_hosts(membership);
+  membership_make_list(membership);
 }

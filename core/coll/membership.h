@@ -57,6 +57,9 @@
  * (membership_ask.epoch); until then the worker is no member of another epoch. (4) Server 0 ignores what a dead worker
  * says, and frames of other epochs. (5) Memory: one entry a worker, one inquiry.
  *
+ * At a server 0 with a replica the other copy has all of it but inquiries and who was named as missing: those begin anew
+ * when that copy takes over.
+ *
  * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
  * the configuration hosts with the most bandwidth first. go.round is the largest round that a member has told.
  * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more ends as it begins,
@@ -66,6 +69,7 @@
 #define MLFAB__MEMBERSHIP_H
 
 #include "../base/env.h"
+#include "../node/mirrored.h"
 #include "../node/role.h"
 #include "coll_wire.h"
 
@@ -94,6 +98,7 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
   int32_t missing; /* who it was told is missing */
+  uint32_t place;  /* of a member: in `order` */
   uint32_t lead;   /* the lowest rank among the members of its host */
   double rate;     /* that the host's link carries, bytes a second; 0: not known */
   /* The inquiry. */
@@ -133,7 +138,8 @@ typedef struct mlfab__membership {
   /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
   int32_t keeper;
   uint32_t kept;
-  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
+  uint64_t limit;      /* calls of this epoch; UINT64_MAX: not known */
+  mlfab__touch *touch; /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -153,5 +159,9 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint3
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns);
+/* Members, with their asks and places, are as another copy had them: makes what follows from that. */
+MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership);
+/* The membership as records: record 0, and one for each worker (membership_records.c). */
+MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *membership);
 
 #endif

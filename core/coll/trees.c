@@ -4,6 +4,7 @@
 #include "trees.h"
 
 enum { TREES_META = 64 + 12 * MLFAB__MEMBERSHIP_MEMBERS_MAX };
+#define TREES_LOST UINT64_MAX /* since_ns: it was known, and there is no memory for it */
 
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
@@ -52,6 +53,7 @@ static void trees_tell(mlfab__trees *trees, const mlfab__trees_entry *tree, uint
 static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   tree->known = 1;
   tree->n = n;
+  mlfab__touched(trees->touch, (uint32_t)(tree - trees->entries));
   if (!trees_stands(trees, tree->number)) return;
   for (uint32_t w = 0; w < MLFAB__MEMBERSHIP_MEMBERS_MAX; w++) {
     if (tree->asked[w / 8] >> w % 8 & 1) trees_tell(trees, tree, w);
@@ -75,6 +77,7 @@ static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlf
                                .nodes = nodes,
                                .room = nodes ? membership->members : 0};
   tree->known = !trees->scheduler || !nodes || !trees->meta;
+  mlfab__touched(trees->touch, (uint32_t)(tree - trees->entries));
   if (tree->known) return;
   uint32_t root = mlfab__trees_root(trees->config->seed, in->number, membership->members);
   mlfab__tree_ask ask = {in->number, in->bytes, membership->order[root], membership->members};
@@ -152,7 +155,8 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
 static void trees_give_up(mlfab__trees *trees, uint64_t since_ns) {
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++) {
     mlfab__trees_entry *tree = &trees->entries[i];
-    if (tree->number && !tree->known && tree->since_ns <= since_ns) trees_know(trees, tree, 0);
+    if (tree->number && !tree->known && tree->since_ns != TREES_LOST && tree->since_ns <= since_ns)
+      trees_know(trees, tree, 0);
   }
 }
 
@@ -165,4 +169,46 @@ MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns) {
   mlfab__trees *trees = self;
   uint64_t beat = trees->config->heartbeat_ns;
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
+}
+
+/* --- as records: the TREE_PLAN of each entry; number 0 while the tree is not known --- */
+
+static uint32_t trees_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__trees *trees = self;
+  const mlfab__trees_entry *tree = &trees->entries[record];
+  const mlfab__tree_plan plan = {tree->known ? tree->number : 0, tree->known ? tree->n : 0};
+  return mlfab__encode_tree_plan(bytes, &plan, tree->nodes);
+}
+
+/* Without memory for a tree nobody is told it, nor another one: members that ask for it wait, until their deadlines. */
+static int trees_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply) {
+  mlfab__trees *trees = self;
+  mlfab__trees_entry *tree = &trees->entries[record];
+  mlfab__tree_plan plan;
+  if (mlfab__decode_tree_plan(bytes, n, &plan, NULL)) return MLFAB_ERR_FRAME;
+  if (!apply) return 0;
+  mlfab__free(trees->env, tree->nodes, tree->room * sizeof *tree->nodes);
+  *tree = (mlfab__trees_entry){.number = plan.number, .known = plan.number > 0, .n = plan.nodes};
+  if (!trees->meta) trees->meta = mlfab__alloc(trees->env, TREES_META);
+  if (plan.nodes > 0) tree->nodes = mlfab__alloc_array(trees->env, plan.nodes, sizeof *tree->nodes);
+  if (plan.nodes > 0 && tree->nodes) {
+    tree->room = plan.nodes;
+    (void)mlfab__decode_tree_plan(bytes, n, &plan, tree->nodes);
+  }
+  if (plan.nodes > 0 && (!tree->nodes || !trees->meta)) {
+    tree->known = 0;
+    tree->since_ns = TREES_LOST;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees) {
+  return (mlfab__mirrored){.name = "trees",
+                           .self = trees,
+                           .records = MLFAB__COMM_AHEAD,
+                           .encode = trees_encode,
+                           .decode = trees_decode,
+                           .port = &trees->port,
+                           .workers = 1,
+                           .touch = &trees->touch};
 }

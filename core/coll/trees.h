@@ -13,7 +13,8 @@
  * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
  * tells is of ranks; server 0 checks it and tells it in the members' numbers.
  *
- * Invariants. (1) All members of an epoch are told the same tree for a call. (2) A member that asks
+ * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,
+ * too: it has all trees that were told, and members ask it again. (2) A member that asks
  * again (on a new link) is answered again. (3) Nothing of an epoch that is over is answered. (4) Memory:
  * MLFAB__COMM_AHEAD trees. Another call takes a tree's place when it is so many calls later, and no member
  * begins that one while the earlier is open anywhere: so all members had its tree. */
@@ -41,6 +42,7 @@ typedef struct mlfab__trees {
   int scheduler; /* one is here */
   uint8_t *meta; /* a frame; with the first tree */
   mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
+  mlfab__touch *touch; /* a replica of server 0 has the known trees, too; or NULL */
 } mlfab__trees;
 
 /* Cannot fail. `membership` must outlive it. */
@@ -56,6 +58,8 @@ MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
+/* The known trees as records: one for each entry. */
+MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 

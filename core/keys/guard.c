@@ -41,15 +41,26 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 
 /* --- the calling end --- */
 
-/* The number of the server or worker that this call wants to reach, and the first frame on its link. The two ends may
- * disagree about the world, which JOIN finds out: so it is no node id. */
-static uint32_t guard_wanted(const mlfab_node *node, uint64_t token, uint32_t *first_p) {
+/* The number of the process that this call wants to reach, what it may be, and the first frame on its link. The two ends
+ * may disagree about the world, which JOIN finds out: so it is no node id. */
+static void guard_want(const mlfab_node *node, uint64_t token, mlfab__challenge *c) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
-  *first_p = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
-  if (token == MLFAB__TOKEN_JOIN) return 0;
-  if (called < routes) return mlfab__node_server_of(node, (uint32_t)called);
-  *first_p = MLFAB__MEET;
-  return (uint32_t)(called - routes);
+  uint32_t servers = node->config.servers, place = 0;
+  c->first = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
+  c->to = 0;
+  c->of = MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA;
+  if (token == MLFAB__TOKEN_JOIN) return;
+  if (called >= routes) {
+    c->first = MLFAB__MEET;
+    c->to = (uint32_t)(called - routes);
+    c->of = MLFAB_ROLE_WORKER;
+    return;
+  }
+  place = (uint32_t)(mlfab__node_place(node, (uint32_t)called) - node->places);
+  c->to = place % servers;
+  c->of = place < servers       ? MLFAB_ROLE_SERVER
+          : place < 2 * servers ? MLFAB_ROLE_REPLICA
+                                : MLFAB_ROLE_SCHEDULER;
 }
 
 static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
@@ -66,17 +77,23 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
   c->node = node->id;
   c->roles = node->config.roles;
   c->epoch = node->epoch;
-  c->to = guard_wanted(node, token, &c->first);
+  guard_want(node, token, c);
   c->vouched = (link->caps & MLFAB_CAP_VOUCHED) != 0;
   guard_nonce(self, ++self->nonces, c->nonce);
   memcpy(c->keys, self->keys.name, sizeof c->keys);
   mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
 }
 
+static const char *guard_name(uint32_t roles) {
+  return roles & MLFAB_ROLE_WORKER      ? "worker"
+         : roles & MLFAB_ROLE_SERVER    ? "server"
+         : roles & MLFAB_ROLE_SCHEDULER ? "scheduler"
+                                        : "replica";
+}
+
 /* Is the process with this number and these roles the one that was called? */
 static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
-  uint32_t role = c->first == MLFAB__MEET ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-  return (number == c->to && (roles & role)) || MLFAB__PLANTED(117);
+  return (number == c->to && (roles & c->of)) || MLFAB__PLANTED(117);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -99,9 +116,8 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
   }
   if (!guard_fits(&session->challenge, answer.number, answer.roles)) {
     char text[128];
-    snprintf(text, sizeof text, "%s %u answers at the address of %s %u",
-             answer.roles & MLFAB_ROLE_WORKER ? "worker" : "server", answer.number,
-             session->challenge.first == MLFAB__MEET ? "worker" : "server", session->challenge.to);
+    snprintf(text, sizeof text, "%s %u answers at the address of %s %u", guard_name(answer.roles),
+             answer.number, guard_name(session->challenge.of), session->challenge.to);
     guard_fail(node, index, MLFAB_ERR_REFUSED, text);
     return;
   }

@@ -6,8 +6,9 @@
 
 typedef struct mlfab__challenge { /* caller -> called, the first frame of a link */
   uint32_t node, roles, epoch;    /* of the caller */
-  uint32_t first;   /* the frame type that will follow the proof: JOIN, HELLO or MEET */
-  uint32_t to;      /* number of the server, or of the worker (MEET), that it wants */
+  uint32_t first; /* the frame type that will follow the proof: JOIN, HELLO or MEET */
+  uint32_t to,
+      of; /* number of the process that it wants, as a worker or server, and what it may be: MLFAB_ROLE_* */
   uint32_t vouched; /* 1: its kernel says that the other end is this user's */
   uint64_t nonce[2];
   uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */

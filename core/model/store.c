@@ -224,6 +224,12 @@ static int store_shared(const mlfab__store *store, uint32_t position) {
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next)
+    if (h->s0 && h->s0[position] == store->s0[position]) return 1;
+  return 0;
+}
+
 /* There is no memory for a copy: the holders of this state lose their moment. */
 static void store_lose(mlfab__store *store, uint32_t position) {
   for (mlfab__holder *h = store->holders; h; h = h->next)

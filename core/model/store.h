@@ -104,6 +104,8 @@ MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
 /* If there are holders, before optimizer state of a position is written: copies it if it is shared. */
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
+/* Does a holder name the state that the store has at this position? */
+MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position);
 /* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
  * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
  * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */

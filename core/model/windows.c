@@ -63,6 +63,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
   windows_shift(window->dropped, last - window->top);
   window->top = last;
   if (code != 0 && (code != MLFAB_ERR_DROPPED || MLFAB__PLANTED(76))) return;
+  if (code == 0) window->taken += members;
   uint64_t *bits = code == 0 ? window->applied : window->dropped;
   for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)
     bits[i / 64] |= (uint64_t)1 << (i % 64);

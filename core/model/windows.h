@@ -15,6 +15,7 @@ typedef struct mlfab__window {
   uint64_t top;        /* every update up to this number is decided */
   uint64_t applied[4]; /* bit i: update top - i was applied */
   uint64_t dropped[4]; /* bit i: update top - i was dropped */
+  uint64_t taken;      /* number of updates applied, in all */
   uint32_t incarnation;
 } mlfab__window;
 

@@ -13,8 +13,14 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   char why[96], silent[24];
   snprintf(why, sizeof why, "silent for %s%s",
            mlfab__duration(silent, node->now_ns - link->heard_ns), what);
-  link->silent = 1;
+  link->ended = MLFAB__ENDED_SILENT;
   mlfab__node_hang_up(node, index, why);
+}
+
+/* How long the peer may be silent while its system answers. Another copy may serve in its place. */
+static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link) {
+  int votes = link->kind == MLFAB__LINK_VOTER || link->kind == MLFAB__LINK_VOTER_IN;
+  return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
 }
 
 /* The transport's answer for a link that is suspect: node.h has the states and limits. */
@@ -27,7 +33,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
     alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand &&
              !MLFAB__PLANTED(75)) {
     alive_hang_up(node, index, "");
   }

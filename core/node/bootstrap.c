@@ -11,16 +11,16 @@
 
 /* --- server 0: the nodes that have joined --- */
 
-/* Is this node a dedicated server, to which no link need lead? */
+/* Is this node a dedicated server or a replica, to which no link need lead? */
 static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
-  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+  return c->dedicated && id >= c->workers && id - c->workers < (1 + c->replicas) * c->servers;
 }
 
 /* Does the fabric begin without this node? */
 static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
-  if (bootstrap_is_dedicated(node, id)) return id - c->workers >= node->founding;
+  if (bootstrap_is_dedicated(node, id)) return (id - c->workers) % c->servers >= node->founding;
   return id >= node->founders && id < c->workers;
 }
 
@@ -29,27 +29,26 @@ static int bootstrap_all_here(const mlfab_node *node) {
   return node->joined == node->nodes - later;
 }
 
-/* Encodes the list of servers and their addresses for WELCOME. */
+/* Encodes the list of servers, their replicas and the scheduler that votes, with their addresses, for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
-  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  uint32_t places = mlfab__node_places(node);
+  uint32_t room = places * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
   if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
   if (!node->welcome) return MLFAB_ERR_MEMORY;
   node->welcome_bytes = node->welcome_count = 0;
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    uint32_t id = mlfab__node_of_server(node, s);
-    const mlfab__peer *peer = &node->peers[id];
+  for (uint32_t s = 0; s < places; s++) {
+    const mlfab__place *place = &node->places[s];
     mlfab__member_info info;
-    if (!peer->joined) continue;
+    if (place->vacant) continue;
     memset(&info, 0, sizeof info);
-    info.node = id;
+    info.node = mlfab__node_of_server(node, s);
     info.roles = MLFAB_ROLE_SERVER;
-    info.incarnation = peer->incarnation;
-    info.hand = peer->hand;
-    info.late = peer->late;
-    info.nonce = peer->nonce;
-    memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
-           MLFAB__ADDRESSES_MAX);
+    info.incarnation = place->incarnation;
+    info.hand = place->hand;
+    info.late = place->late;
+    info.nonce = place->nonce;
+    memcpy(info.addresses, place->addresses, MLFAB__ADDRESSES_MAX);
     uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
                                            room - node->welcome_bytes, &info);
     if (n == 0) return MLFAB_ERR_LIMIT;
@@ -71,8 +70,28 @@ static void bootstrap_list_missing(mlfab_node *node) {
   }
 }
 
+/* Where the process is that has joined as a server, or as a voter. */
+static void bootstrap_place(mlfab_node *node, uint32_t id) {
+  const mlfab__peer *peer = &node->peers[id];
+  mlfab__place *place = &node->places[id - mlfab__node_of_server(node, 0)];
+  if (!peer->joined) return;
+  place->vacant = 0;
+  place->late = peer->late;
+  memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
+         MLFAB__ADDRESSES_MAX);
+  place->hand = peer->hand;
+  place->incarnation = peer->incarnation;
+  place->nonce = peer->nonce;
+}
+
 /* All nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
+  for (uint32_t s = 0; s < mlfab__node_places(node); s++)
+    bootstrap_place(node, mlfab__node_of_server(node, s));
+  for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
+  node->fresh = 1;
+  node->standby = 0;
+  node->fabric = node->nonce;
   int code = bootstrap_make_welcome(node);
   if (code) {
     mlfab__node_fail(node, code, MLFAB_NO_RANK, 0, "server 0: no room for the list of servers");
@@ -86,18 +105,6 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   mlfab__caller_await(node);
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
-    mlfab__place *place = &node->places[s];
-    if (!peer->joined) continue;
-    place->vacant = 0;
-    place->late = peer->late;
-    memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
-           MLFAB__ADDRESSES_MAX);
-    place->hand = peer->hand;
-    place->incarnation = peer->incarnation;
-    place->nonce = peer->nonce;
-  }
   mlfab__server_link_known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
@@ -148,6 +155,11 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              (int)join->rank, join->founders, join->workers, node->founders, c->workers);
     return MLFAB_ERR_WORLD;
   }
+  if (join->replicas != c->replicas) {
+    snprintf(text, room, "the configurations differ: replicas is %u at %d, %u at server 0",
+             join->replicas, (int)join->rank, c->replicas);
+    return MLFAB_ERR_WORLD;
+  }
   if (join->servers != c->servers || join->dedicated != c->dedicated) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
@@ -165,12 +177,14 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
   if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
-      (own && c->scheduler != MLFAB_SCHEDULER_OWN)) {
+      (own && c->scheduler != MLFAB_SCHEDULER_OWN) ||
+      (join->roles == MLFAB_ROLE_REPLICA && !c->replicas)) {
     snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
              c->workers, c->servers);
     return MLFAB_ERR_RANK_RANGE;
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
+  if (join->roles == MLFAB_ROLE_REPLICA) *id_p += c->servers;
   if (own) *id_p = node->nodes - 1;
   if (*id_p == node->id) {
     snprintf(text, room, "this rank is server 0's own process");
@@ -211,6 +225,8 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
     return 1;
+  /* The other voters of its server judge whether the former process lives (caller.c). */
+  if (node->config.replicas && bootstrap_is_dedicated(node, id)) return 1;
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
@@ -310,6 +326,7 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
   told.servers = c->servers;
   told.founding = node->founding;
   told.dedicated = c->dedicated;
+  told.replicas = c->replicas;
   told.scheduler = c->scheduler;
   told.kernels = c->kernels;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
@@ -378,6 +395,13 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     mlfab__node_refuse(node, link, code, join.rank, text);
     return;
   }
+  /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
+   * lives, the other voters know (bootstrap_vacant). */
+  if (node->served_ns && node->now_ns - node->served_ns < 5 * node->config.heartbeat_ns &&
+      !bootstrap_is_dedicated(node, id)) {
+    mlfab__copy_turn_away(node, link, "this copy of server 0 has just begun to serve");
+    return;
+  }
   const mlfab__link *before = &node->links[link];
   if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
@@ -394,13 +418,18 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int again = peer->joined && peer->nonce == join.nonce;
   uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
+  if (server != MLFAB__NO_NODE) server %= node->config.servers;
   int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
-  int comes = server != MLFAB__NO_NODE && !again && !begins && !mlfab__growth_counts(node, server);
+  int comes = server != MLFAB__NO_NODE && !node->config.replicas && !again && !begins &&
+              !mlfab__growth_counts(node, server);
   if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
   if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
-  if (!again) peer->incarnation = ++node->incarnations;
+  if (!again) {
+    peer->incarnation = ++node->incarnations;
+    peer->fresh = 0;
+  }
   peer->joined = 1;
   peer->offered_ns = 0;
   peer->hand = join.hand != 0;
@@ -412,14 +441,14 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
   if (comes) bootstrap_server_came(node, server);
+  mlfab__touched(node->peers_touch, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     if (bootstrap_make_welcome(node)) {
       mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
                          "server 0: no room for the list of servers");
       return;
     }
-    node->links[link].welcome = 2;
-    mlfab__node_ready_link(node, link);
+    mlfab__peers_welcome(node, id);
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
@@ -456,11 +485,24 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 
 /* --- a joining node --- */
 
+/* Calls server 0, or its replica in turns with it, if the configuration says where that is. */
+static void bootstrap_call(mlfab_node *node) {
+  const char *address = node->config.coordinator, *other = strchr(address, ',');
+  size_t bytes = other ? (size_t)(other - address) : strlen(address);
+  if (other && node->join_other) {
+    address = other + 1;
+    bytes = strlen(address);
+  }
+  snprintf(node->join_address, sizeof node->join_address, "%.*s", (int)bytes, address);
+  node->join_other ^= 1;
+  node->join_connecting = 1;
+  mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   node->phase = MLFAB__BOOTSTRAP_JOINING;
-  if (!node->is_coordinator) {
-    node->join_connecting = 1;
-    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  if (!node->meets) {
+    bootstrap_call(node);
     return;
   }
   mlfab__peer *self = &node->peers[node->id];
@@ -482,6 +524,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.servers = node->config.servers;
   join.founding = node->founding;
   join.dedicated = node->config.dedicated;
+  join.replicas = node->config.replicas;
   join.scheduler = node->config.scheduler;
   join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
@@ -514,12 +557,21 @@ static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_i
     mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
     return;
   }
-  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,  in.founding,
-                                       in.servers, in.dedicated, in.scheduler};
+  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,   in.founding,
+                                       in.servers, in.dedicated, in.scheduler, in.replicas};
   node->phase = MLFAB__BOOTSTRAP_READY;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
+}
+
+/* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
+static void bootstrap_place_self(mlfab_node *node) {
+  if (node->voter == MLFAB__NO_NODE || MLFAB__PLANTED(235)) return;
+  mlfab__place *place = &node->places[node->voter];
+  place->incarnation = node->incarnation;
+  place->nonce = node->nonce;
+  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
 }
 
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -534,7 +586,8 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__member_info info;
     uint32_t n = mlfab__decode_member_info(at, left, &info);
     uint32_t first = mlfab__node_of_server(node, 0);
-    if (n == 0 || info.node < first || info.node - first >= node->config.servers) {
+    uint32_t places = mlfab__node_places(node);
+    if (n == 0 || info.node < first || info.node - first >= places) {
       mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
       return;
     }
@@ -550,6 +603,10 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   }
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
+  node->fresh = welcome.fresh != 0;
+  node->fabric = welcome.fabric;
+  bootstrap_place_self(node);
+  if (node->fresh && !node->is_replica) node->standby = 0;
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
@@ -569,6 +626,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
+  } else if (frame->type == MLFAB__JOIN && node->standby &&
+             !(node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) {
+    mlfab__copy_turn_away(node, link, node->standby_why);
   } else if (frame->type == MLFAB__JOIN) {
     bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
@@ -610,7 +670,7 @@ static void bootstrap_timeout(mlfab_node *node) {
   mlfab__duration(waited, node->now_ns - node->opened_ns);
   int32_t rank = 0;
   int is_server = 1;
-  if (node->is_coordinator && node->phase == MLFAB__BOOTSTRAP_JOINING) {
+  if (node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     uint32_t id = 0;
     bootstrap_list_missing(node);
     while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
@@ -648,13 +708,12 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     return;
   }
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (node->is_coordinator) {
+  if (node->meets) {
     if (node->now_ns < node->missing_ns) return;
     node->missing_ns = node->now_ns + mlfab__node_beat(node);
     bootstrap_tell_missing(node);
   } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
              node->now_ns >= node->join_retry_ns) {
-    node->join_connecting = 1;
-    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+    bootstrap_call(node);
   }
 }

@@ -26,9 +26,9 @@ MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int aski
 }
 
 MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh) {
-  mlfab__hello hello = {node->id,   node->incarnation,         node->config.roles,
-                        0,          node->config.accumulators, node->config.host,
-                        node->nonce};
+  mlfab__hello hello = {
+      node->id,          node->incarnation, node->config.roles, 0, node->config.accumulators,
+      node->config.host, node->nonce,       node->term};
   mlfab__hello_ack ack;
   memset(&ack, 0, sizeof ack);
   const mlfab__link *asks = &node->links[node->pairs[which][0]];

@@ -15,11 +15,36 @@ enum {
 /* --- names --- */
 
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  return 3 * node->config.servers;
+  uint32_t voters = node->voter == MLFAB__NO_NODE ? 0
+                    : node->is_server             ? MLFAB__COPIES
+                                                  : MLFAB__COPIES * node->config.servers;
+  return 3 * node->config.servers + voters;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node) {
+  return node->config.replicas ? MLFAB__COPIES * node->config.servers + 1 : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node) {
+  uint32_t voters = mlfab__node_voters(node);
+  return voters ? voters : node->config.servers;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter) {
+  return node->config.workers + voter;
+}
+
+/* The voters that this one calls: a copy the other copy and the scheduler, the scheduler all copies. */
+static uint32_t link_voter(const mlfab_node *node, uint32_t index) {
+  uint32_t servers = node->config.servers;
+  if (!node->is_server) return index;
+  return index == 0 ? (node->voter + servers) % (MLFAB__COPIES * servers) : MLFAB__COPIES * servers;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
   uint32_t servers = node->config.servers;
+  if (kind == MLFAB__LINK_VOTER)
+    return 3 * servers + (!node->is_server ? server : server == MLFAB__COPIES * servers);
   return server + (kind == MLFAB__LINK_PLANNER   ? servers
                    : kind == MLFAB__LINK_RESHARD ? 2 * servers
                                                  : 0);
@@ -27,11 +52,18 @@ MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, 
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
   uint32_t servers = node->config.servers;
+  if (route >= 3 * servers) return link_voter(node, route - 3 * servers);
   return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
+MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind) {
+  return node->config.replicas &&
+         (kind == MLFAB__LINK_SERVER || kind == MLFAB__LINK_PLANNER || kind == MLFAB__LINK_RESHARD);
+}
+
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route) {
-  return &node->places[mlfab__node_server_of(node, route)];
+  return &node->places[mlfab__node_server_of(node, route) +
+                       node->routes[route].copy * node->config.servers];
 }
 
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
@@ -44,9 +76,12 @@ MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t 
 }
 
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
-  uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
-  if (id >= others) {
+  uint32_t servers = node->config.dedicated ? node->config.servers : 0;
+  uint32_t others = node->config.workers + servers;
+  if (id >= others + servers * node->config.replicas) {
     snprintf(buffer, 32, "the scheduler");
+  } else if (id >= others) {
+    snprintf(buffer, 32, "the replica of server %u", id - others);
   } else if (node->config.dedicated && id >= node->config.workers) {
     snprintf(buffer, 32, "server %u", id - node->config.workers);
   } else {
@@ -216,6 +251,10 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
       return node->peers_out[peer] ? node->peers_out[peer]->link : MLFAB__NO_LINK;
     case MLFAB__LINK_PEER_IN:
       return node->peer_in_links[peer];
+    case MLFAB__LINK_VOTER:
+      return node->routes[mlfab__node_route_of(node, kind, peer)].link;
+    case MLFAB__LINK_VOTER_IN:
+      return node->voter_links[peer];
     default:
       return node->reshard_links[peer];
   }
@@ -334,4 +373,28 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   assert(!node->links[index].self);
   mlfab__node_link_down(node, index, why);
   if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
+}
+
+/* --- copies of a server --- */
+
+MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__bye bye;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  memset(&bye, 0, sizeof bye);
+  bye.code = MLFAB_ERR_AGAIN;
+  bye.nonce = node->nonce;
+  snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
+  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
+  node->links[index].closing = 1;
+  node->links[index].heard_ns = node->now_ns;
+}
+
+MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
+  if (index >= 3 * node->config.servers || !node->config.replicas) return;
+  char why[sizeof route->other];
+  snprintf(why, sizeof why, "%.95s", route->why);
+  snprintf(route->why, sizeof route->why, "%s", route->other);
+  memcpy(route->other, why, sizeof why);
+  route->copy ^= !MLFAB__PLANTED(227);
 }

@@ -12,12 +12,20 @@ static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0 && !c->join;
-  uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
+  node->is_replica = c->roles == MLFAB_ROLE_REPLICA;
+  node->is_server |= node->is_replica;
+  /* A copy does not serve before it knows that the fabric is being formed, or has the votes. */
+  node->standby = node->is_server && c->replicas;
+  uint32_t others = c->workers + (c->dedicated ? (1 + c->replicas) * c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
   node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
   node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
+  if (node->is_replica) node->id += c->servers;
+  int votes = c->replicas && (node->is_server || own);
+  node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->meets = node->is_coordinator && !node->is_replica && !c->replaces;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
@@ -50,7 +58,7 @@ static int node_memory(mlfab_node *node) {
   uint32_t routes = mlfab__node_routes(node);
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  node->places = mlfab__alloc_array(&node->env, c->servers, sizeof *node->places);
+  node->places = mlfab__alloc_array(&node->env, mlfab__node_places(node), sizeof *node->places);
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
@@ -62,6 +70,12 @@ static int node_memory(mlfab_node *node) {
     for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
   }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
+  if (node->voter != MLFAB__NO_NODE) {
+    uint32_t voters = mlfab__node_voters(node);
+    node->voter_links = mlfab__alloc_array(&node->env, voters, sizeof *node->voter_links);
+    if (!node->voter_links) return MLFAB_ERR_MEMORY;
+    for (uint32_t v = 0; v < voters; v++) node->voter_links[v] = MLFAB__NO_LINK;
+  }
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
@@ -112,6 +126,8 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
+    [MLFAB__LINK_VOTER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
+    [MLFAB__LINK_VOTER_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
@@ -136,6 +152,7 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
   node->rules = node_rules;
+  mlfab__peers_attach(node);
   *node_p = node;
   return node_memory(node);
 }
@@ -163,7 +180,8 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
-  mlfab__free(&node->env, node->places, node->config.servers * sizeof *node->places);
+  mlfab__free(&node->env, node->places, mlfab__node_places(node) * sizeof *node->places);
+  mlfab__free(&node->env, node->voter_links, mlfab__node_voters(node) * sizeof *node->voter_links);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
@@ -172,7 +190,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
   mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
   mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
-  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  uint32_t room = mlfab__node_places(node) * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
@@ -218,6 +236,7 @@ static void node_epilogue(mlfab_node *node) {
   node_settle(node);
   if (node->servers_left) mlfab__bootstrap_settle(node);
   mlfab__claim_again(node);
+  if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
@@ -286,6 +305,12 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
                                                            : NULL;
   if (strange) {
     mlfab__node_turn_away(node, index, strange);
+    return;
+  }
+  /* What a copy of a server says is void when another one has replaced it. */
+  int says = mlfab__node_has_other(node, link->kind) && header.type != MLFAB__HELLO_ACK && !last;
+  if (says && header.epoch < link->term) {
+    mlfab__node_drop(node, index, MLFAB_ERR_FENCED, "a frame of a copy that was replaced");
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -461,7 +486,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   if (queued->kind == MLFAB_ACTION_CONNECT) {
     uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
     if (queued->token == MLFAB__TOKEN_JOIN) {
-      action->address = node->config.coordinator;
+      action->address = node->join_address;
     } else {
       action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
                                         : node->peers_out[called - routes]->addresses;
@@ -481,7 +506,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM &&
       frame->type != MLFAB__PROOF) {
     header.job = node->job;
-    header.epoch = node->epoch;
+    header.epoch = link->term ? link->term : node->epoch;
     header.sender = node->id;
     header.incarnation = node->incarnation;
   }
@@ -747,7 +772,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
     case MLFAB__LINK_WORKER:
       return !node->callers[link->peer].hand;
     default:
-      return link->kind == MLFAB__LINK_SCHEDULER;
+      return link->kind == MLFAB__LINK_SCHEDULER || link->kind == MLFAB__LINK_VOTER;
   }
 }
 

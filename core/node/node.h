@@ -4,7 +4,7 @@
  * A link is a transport's connection with a purpose:
  *
  *    NEW      another node called this one. Its first frame tells the kind: JOIN -> JOIN_IN,
- *             HELLO -> WORKER, SCHEDULER or RESHARD_IN, MEET -> PEER_IN
+ *             HELLO -> WORKER, SCHEDULER, RESHARD_IN or VOTER_IN, MEET -> PEER_IN
  *    CLAIM    it asks for a number that another process has: see Numbers
  *    JOIN_IN  at server 0: from a node that joins, until that node has its WELCOME and hangs up
  *    JOIN_OUT from this node to server 0, to join; closed when WELCOME has arrived
@@ -17,6 +17,8 @@
  *    RESHARD  from our server role to another server, to move slices: HELLO, HELLO_ACK, the orders
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
+ *    VOTER    between the copies of a server and the scheduler: HELLO, HELLO_ACK, votes, a copy's states
+ *             and the answers to them; VOTER_IN: its other end. One link per direction: see Copies
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
@@ -118,14 +120,42 @@
  * Requests and roles report their own deadlines.
  *
  * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
- * beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times start at the
- * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
- * (b) the death follows at once.
+ * beats (5 if hand-driven, or with replicas). We declare a server dead if no link to it stood for 5 beats (20 with
+ * replicas). Both times start at the break, regardless of the silence before it: this node itself may have been
+ * stopped. After a silence under (a) or (b) the death follows at once.
+ *
+ * Copies. With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The
+ * group `replica` decides which of them serves; it says so with a term, which grows. The node has the rest:
+ *
+ *    stands by --mlfab__copy_serve(term)--> serves --mlfab__copy_stand_by(why)--> stands by
+ *
+ *  (1) A copy that stands by has no callers but voters. It turns away those that it has when it stops to serve, and
+ *      every JOIN and HELLO: BYE with AGAIN, the reason and its nonce. Only the process at which the fabric is formed
+ *      (`meets`) takes JOIN before it serves.
+ *  (2) A route leads to a server, and `copy` says which copy is called. The next call is to the other one if a call
+ *      failed, took 4 beats or was turned away, or a link ended in silence or before HELLO_ACK. If a link breaks
+ *      otherwise, the same copy is called first. What a copy says before HELLO_ACK does not show that the server
+ *      lives. A route without a copy that serves for HALT_BEATS is dead.
+ *  (3) Terms. HELLO_ACK tells a worker or the scheduler the term, HELLO another server; from then on both have it in
+ *      the epoch of every frame of the link. A route takes no copy with a term below the largest that it has heard,
+ *      and a link no frame with a term below its own.
+ *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
+ *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
+ *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
+ *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
+ *      for them.
+ *  (6) A process that replaces another (config.replaces) joins at the copy of server 0 that serves, which it looks
+ *      for at both addresses of config.coordinator. It is READY when another voter of its server has admitted it.
+ *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
+ *      copies tell their callers (PLACE).
+ *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
+ *      told it, and turns JOIN of workers and the scheduler away for 5 beats: processes that are here speak first.
  *
  * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
  * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
- * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
- * our server role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call
+ * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside
+ * the node), caller.c (callers of our server role), bootstrap.c (joining), peers.c (what both copies of server 0 know of
+ * nodes), alive.c (Liveness), node.c (events, time, leaving). Lower files call
  * higher ones through the rules of link kinds, a table in node.c. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
@@ -134,6 +164,7 @@
 #include "../base/heap.h"
 #include "../base/map.h"
 #include "../base/rng.h"
+#include "mirrored.h"
 #include "role.h"
 
 #define MLFAB__NO_LINK 0xffffffffu
@@ -143,7 +174,8 @@ enum {
   MLFAB__OUTLETS = 32,   /* ports of all its roles */
   MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
-#define MLFAB__ROLE_SHIFT 60 /* of a token: the bits above it hold the role */
+#define MLFAB__ROLE_SHIFT 60         /* of a token: the bits above it hold the role */
+#define MLFAB__ROLE_VOTER (1u << 16) /* in HELLO, beside MLFAB_ROLE_* */
 
 /* Pairs of links inside a node. */
 enum {
@@ -156,6 +188,12 @@ enum {
 
 struct mlfab__session; /* ../keys/session.h */
 
+/* Copies of a server: the one of the configuration, and its replica. */
+enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
+
+/* Why a link was closed: because of silence; for a reason that the peer has told. */
+enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
+
 typedef struct mlfab__link {
   uint8_t kind;
   uint8_t self;             /* one end of a pair inside this node: 1 + its bit in self_due */
@@ -167,14 +205,15 @@ typedef struct mlfab__link {
   uint8_t doomed;           /* to be closed when the role has returned */
   uint8_t welcome;          /* a WELCOME has to be sent; 2: of a fabric that has begun before */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
-  uint8_t silent;           /* closed because of silence */
+  uint8_t ended;            /* MLFAB__ENDED_* */
   uint8_t called;           /* by another node */
   uint8_t
       turn; /* of the roles on this kind of link that take turns: the one to ask first for a frame */
   uint8_t proven, tagged; /* in a fabric with a key: both ends are proven; frames have tags */
   uint32_t id;            /* the driver's id of the link */
   uint32_t caps;
-  /* rank of a worker (workers: the scheduler), number of a server, id of a joining node */
+  uint32_t term; /* Copies: of the copy that serves at one end, in every frame; 0: none */
+  /* rank of a worker (workers: the scheduler), number of a server or of a voter, id of a joining node */
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
@@ -206,6 +245,7 @@ typedef struct mlfab__caller {
 /* Server 0's record of another node, by node id. */
 typedef struct mlfab__peer {
   uint8_t joined, hand;
+  uint8_t fresh; /* it was there when the fabric was formed, and has not been replaced */
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
@@ -233,6 +273,7 @@ typedef struct mlfab__place {
   uint8_t vacant; /* no process has the number */
   uint8_t late;   /* the server joined the running fabric */
   uint8_t hand;
+  uint8_t moved; /* it is another process than WELCOME told, and has not said yet where */
   /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
   uint32_t incarnation;
   uint64_t nonce;
@@ -243,8 +284,12 @@ typedef struct mlfab__place {
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
+  uint8_t copy;       /* of the server: the one that is called, or was called last */
+  uint32_t term;      /* the largest that a copy of this server has told */
+  uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[128];  /* the last failure */
+  char other[96]; /* the last failure of the other copy */
   char died[128]; /* dead: the cause */
 } mlfab__route;
 
@@ -362,7 +407,20 @@ struct mlfab_node {
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
+  uint32_t voter;         /* this node's number among the voters, or MLFAB__NO_NODE */
+  uint32_t term;          /* a copy that serves: of its record, when it began to */
+  int fresh;              /* as in WELCOME */
+  uint64_t fabric;        /* as in WELCOME */
   int is_worker, is_server, is_coordinator, is_scheduler;
+  int is_replica;
+  int standby;           /* a copy that does not serve; */
+  char standby_why[128]; /* what it tells callers */
+  /* Copies: has this one its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
+   * workers may be with the other copy: it declares none dead. NULL: always. */
+  int (*leased)(void *copy, uint64_t now_ns);
+  void *leased_copy;
+  uint64_t served_ns; /* when it began to serve */
+  int ended;          /* the copy that serves has closed */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -375,6 +433,8 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
+  mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
+  uint32_t nmirrored;
   mlfab__filer filers[MLFAB__FILERS];
   uint32_t nfilers;
   mlfab__outlet outlets[MLFAB__OUTLETS];
@@ -387,24 +447,32 @@ struct mlfab_node {
   mlfab_error failure;
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
   uint32_t join_link;
+  int meets;      /* this node is server 0, and the fabric is formed here */
+  int join_other; /* the next call is to the replica of server 0 */
+  char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
   /* config.join: what server 0 has told. */
   struct mlfab__joining {
     int32_t rank;
-    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler;
+    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler, replicas;
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers;           /* by node id; server 0 only */
-  mlfab__place *places;         /* by server */
-  mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
+  mlfab__peer *peers; /* by node id; server 0 only */
+  /* peers.c: server 0 with a replica. What the other copy must have before it is said: WELCOME. */
+  mlfab__port joiners;
+  mlfab__touch *peers_touch;
+  int peers_known;         /* by the other copy that served before */
+  mlfab__place *places;    /* by server; then of the replicas; then of the scheduler that votes */
+  mlfab__route *routes;    /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links;      /* by server: its link to our server role */
-  mlfab__peer_link **peers_out; /* by rank; worker role only */
+  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links; /* by server: its link to our server role */
+  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
+  mlfab__peer_link **peers_out;     /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
   /* Links. */
@@ -424,6 +492,7 @@ struct mlfab_node {
   int closed;                      /* no new call may begin: the context is being closed */
   int hops_short;                  /* no memory for a peer link that a role wanted */
   int claim_due;                   /* some claim has to be handled again */
+  int places_due;                  /* callers have to hear of a copy that was replaced */
   uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* inner links have more frames than one run carries */
@@ -460,6 +529,14 @@ MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* Is a link of this kind one that leads to a server with a replica, so that the other copy may be called? */
+MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
+/* Voters: copy c of server s is number c * servers + s; the scheduler is the last. Number of them (0 without replicas);
+ * the node id of one. */
+MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node);
+/* Number of `places`. */
+MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node);
+MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter);
 /* Where the server of a route is. */
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
@@ -500,6 +577,9 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
 /* The link is gone: tells its users. */
 MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
+/* Says on a link that the caller has to try the other copy, and closes it. A route's next call is to the other copy. */
+MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t link, const char *why);
+MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t route);
 /* Closes a link, which the transport will not report as DOWN. Not for links inside the node. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 /* Closes a link when the roles have returned. The second one also logs and counts a breach of the protocol. */
@@ -676,6 +756,12 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                                         const char *why);
 /* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
+/* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
+ * so that they call the other copy. Call it from a role. */
+MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);
+MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why);
+/* Tells callers where the copies and the scheduler are that this node votes with: one of them has been replaced. */
+MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node);
 /* Starts the time in which all workers have to call: one without a link is dead after it. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
@@ -696,6 +782,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node);
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
+
+/* --- peers.c: what server 0 knows of nodes, at both of its copies --- */
+
+/* Makes node->joiners, and with replicas the part. */
+MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node);
+/* WELCOME is due to the node that joins, as soon as the other copy knows of it. */
+MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
 /* --- alive.c: liveness --- */
 

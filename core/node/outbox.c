@@ -37,7 +37,7 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
   }
   if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
     mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count,
-                              link->welcome - 1u};
+                              link->welcome - 1u, node->peers[link->peer].fresh, node->fabric};
     frame->type = MLFAB__WELCOME;
     frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
     frame->bulk = node->welcome;

@@ -7,7 +7,8 @@
 /* The kind of link on a route. */
 static int server_link_kind(const mlfab_node *node, uint32_t route) {
   static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
-  return kinds[route / node->config.servers];
+  uint32_t which = route / node->config.servers;
+  return which < MLFAB__COUNT(kinds) ? kinds[which] : MLFAB__LINK_VOTER;
 }
 
 /* A server is dead for one role: for the worker role; for the scheduler role, which only stops planning for
@@ -17,7 +18,7 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   int kind = server_link_kind(node, index);
   mlfab__route *route = &node->routes[index];
   char text[180];
-  if (route->dead) return;
+  if (route->dead || kind == MLFAB__LINK_VOTER) return;
   route->dead = 1;
   snprintf(route->died, sizeof route->died, "%.127s", why);
   node->stats.peers_died += kind == MLFAB__LINK_SERVER;
@@ -44,20 +45,25 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
   mlfab__route *route = &node->routes[index];
   if (route->link != link) return;
-  if (was->greeted && !was->silent) route->heard_ns = node->now_ns;
+  int silent = was->ended == MLFAB__ENDED_SILENT, told = was->ended == MLFAB__ENDED_TOLD;
+  if (was->greeted && !silent) route->heard_ns = node->now_ns;
   mlfab__node_arm_at(node, MLFAB__TIMER_ROUTE, index,
-                     was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+                     silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
   route->link = MLFAB__NO_LINK;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  snprintf(route->why, sizeof route->why, "%s", why);
+  /* What the peer has said tells more than the end of the link. */
+  if (!told) snprintf(route->why, sizeof route->why, "%s", why);
+  /* Perhaps only the connection broke: then the same copy answers at once. */
+  if (!was->greeted || silent || told) mlfab__copy_toggle(node, index);
   mlfab__roles_lost(node, was->kind, was->peer);
 }
 
 MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route) {
   uint32_t server = mlfab__node_server_of(node, route);
   int kind = server_link_kind(node, route);
+  if (kind == MLFAB__LINK_VOTER) return 1;
   if (node->places[server].vacant) return 0;
-  if (kind == MLFAB__LINK_RESHARD && server == node->server_number) return 0;
+  if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* So that server 0 notices when it goes. */
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
   return mlfab__roles_want(node, kind, server);
@@ -76,6 +82,7 @@ MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index,
   route->connecting = 0;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
+  mlfab__copy_toggle(node, index);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, uint32_t index) {
@@ -83,6 +90,7 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
   int kind = server_link_kind(node, number);
   uint32_t role = kind == MLFAB__LINK_SERVER    ? node->config.roles
                   : kind == MLFAB__LINK_PLANNER ? MLFAB_ROLE_SCHEDULER
+                  : kind == MLFAB__LINK_VOTER   ? MLFAB__ROLE_VOTER
                                                 : MLFAB_ROLE_SERVER;
   if (route->link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, route->link, "replaced by a newer connection");
@@ -98,9 +106,27 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
                         node->config.progress == MLFAB_PROGRESS_HAND,
                         node->config.accumulators,
                         node->config.host,
-                        node->nonce};
-  uint8_t meta[64];
+                        node->nonce,
+                        node->term};
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+}
+
+/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
+ * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
+ * nothing else (claim.c). */
+static void server_link_say_where(mlfab_node *node, uint32_t index) {
+  const mlfab__link *link = &node->links[index];
+  int votes = link->kind == MLFAB__LINK_VOTER;
+  if (!node->config.replicas || (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)))
+    return;
+  mlfab__member self;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&self, 0, sizeof self);
+  self.node = node->id;
+  self.incarnation = node->incarnation;
+  memcpy(self.addresses, node->addresses, sizeof self.addresses);
+  mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
 }
 
 /* The server has answered HELLO, or repeats its answer. */
@@ -109,14 +135,23 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   int kind = link->kind;
   uint32_t server = link->peer, number = mlfab__node_route_of(node, kind, server);
   mlfab__greeting greeting = {.ack = ack};
+  mlfab__route *route = &node->routes[number];
+  int votes = kind == MLFAB__LINK_VOTER;
+  if (ack->term < route->term && !votes) { /* it has not heard yet that it was replaced */
+    snprintf(route->why, sizeof route->why, "a copy that was replaced");
+    link->ended = MLFAB__ENDED_TOLD;
+    mlfab__node_doom(node, index);
+    return;
+  }
+  if (!votes) route->term = link->term = ack->term;
   if (mlfab__roles_hello(node, kind, server, &greeting)) {
     server_link_dead(node, number, greeting.why);
     mlfab__node_doom(node, index);
     return;
   }
-  mlfab__route *route = &node->routes[number];
+  if (!link->greeted) server_link_say_where(node, index);
   link->greeted = route->greeted = 1;
-  if (kind == MLFAB__LINK_RESHARD) link->nonce = ack->nonce;
+  if (kind == MLFAB__LINK_RESHARD || kind == MLFAB__LINK_VOTER) link->nonce = ack->nonce;
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator) mlfab__growth_tell(node, index);
   mlfab__roles_up(node, kind, server, &greeting);
   if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
@@ -205,6 +240,25 @@ static void server_link_told(mlfab_node *node, const mlfab__member *member) {
       dead ? "server 0 reports that it is dead" : "server 0 reports that it left or joined");
 }
 
+/* A server tells where a copy or the scheduler is now. Errors: FRAME. */
+static int server_link_place(mlfab_node *node, const mlfab__frame_in *frame) {
+  mlfab__member_info info;
+  uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
+  uint32_t first = mlfab__node_of_server(node, 0);
+  if (n == 0 || n != frame->meta_bytes || info.node < first ||
+      info.node - first >= mlfab__node_places(node))
+    return MLFAB_ERR_FRAME;
+  mlfab__place *place = &node->places[info.node - first];
+  if (info.incarnation <= place->incarnation) return 0;
+  place->incarnation = info.incarnation;
+  place->nonce = info.nonce;
+  place->hand = info.hand != 0;
+  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+  /* The process itself may call later, and is no news then. */
+  node->places_due = node->voter != MLFAB__NO_NODE && node->is_server;
+  return 0;
+}
+
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
                                               const mlfab__frame_in *frame) {
   uint32_t number = mlfab__node_route_of(node, node->links[index].kind, node->links[index].peer);
@@ -215,7 +269,8 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__member member;
   mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
-  route->heard_ns = node->now_ns;
+  /* A copy that does not serve shows that it lives, not that the server does. */
+  if (node->links[index].greeted || !node->config.replicas) route->heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       return;
@@ -226,19 +281,30 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__REFUSE:
       if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
       snprintf(text, sizeof text, "refused: %s", refuse.text);
+      if (node->links[index].kind == MLFAB__LINK_VOTER) {
+        /* Another process is this copy. */
+        snprintf(text, sizeof text, "joining: %.200s", refuse.text);
+        mlfab__node_fail(node, refuse.code, refuse.rank, 1, text);
+      }
       server_link_dead(node, number, text);
       mlfab__node_doom(node, index);
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
       /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
-      if (bye.code == 0) server_link_dead(node, number, "it has closed");
+      if (bye.code == 0 && (node->links[index].greeted || !node->config.replicas))
+        server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
+      node->links[index].ended = MLFAB__ENDED_TOLD;
+      route->stands_by = bye.nonce;
       mlfab__node_doom(node, index);
       return;
     case MLFAB__MEMBER:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
       server_link_told(node, &member);
+      return;
+    case MLFAB__PLACE:
+      if (server_link_place(node, frame)) break;
       return;
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
@@ -276,15 +342,30 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   }
 }
 
-/* Calls a server without a link again, and declares it dead after 5 beats, or at once if no process has its number. A
- * server that hung up because of our BYE is not dead. */
+/* Nobody answers as this server. */
+static void server_link_give_up(mlfab_node *node, uint32_t r) {
+  const mlfab__route *route = &node->routes[r];
+  const char *why = route->why[0] ? route->why : "silent";
+  char text[128];
+  if (node->config.replicas) {
+    const char *words[2] = {why, route->other[0] ? route->other : "silent"};
+    snprintf(text, sizeof text, "itself: %.52s; replica: %.52s", words[route->copy],
+             words[!route->copy]);
+    why = text;
+  }
+  server_link_dead(node, r, why);
+}
+
+/* Calls a server without a link again, and declares it dead after 5 beats (20 if it has a replica), or at once if no
+ * process has its number. A server that hung up because of our BYE is not dead. */
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
   /* The scheduler role stays as long as the server role of this node. */
   int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  int votes = r >= 3 * node->config.servers;
   const mlfab__place *place = mlfab__node_place(node, r);
-  if (place->vacant && r >= 2 * node->config.servers &&
+  if (!votes && place->vacant && r >= 2 * node->config.servers &&
       mlfab__node_server_of(node, r) != node->server_number)
     server_link_dead(node, r, "no process has its number");
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
@@ -293,12 +374,14 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
   /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
-  uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
-  if ((route->greeted || across || place->late) &&
-      node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
-    server_link_dead(node, r, route->why[0] ? route->why : "silent");
+  uint64_t least = (node->config.replicas ? MLFAB__HALT_BEATS : 5) * beat;
+  uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
+  if (!votes && (route->greeted || across || place->late) &&
+      node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
+    server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
                                : node->now_ns >= route->retry_ns) {
+    if (route->connecting) mlfab__copy_toggle(node, r);
     mlfab__server_link_call(node, r);
   }
 }
@@ -320,6 +403,11 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
     if (server_link_awaited(node, node->config.servers + s)) return;
   }
+  /* A process that takes the place of a voter: one of the others has to admit it. */
+  int votes = node->voter != MLFAB__NO_NODE && !node->fresh, admitted = 0;
+  for (uint32_t r = 3 * node->config.servers; votes && r < mlfab__node_routes(node); r++)
+    admitted |= node->routes[r].greeted;
+  if (votes && !admitted) return;
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
 
@@ -330,7 +418,9 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
     if (!mlfab__server_link_wanted(node, r)) continue;
     node->routes[r].heard_ns = node->now_ns;
-    if (mlfab__node_server_of(node, r) != node->server_number) mlfab__server_link_call(node, r);
+    int votes = r >= 3 * node->config.servers;
+    if (votes || mlfab__node_server_of(node, r) != node->server_number)
+      mlfab__server_link_call(node, r);
   }
 }
 

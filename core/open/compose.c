@@ -15,6 +15,10 @@
 #if MLFAB_WITH_KEYS
 #include "../keys/guard.h"
 #endif
+#if MLFAB_WITH_REPLICA
+#include "../replica/copy.h"
+#include "../replica/witness.h"
+#endif
 #if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
 #endif
@@ -55,6 +59,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
+  if (!MLFAB_WITH_REPLICA && config->replicas)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: replicas need code that was left out (MLFAB_WITH_REPLICA is 0)");
   if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
@@ -117,6 +125,9 @@ static int compose_server(mlfab_node *node) {
 #if MLFAB_WITH_COLL
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
 #endif
+#if MLFAB_WITH_REPLICA
+  if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
+#endif
   return code;
 }
 
@@ -132,6 +143,10 @@ static int compose(mlfab_node *node) {
   if (!code && node->is_server) code = compose_server(node);
 #if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
+#if MLFAB_WITH_REPLICA
+  if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
+    code = mlfab__witness_attach(node);
+#endif
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif
   return code;

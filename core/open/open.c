@@ -33,7 +33,10 @@
 #define OPEN_OBSERVER NULL
 #endif
 
+#include <errno.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
@@ -76,11 +79,25 @@ static int open_coordinates(const mlfab_config *c) {
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
 }
 
+/* With two addresses in `coordinator`: where server 0 or its replica listens. */
+static void open_meeting(mlfab_config *c) {
+  const char *other = strchr(c->coordinator, ',');
+  int replica = c->rank == 0 && c->roles == MLFAB_ROLE_REPLICA;
+  if (!other || (!replica && !open_coordinates(c))) return;
+  size_t n = (size_t)(other - c->coordinator);
+  if (replica)
+    memcpy(c->listen, other + 1, strlen(other + 1) + 1);
+  else
+    memcpy(c->listen, c->coordinator, n);
+  if (!replica) c->listen[n] = 0;
+}
+
 static mlfab__context_choice open_choice(const mlfab_config *c, const mlfab_transport *table,
                                          int publish) {
   mlfab__context_choice choice = {.table = table, .listen = "", .publish = publish};
   if (c->listen[0] && !strcmp(open_owner(c, c->listen), table->name)) choice.listen = c->listen;
-  if (open_coordinates(c) && !strcmp(open_owner(c, c->coordinator), table->name))
+  if (open_coordinates(c) && !strchr(c->coordinator, ',') &&
+      !strcmp(open_owner(c, c->coordinator), table->name))
     choice.listen = c->coordinator;
   return choice;
 }
@@ -107,7 +124,8 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
-  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers_max : 0);
+  uint32_t all = 0;
+  uint32_t nodes = c->workers_max + (c->dedicated ? (1 + c->replicas) * c->servers_max : 0);
   nodes += (c->scheduler == MLFAB_SCHEDULER_OWN) + c->join;
   for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
   if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
@@ -191,6 +209,19 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 #endif
 }
 
+/* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
+static int open_votes(const mlfab_config *c, mlfab_error *error) {
+  struct stat status;
+  if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
+  int number = stat(c->vote_dir, &status)                ? errno
+               : !S_ISDIR(status.st_mode)                ? ENOTDIR
+               : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
+                                                         : 0;
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
+                              c->vote_dir, strerror(number))
+                : 0;
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c, world;
@@ -205,6 +236,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code && c.join && !ask)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
+  if (!code) code = open_votes(&c, &error);
+  if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
@@ -268,6 +301,7 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
     full.servers_max = told.servers_max;
     full.dedicated = told.dedicated;
     full.scheduler = told.scheduler;
+    full.replicas = told.replicas;
     code = open_wait(&full, 0, ctx_p, &error);
     open_forget(&full);
   }

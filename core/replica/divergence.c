@@ -162,12 +162,20 @@ static mlfab__divergence_entry *divergence_at(mlfab__divergence *d, uint32_t i) 
   return &d->ring[(d->first + i) % MLFAB__DIVERGENCE_ENTRIES];
 }
 
-MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
+static int divergence_admits(const mlfab__divergence *d, double norm, double decay) {
   if (!divergence_is_norm(norm)) return 0;
   if (d->acknowledged > d->committed || divergence_is_infinite(d->div_max)) return 1;
-  double after = divergence_add(d->bound, divergence_affine(d->gamma, d->history, norm));
+  double after = divergence_add(d->bound, divergence_affine(decay, d->history, norm));
   if (MLFAB__PLANTED(160)) after = d->bound;
   return mlfab__finite(after) && after <= d->div_max;
+}
+
+MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
+  return divergence_admits(d, norm, d->gamma);
+}
+
+MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, double norm) {
+  return divergence_admits(d, norm, 1);
 }
 
 /* Makes each pair of neighbours one entry. */

@@ -90,6 +90,8 @@ MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, d
  * acknowledged that commit already; otherwise, and for a norm that is no norm, 0. O(1). In lock step the
  * server has a commit acknowledged before it applies it. */
 MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm);
+/* The same for a commit that leaves elements as they are (append_part). */
+MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, double norm);
 /* Records a commit; whether it was allowed is the caller's matter. Amortised O(1). Errors: ARGUMENT (the norm
  * is negative, NaN or infinite), with nothing recorded. */
 MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm);

@@ -22,6 +22,8 @@ static const mlfab__vote_record *vote_later(const mlfab__vote_record *a,
 static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
   if (record->epoch <= vote->decided.epoch) return;
   vote->decided = *record;
+  if (record->serves != vote->self && !MLFAB__PLANTED(215))
+    vote->wanted = 0; /* what it wanted was for its own time */
   if (record->epoch >= vote->bond.epoch) vote->bond = *record;
   if (vote->floor < record->epoch) vote->floor = record->epoch;
   if (vote->own.epoch <= record->epoch) vote->asking = 0;
@@ -40,9 +42,9 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
   vote->bond = stored ? *stored : fresh ? first : none;
   vote->decided = fresh && !stored ? first : none;
   vote->floor = vote->bond.epoch;
-  vote->own = vote->stores = none;
+  vote->own = vote->stores = vote->heard = none;
   vote->wanted = 0;
-  vote->asking = 0;
+  vote->asking = vote->outbid = 0;
   vote->said_ns = 0;
   memset(vote->peers, 0, sizeof vote->peers);
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) vote->peers[i].heard_ns = now_ns;
@@ -134,19 +136,21 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
     if (vote->peers[i].floor > epoch) epoch = vote->peers[i].floor;
   }
   const mlfab__vote_record record = {epoch + 1, vote->self, insync};
+  vote->outbid = 0;
   vote_grant(vote, &record, vote->self, now_ns);
 }
 
 /* May this copy try to replace the one that serves? */
 static int vote_may_replace(const mlfab__vote *vote, uint64_t now_ns) {
-  const mlfab__vote_record *bond = &vote->bond;
+  const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
   return bond->epoch > 0 && bond->serves != vote->self &&
          ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133)) &&
          mlfab__vote_silent(vote, bond->serves, now_ns);
 }
 
-/* Some voter has granted an epoch beyond the one in force. */
+/* Some voter has granted an epoch beyond the one in force, or this one to another record. */
 static int vote_passed(const mlfab__vote *vote, uint32_t epoch) {
+  if (vote->asking && vote->outbid) return 1;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
     if (i != vote->self && vote->peers[i].floor > epoch) return 1;
   }
@@ -184,8 +188,9 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
-  if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking ||
-      vote->bond.serves == vote->self)
+  /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
+  if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
+      !vote->known || vote->bond.serves == vote->self || !(vote->bond.insync >> vote->self & 1))
     return due;
   uint64_t silent_ns =
       vote->peers[vote->bond.serves].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
@@ -244,11 +249,14 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
   if (in->echo_nonce == vote->nonce && in->echo_ns <= now_ns && in->echo_ns > peer->lease_ns)
     peer->lease_ns = in->echo_ns;
   vote_decide(vote, &in->decided);
+  if (in->bond.epoch > vote->heard.epoch && in->bond.serves != vote->self) vote->heard = in->bond;
   vote_learn(vote, from, in);
   if (!mlfab__vote_serves(vote) && !vote_may_replace(vote, now_ns)) vote->asking = 0;
   if (in->kind == MLFAB__VOTE_ASK) {
     vote_asked(vote, from, in, now_ns);
   } else if (in->kind == MLFAB__VOTE_GRANT && vote->asking && vote_same(&in->record, &vote->own)) {
     vote_decide(vote, &vote->own);
+  } else if (in->kind == MLFAB__VOTE_DENY && vote->asking && in->floor >= vote->own.epoch) {
+    vote->outbid = 1;
   }
 }

@@ -27,6 +27,9 @@
  * came back. A voter helps another copy to serve only 5 beats after it heard the present one, and echoes nothing to the
  * present one from then on. So clocks may differ in speed by a fifth.
  *
+ * A copy asks to replace the one that serves when it is in sync by its own bond, or by a later one of another voter: the
+ * copy that served may have died when it knew that a record was decided, and before it could say so.
+ *
  * An empty copy (a new process, without the image) grants, but does not serve, and counts as silent: its number and
  * its stored record are those of a process whose data are gone.
  *
@@ -87,10 +90,12 @@ typedef struct mlfab__vote {
   int empty;      /* a copy without the image */
   uint32_t floor; /* the largest epoch that this voter has granted */
   mlfab__vote_record decided, bond;
+  mlfab__vote_record heard;  /* the latest bond of another voter, by which another copy serves */
   mlfab__vote_record own;    /* the last record that it granted itself */
   mlfab__vote_record stores; /* what is being stored; epoch 0: nothing. For whom: */
   uint32_t grantee;
-  int asking;      /* `own` is stored, and not decided yet */
+  int asking; /* `own` is stored, and not decided yet */
+  int outbid; /* a voter has denied `own`, because it has granted that epoch to another record */
   uint32_t wanted; /* the copies that this one, while it serves, wants in sync */
   uint64_t said_ns;
   mlfab__vote_peer peers[MLFAB__VOTERS];

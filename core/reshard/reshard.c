@@ -323,6 +323,10 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
   if (!stands) {
     code = MLFAB_ERR_STATE;
     snprintf(done->text, sizeof done->text, "there is no model");
+  } else if (r->config->replicas) {
+    code = MLFAB_ERR_UNSUPPORTED;
+    snprintf(done->text, sizeof done->text,
+             "not supported: slices of servers with replicas do not move");
   } else if (n == 0) {
     code = MLFAB_ERR_ARGUMENT;
     snprintf(done->text, sizeof done->text, "no servers");

@@ -80,6 +80,7 @@ MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
   }
   server->apply.head = NULL;
+  if (server->apply.applying == MLFAB__APPLY_HELD) server->apply.applying = MLFAB__APPLY_NONE;
 }
 
 /* Removes the update from the queue and releases its arena, its stage and its `next` blocks. */
@@ -176,7 +177,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int finite = mlfab__kernel_add_by(server->config->kernels, piece.dtype, dst, from, data,
                                         weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
-      if (server->significant)
+      if (server->measures)
         update->norm2 +=
             mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
       /* the sender changed it meanwhile */
@@ -222,7 +223,7 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant)
+    if (server->measures)
       update->norm2 +=
           mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
   }
@@ -330,10 +331,11 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
   return 0;
 }
 
-static void apply_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint32_t members,
-                      int code, uint64_t version, uint64_t delay) {
+static void apply_ack(mlfab__server *server, uint32_t worker, const mlfab__push *push, int code,
+                      uint64_t version, uint64_t delay, uint64_t pushed) {
   const mlfab__server_peer *peer = &server->peers[worker];
-  mlfab__push_ack ack = {seq, members, peer->generation, code, version, delay, peer->pushed};
+  mlfab__push_ack ack = {push->seq, push->members, peer->generation, code, version, delay, pushed};
+  if (server->keeper && server->keeper->defers(server, worker, push->flags, &ack)) return;
   MLFAB__POST(&server->port, worker, MLFAB__PUSH_ACK, push_ack, &ack);
 }
 
@@ -345,7 +347,10 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
              : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                        : MLFAB_ERR_WITHDRAWN;
   server->stats->updates_repeated += push->members;
-  apply_ack(server, worker, push->seq, push->members, code, 0, 0);
+  /* Later ones may be decided, too, which the worker will be told by their own answers. */
+  uint64_t then = push->progress + !(push->flags & MLFAB__PUSH_MORE);
+  if (MLFAB__PLANTED(225)) then = UINT64_MAX;
+  apply_ack(server, worker, push, code, 0, 0, mlfab__min(then, server->peers[worker].pushed));
 }
 
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
@@ -366,7 +371,7 @@ MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming 
     server->port.event(server->port.self, MLFAB_EVENT_REFUSED_UPDATE, (int32_t)worker, 0,
                        server->peers[worker].incarnation, code, mlfab_error_text(code));
   }
-  apply_ack(server, worker, push->seq, push->members, code, version, delay);
+  apply_ack(server, worker, push, code, version, delay, server->peers[worker].pushed);
   apply_remove(server, update);
 }
 
@@ -429,13 +434,26 @@ static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *upda
   }
 }
 
+/* All of its bytes here: also those of slices with rounds. */
+static mlfab__commit apply_commit_of(const mlfab__server *server, const mlfab__incoming *update,
+                                     uint32_t sums) {
+  uint64_t bytes = 0;
+  for (uint32_t k = 0; k < update->push.segments; k++) bytes += update->segments[k].bytes;
+  return (mlfab__commit){update->norm2, apply_scale(server, update), bytes,
+                         sums != 0 || bytes < server->store.bytes};
+}
+
 /* An update, or all members of a group, are in the model or in their rounds' sums: one commit; versions
  * move where they were applied. */
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
   int commit = 1;
-  if (at_once) server->stats->commits++;
+  if (at_once) {
+    server->stats->commits++;
+    const mlfab__commit applied = apply_commit_of(server, update, sums);
+    if (server->keeper) server->keeper->committed(server, &applied);
+  }
   apply_open_rounds(server, update, sums);
   if (group) server->policy->end(server, update, 1);
   for (mlfab__incoming *next; update; update = next) {
@@ -447,12 +465,8 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   }
 }
 
-/* All bytes of the head are in `next`. */
-static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
-  if (update->codec->complete(server, update)) {
-    apply_refuse(server, update, MLFAB_ERR_MEMORY);
-    return;
-  }
+/* All bytes of the head are in `next`, and it may be applied. */
+static void apply_admitted(mlfab__server *server, mlfab__incoming *update) {
   if (mlfab__apply_steps(server, update)) {
     server->apply.applying = MLFAB__APPLY_UPDATE;
     server->apply.code = 0;
@@ -470,6 +484,28 @@ static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
   server->phase = MLFAB__MODEL_STANDS;
   server->first_weights_incarnation = server->peers[0].incarnation;
   server->greets = 1;
+}
+
+MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server) {
+  mlfab__incoming *update = server->apply.head;
+  uint32_t sums;
+  int at_once = apply_clocks(server, update, &sums) != 0;
+  int asks = server->keeper && at_once && !(update->push.flags & MLFAB__PUSH_INIT);
+  const mlfab__commit commit = apply_commit_of(server, update, sums);
+  server->apply.applying = MLFAB__APPLY_HELD;
+  if (asks && !server->keeper->may(server, &commit)) return 0;
+  server->apply.applying = MLFAB__APPLY_NONE;
+  apply_admitted(server, update);
+  return 1;
+}
+
+/* All bytes of the head are in `next`. */
+static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
+  if (update->codec->complete(server, update)) {
+    apply_refuse(server, update, MLFAB_ERR_MEMORY);
+  } else {
+    mlfab__apply_held(server);
+  }
 }
 
 /* --- applying, block by block --- */
@@ -723,7 +759,8 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
     data = apply_staged(server, update, 0);
   update->norm2 = 0.0; /* it may have been the head before */
   int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
-              !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update;
+              !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update &&
+              !server->keeper;
   if (whole && update->codec->whole(server, update, data, &code)) {
     if (!code) {
       apply_commit(server, update);
@@ -760,7 +797,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
   if ((push->flags & MLFAB__PUSH_INIT) && worker != 0)
     return "first weights from another worker than 0";
   uint32_t known = MLFAB__PUSH_MORE | MLFAB__PUSH_INIT | MLFAB__PUSH_PLANNED |
-                   (server->sparse ? MLFAB__PUSH_PACKED : 0u);
+                   (server->sparse ? MLFAB__PUSH_PACKED : 0u) |
+                   (server->keeper ? MLFAB__PUSH_DURABLE : 0u);
   if (push->flags & ~known) return "unknown flags in a push";
   if ((push->flags & MLFAB__PUSH_PACKED) &&
       ((push->flags & MLFAB__PUSH_INIT) || server->store.ghost))
@@ -994,7 +1032,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
     mlfab__apply_reset(server, worker);
-    const mlfab__window *window = &server->windows.windows[worker];
+    const mlfab__window *window = mlfab__server_window(server, worker);
     mlfab__resend resend;
     resend.generation = server->peers[worker].generation;
     resend.top = window->top;
@@ -1005,6 +1043,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
 }
 
 MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
+  if (server->apply.applying == MLFAB__APPLY_HELD) return MLFAB__NEVER;
   if (server->apply.applying != MLFAB__APPLY_NONE) return 0;
   if (!server->apply.head) return MLFAB__NEVER;
   uint64_t beats = server->apply.head->group ? 5 : 3;

@@ -52,6 +52,11 @@ static int clock_significant(const mlfab__server *server) {
   return 0;
 }
 
+static void clock_measure(mlfab__server *server) {
+  server->significant = clock_significant(server);
+  server->measures = server->significant || server->keeper;
+}
+
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync) {
   mlfab__clock *clock = &server->clocks[0];
   mlfab__clock_free(server);
@@ -60,7 +65,7 @@ MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync 
   mlfab__sync_complete(&clock->sync);
   clock->tuner.threshold = (uint64_t)clock->sync.staleness;
   server->ngates = 1;
-  server->significant = clock_significant(server);
+  clock_measure(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
@@ -458,6 +463,62 @@ static void clock_close(mlfab__server *server, uint32_t clock) {
   server->apply.position = 0;
 }
 
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock) {
+  uint32_t n = clock->contributors;
+  if (!server->options.mean) return 1.0;
+  if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
+    mlfab_sync_state state;
+    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
+    if (state.members > n) n = state.members;
+  }
+  return 1.0 / (n > 0 ? n : 1);
+}
+
+/* The sum of the squares of a slice's sum; whether it has one. */
+static double clock_squares(const mlfab__store *store, const mlfab__shard_slice *s, int *summed_p) {
+  double squares = 0.0;
+  for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, end - at, &piece);
+    at += piece.bytes;
+    uint32_t block = store->sum[piece.position];
+    if (block == MLFAB__NO_BLOCK) continue;
+    *summed_p = 1;
+    squares += mlfab__kernel_norm2(piece.dtype, store->blocks[block].data + piece.at, piece.count);
+  }
+  return squares;
+}
+
+MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock) {
+  const mlfab__store *store = &server->store;
+  mlfab__clock *round = &server->clocks[clock];
+  double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
+  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
+  int measures = round->measured != round->round_members && !store->ghost;
+  if (measures) round->squares = 0.0, round->part = 0;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    int summed = 0;
+    commit.part |= s->clock != clock;
+    if (s->clock != clock) continue;
+    commit.elements += s->bytes;
+    if (!measures) continue;
+    round->squares += clock_squares(store, s, &summed);
+    round->part |= !summed && !MLFAB__PLANTED(211); /* such a slice takes no step */
+  }
+  round->measured = round->round_members;
+  commit.squares = round->squares;
+  commit.part |= round->part;
+  return commit;
+}
+
+/* Does the keeper not let the open round be applied yet? It stays due. */
+static int clock_held(mlfab__server *server, uint32_t clock) {
+  if (!server->keeper) return 0;
+  const mlfab__commit commit = mlfab__clock_commit(server, clock);
+  return !server->keeper->may(server, &commit);
+}
+
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
   int moved = 0;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
@@ -470,6 +531,7 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server) {
       clock->due = clock_complete(server, clock);
       if (!clock->due) break;
       if (mlfab__sync_rounds(clock->sync.kind) && clock->round_members > 0) {
+        if (clock_held(server, g)) break;
         clock_close(server, g);
         return 1;
       }
@@ -747,16 +809,13 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   clock->refused_round = v_train == in->v_train ? in->refused_round : 0;
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  server->significant = clock_significant(server);
+  clock_measure(server);
   server->untidy = 1;
   return g;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words) {
-  if (!first) return mlfab__clock_adopt(server, in, words);
-  mlfab__clock *clock = &server->clocks[0];
+/* Takes over a whole state. */
+static void clock_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
   clock->sync = in->consistency;
   clock->sync.size = sizeof clock->sync;
   clock->v_train = in->v_train;
@@ -765,10 +824,36 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
   clock->round_members = in->members;
   clock->round_scale = in->scale;
   clock->refused_round = in->refused_round;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words) {
+  if (!first) return mlfab__clock_adopt(server, in, words);
+  clock_take(&server->clocks[0], in);
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
   server->significant = clock_significant(server);
   return 0;
+}
+
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
+                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
+                                         const uint32_t *words) {
+  uint32_t nwords = (server->workers + 31) / 32;
+  mlfab__clock_free(server);
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
+  for (uint32_t i = 0; i < n; i++, words += nwords) {
+    uint32_t g = clocks[i].clock;
+    server->clocks[g].used = 1;
+    clock_take(&server->clocks[g], &clocks[i]);
+    if (g >= server->ngates) server->ngates = g + 1;
+    for (uint32_t w = 0; w < server->workers; w++)
+      server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
+  }
+  server->significant = clock_significant(server);
+  server->untidy = n > 1;
+  mlfab__clock_members(server);
 }
 
 /* Must an open round be applied first, because slices leave it? */
@@ -799,7 +884,7 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
     mlfab__store_change(&server->store, i);
   }
   mlfab__clock_tidy(server);
-  server->significant = clock_significant(server);
+  clock_measure(server);
   mlfab__clock_members(server);
   server->serve.changed = 1;
   return 0;
@@ -811,6 +896,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
     uint32_t worker = server->changes[0].worker;
     for (uint32_t g = 0; g < server->ngates; g++) {
       if (!clock_must_flush(server, g, &change)) continue;
+      if (clock_held(server, g)) return 0;
       server->clocks[g].flush = 1;
       clock_close(server, g);
       return 1;

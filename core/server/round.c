@@ -17,19 +17,6 @@ static void round_info(const mlfab__server *server, const mlfab__clock *clock,
   info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
 }
 
-/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
- * FluentPS. */
-static double round_share(mlfab__server *server, const mlfab__clock *clock) {
-  uint32_t n = clock->contributors;
-  if (!server->options.mean) return 1.0;
-  if (clock->sync.kind == MLFAB_SYNC_DROP && clock->sync.keep_late) {
-    mlfab_sync_state state;
-    mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
-    if (state.members > n) n = state.members;
-  }
-  return 1.0 / (n > 0 ? n : 1);
-}
-
 /* Does the round's sum have any block of this slice? If so, the whole slice is stepped, so that no result
  * depends on the block size. */
 static int round_summed(const mlfab__server *server, uint32_t slice) {
@@ -97,14 +84,20 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
 static void round_close(mlfab__server *server) {
   mlfab__clock *clock = &server->clocks[server->apply.clock];
   if (server->apply.code) clock->refused_round = clock->v_train + 1;
-  if (!server->apply.code && clock->round_members > 0) server->stats->commits++;
+  if (!server->apply.code && clock->round_members > 0) {
+    server->stats->commits++;
+    if (server->keeper) {
+      const mlfab__commit commit = mlfab__clock_commit(server, server->apply.clock);
+      server->keeper->committed(server, &commit);
+    }
+  }
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     if (round_of(server, i)) round_swap(server, i);
   }
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed &= ~(1u << server->apply.clock);
   server->apply.applying = MLFAB__APPLY_NONE;
-  clock->contributors = clock->round_members = 0;
+  clock->contributors = clock->round_members = clock->measured = 0;
   if (!clock->flush) mlfab__clock_step(server, clock);
   clock->flush = 0;
   server->queue.place_due = 1;
@@ -116,7 +109,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   const mlfab__clock *clock = &server->clocks[server->apply.clock];
   mlfab_update_info info;
   round_info(server, clock, &info);
-  double share = round_share(server, clock);
+  double share = mlfab__clock_share(server, clock);
   if (mlfab__optimizer_linear(&server->optimizer) && !server->config->on_update)
     info.scale *= share;
   int plain = !server->config->on_update && mlfab__optimizer_linear(&server->optimizer) &&

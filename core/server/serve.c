@@ -5,6 +5,9 @@
  * their last byte. If the reader stalls, or spare blocks run out, the server unpins a slice in the middle;
  * the pull begins the slice again, with the version of that time.
  *
+ * With a keeper, commits may be hidden until the replica has them, one right after another. A pull then sends the slice
+ * that it has pinned before, and pins the next one between two of them (mlfab__serve_offer).
+ *
  * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
  * have another node forward it (`spread`). A placed pull lends only a limited number of bytes; otherwise
  * the transport's queues would decide the order.
@@ -244,7 +247,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = 0;
+  pull->waiting = pull->offered = 0;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -359,13 +362,30 @@ static uint32_t serve_lent(const mlfab__server *server) {
   return chunks < 2 ? 2 : chunks;
 }
 
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL || MLFAB__PLANTED(231)) return;
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (!mlfab__server_goes(pull)) continue;
+    server->port.ready(server->port.self, pull->worker);
+    pull->offered = 1;
+    if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
+    uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
+    mlfab__blocks_pin(server, pull,
+                      server->store.local[mlfab__layout_slice_at(&server->layout, at)]);
+  }
+}
+
 /* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
+  enum mlfab__shows shows = mlfab__server_shows(server);
+  if (shows == MLFAB__SHOWS_NOTHING) return NULL;
   for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
+    int pinned = p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK : p->offered;
+    if (shows == MLFAB__SHOWS_PINNED && !pinned) continue;
     if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
       pull = p;
   }

@@ -56,6 +56,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
 static void server_free_model(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (server->save.hooks) server->save.hooks->stop(server);
+  if (server->keeper) server->keeper->stop(server);
   server->save.cut = 0;
   server->save.restored = server->save.restored_version = 0;
   for (uint32_t w = 0; server->peers && w < server->workers; w++) {
@@ -88,6 +89,8 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (!env) return;
   if (server->move.hooks) server->move.hooks->free(server);
+  if (server->keeper) server->keeper->stop(server);
+  if (server->keeper) server->keeper->free(server);
   if (server->peers) {
     mlfab__apply_free(server);
     mlfab__serve_free(server);
@@ -120,7 +123,12 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
 
 static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
                              mlfab__hello_ack *ack) {
-  const mlfab__window *window = &server->windows.windows[worker];
+  /* 2: only the credit counts. */
+  uint64_t pushed = server->peers[worker].pushed;
+  const mlfab__window *window =
+      was_dead == 2 ? &server->windows.windows[worker] : mlfab__server_window(server, worker);
+  /* It will hear of decisions that it may not rely on yet from their answers, which also move its progress on. */
+  if (window != &server->windows.windows[worker] && !was_dead && !MLFAB__PLANTED(224)) pushed = 0;
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->move.held ? 0 : server->epoch;
@@ -130,11 +138,13 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->generation = server->peers[worker].generation;
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
-  ack->v_train = server->peers[worker].pushed;
+  ack->v_train = pushed;
+  ack->term = server->term;
   ack->guest = server->peers[worker].guest;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
   memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
+  ack->taken = server->windows.windows[worker].taken;
 }
 
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
@@ -275,6 +285,10 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
                         "not supported: tags, pull_half or a change filter at server %u, which was "
                         "built without MLFAB_WITH_SPARSE",
                         server->number);
+  const char *why = server->keeper ? server->keeper->refuses(server, options) : NULL;
+  if (why)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: %s (server %u)", why, server->number);
   if (mlfab__sync_rounds(options->consistency.kind) &&
       server->schedule.delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
@@ -316,6 +330,8 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
                              server->config->model_max_bytes, &server->layout, error);
 }
 
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) { server_free_model(server); }
+
 /* A definition of the model. owners: of its slices, or NULL: as the options say. */
 typedef struct server_definition {
   const uint8_t *table;
@@ -351,15 +367,15 @@ static int server_build(mlfab__server *server, const server_definition *from, ml
   server->epoch = 1;
   if (!code && server->sparse) code = server->sparse->open(server, options->ghost != 0);
   if (code) return server_no_memory(server, code, error);
+  if (server->keeper) server->keeper->model(server);
   mlfab__clock_start(server, &options->consistency);
   server->save.cut = cut;
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error) {
-  const mlfab__define *define = &server->peers[0].define;
-  const server_definition from = {
-      server->peers[0].definition, define->tensors, cut, &define->options, NULL, 0};
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
+                                        const uint8_t *table, uint32_t cut, mlfab_error *error) {
+  const server_definition from = {table, define->tensors, cut, &define->options, NULL, 0};
   return server_build(server, &from, error);
 }
 
@@ -390,7 +406,8 @@ MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adop
 
 /* The model of worker 0's definition, with its first weights if it has said that they follow, else with zeros. */
 static int server_begin(mlfab__server *server, mlfab_error *error) {
-  int code = mlfab__server_build(server, 0, error);
+  const mlfab__server_peer *first = &server->peers[0];
+  int code = mlfab__server_build(server, &first->define, first->definition, 0, error);
   if (code) return code;
   if (server->policy) server->policy->told(server);
   server->phase =
@@ -451,8 +468,7 @@ static void server_stands(mlfab__server *server) {
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
-      server_hello_ack(server, w, 0, &ack);
-      ack.was_dead = 2; /* only the credit counts: the worker sends nothing again */
+      server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
@@ -554,12 +570,14 @@ static void server_look(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
   uint64_t budget = SERVER_TICK_BYTES;
   server->due = 0;
+  if (server->asleep && !MLFAB__PLANTED(216)) return;
   server_look(server);
   if (!server->move.held) {
     if (server->policy) server->policy->advance(server);
     mlfab__apply_tell_dropped(server);
   }
   for (;;) {
+    if (server->apply.applying == MLFAB__APPLY_HELD) mlfab__apply_held(server);
     if (server->apply.applying == MLFAB__APPLY_UPDATE && !mlfab__apply_go_on(server, budget))
       return;
     if (server->apply.applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
@@ -635,8 +653,23 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   if (server->due) mlfab__server_advance(server);
 }
 
+MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns) {
+  while (server->apply.applying == MLFAB__APPLY_UPDATE ||
+         server->apply.applying == MLFAB__APPLY_ROUND) {
+    if (server->apply.applying == MLFAB__APPLY_UPDATE)
+      mlfab__apply_go_on(server, UINT64_MAX);
+    else
+      mlfab__round_apply(server, UINT64_MAX);
+  }
+  server->asleep = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].connected) mlfab__server_lost(server, w, now_ns);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
+  if (server->asleep) return;
   mlfab__apply_tick(server);
   mlfab__server_advance(server);
   mlfab__serve_tick(server);
@@ -645,5 +678,5 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
-  return mlfab__apply_deadline(server);
+  return server->asleep ? MLFAB__NEVER : mlfab__apply_deadline(server);
 }

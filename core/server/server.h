@@ -121,6 +121,7 @@ typedef struct mlfab__server_pull {
   double draw;        /* random number for probabilistic models */
   uint64_t tag;       /* its tag in the clocks' buffers */
   int held;           /* mlfab__pull_held */
+  int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
   uint64_t place;     /* its order among the pulls placed by plans; 0: not placed */
@@ -179,7 +180,10 @@ typedef struct mlfab__clock {
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
   double round_scale;                   /* weight of the sum: scale of its first member, or 1 */
   uint64_t refused_round;               /* last round refused by a callback, plus one */
-  int flush; /* the open round is applied as it is; v_train does not move */
+  int flush;         /* the open round is applied as it is; v_train does not move */
+  double squares;    /* |sum|^2 of the open round, ... */
+  int part;          /* some slice has no sum, ... */
+  uint32_t measured; /* ... when it had this many updates */
   /* Number of live workers with progress >= arrived_at; valid while arrived_at is v_train + 1. */
   uint32_t arrived;
   uint64_t arrived_at;
@@ -271,6 +275,35 @@ typedef struct mlfab__server_save {
   uint64_t restored, restored_version; /* the checkpoint that the model began as, or 0 */
 } mlfab__server_save;
 
+/* A commit that is to be applied: the sum of the squares of what is added, before it is multiplied by `scale`, and at
+ * least the number of its elements. */
+typedef struct mlfab__commit {
+  double squares, scale;
+  uint64_t elements;
+  int part; /* it leaves some slices as they are */
+} mlfab__commit;
+
+/* What pulls may read: nothing; the slices that they had pinned before the last commit; the model as it is. */
+enum mlfab__shows { MLFAB__SHOWS_NOTHING, MLFAB__SHOWS_PINNED, MLFAB__SHOWS_ALL };
+
+/* What a server with a replica may do, if a keeper is attached (core/replica/keeper.c). Without one it may do all. */
+typedef struct mlfab__server_keeper {
+  void (*free)(mlfab__server *server);
+  void (*model)(mlfab__server *server); /* there is a new model */
+  void (*stop)(mlfab__server *server);  /* it is about to be freed */
+  /* What of such a model cannot be kept close to a replica's, or NULL. */
+  const char *(*refuses)(const mlfab__server *server, const mlfab_model_options *options);
+  /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
+  int (*may)(mlfab__server *server, const mlfab__commit *commit);
+  void (*committed)(mlfab__server *server, const mlfab__commit *commit);
+  /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
+  int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
+  /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__serve_offer. */
+  enum mlfab__shows (*shows)(const mlfab__server *server);
+  /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
+  const mlfab__window *(*window)(mlfab__server *server, uint32_t worker);
+} mlfab__server_keeper;
+
 /* The order and the routes of large transfers, if a policy is attached (core/sched/client.c). Without one,
  * the server takes updates in as they come, and answers pulls when their condition holds. Only the policy
  * assigns groups, places and spreads. */
@@ -336,7 +369,8 @@ typedef struct mlfab__server_apply {
   mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   uint64_t stage_bytes;
   mlfab__meter meter; /* measures the in-link */
-  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
+  /* HELD: all bytes of the head are in `next`, and the keeper does not let it be applied yet; it can be withdrawn. */
+  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_HELD, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
   uint32_t clock, slice, position; /* of a round */
   int code;
   uint8_t *scratch; /* one block, for callbacks: the sum, beside the weights */
@@ -404,6 +438,7 @@ struct mlfab__server {
   mlfab__clock_tally tally;
   uint32_t ngates; /* clocks at or above this index are unused */
   int significant; /* a consistency model uses |g| / |w| */
+  int measures;    /* norms of updates are taken: for such a model, or for the keeper */
   int untidy;      /* two clocks have the same model */
   struct mlfab__change_wait {
     uint32_t worker;
@@ -414,6 +449,10 @@ struct mlfab__server {
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
   mlfab__server_save save;
+  const mlfab__server_keeper *keeper; /* or NULL */
+  struct mlfab__keeper *keeping;      /* its state */
+  uint32_t term;                      /* as in HELLO_ACK */
+  int asleep; /* a copy that does not serve: nothing is decided or applied by itself */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
@@ -428,10 +467,13 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
 
-/* A model that is to be restored. build: the model of worker 0's definition, divided into `cut` slices; it does not stand
- * yet. Errors: of the definition, with a text; then call refuse. restored: it stands; the caller has loaded slices and
+/* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
+ * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
+ * with a text; then call refuse or unbuild. unbuild: there is no model. restored: it stands; the caller has loaded slices and
  * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
-MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
+                                        const uint8_t *table, uint32_t cut, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
@@ -456,6 +498,9 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 /* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns);
+/* A copy does not serve any more: finishes what is being applied, forgets updates and pulls of all workers, and decides
+ * nothing until `asleep` is 0 again. */
+MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns);
 /* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. */
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
@@ -538,6 +583,11 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 /* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
+/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
+ * FluentPS. */
+MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
+/* The commit that the open round of a clock will be, for the keeper. */
+MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock);
 /* v_train of a clock moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
@@ -579,10 +629,19 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
                                               const mlfab__reshard_server_clock *in,
                                               const uint32_t *words);
 
+/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
+ * that are here. There are no delayed pulls. */
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
+                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
+                                         const uint32_t *words);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
                                              int ghost);
+/* What this worker is told of its decided updates when it has lost answers. */
+static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
+  return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
+}
 /* Sends a HELLO_ACK that answers no HELLO. */
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
 
@@ -668,6 +727,8 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server 
                                                             mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data);
+/* HELD: applies the head if the keeper lets it now. Returns 0 while it is held. */
+MLFAB__INTERNAL int mlfab__apply_held(mlfab__server *server);
 /* Continues to apply the head, at most `budget` bytes. Returns 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget);
 /* Lets the next update send when the updates before it leave the in-link idle. */
@@ -714,6 +775,12 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
          pull->spread == 0;
 }
+/* What pulls may read now. */
+static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
+  return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
+}
+/* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */

@@ -285,7 +285,7 @@ static int sparse_apply_consume(mlfab__server *server, mlfab__incoming *update, 
     n = mlfab__packet_open(data, bytes, &packet);
     if (n == 0) return MLFAB_ERR_FRAME;
     if (!mlfab__unpack_finite(&packet)) return MLFAB_ERR_NOT_FINITE;
-    if (server->significant) update->norm2 += sparse_apply_norm2(server, &packet);
+    if (server->measures) update->norm2 += sparse_apply_norm2(server, &packet);
     int code = sparse_apply_take(server, update, &packet);
     if (code) return code;
   }
@@ -312,7 +312,7 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant) norm2 += sparse_apply_norm2(server, &packet);
+    if (server->measures) norm2 += sparse_apply_norm2(server, &packet);
   }
   update->norm2 = norm2;
   return 1;

@@ -83,6 +83,11 @@ static const metrics_row metrics_rows[] = {
     METRICS_C(collectives_failed, "collectives_failed", "Worker: collectives that failed."),
     METRICS_C(collective_epochs, "collective_epochs", "Worker: epochs of collectives."),
     METRICS_C(rounds_partial, "rounds_partial", "Worker: rounds of partial reductions."),
+    METRICS_C(updates_lost, "updates_lost",
+              "Worker: applied updates that were lost with a server."),
+    METRICS_C(replica_moments, "replica_moments", "Server: states that its replica has."),
+    METRICS_C(replica_bytes, "replica_bytes", "Server: bytes sent to its replica."),
+    METRICS_C(promotions, "promotions", "Server: times that it took over from the other copy."),
     METRICS_C(iterations, "iterations", "Worker: iterations whose pushes are decided."),
     METRICS_C(push_delay_sum, "push_delay_updates",
               "Worker: sum of the delays of its applied updates."),
@@ -254,6 +259,7 @@ MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns
   s->server = node->is_server ? (int32_t)node->server_number : -1;
   s->role = node->is_worker && node->is_server ? "worker+server"
             : node->is_worker                  ? "worker"
+            : node->is_replica                 ? "replica"
             : node->is_server                  ? "server"
                                                : "scheduler";
   s->job = node->config.job;

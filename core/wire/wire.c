@@ -22,16 +22,16 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(kernels) N(hand)
-  N(incarnation) N(nonce) T(addresses))
-WIRE_META(welcome, N(incarnation) N(nodes) N(running))
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(replicas) N(founders) N(founding) N(scheduler) N(kernels)
+  N(hand) N(incarnation) N(nonce) T(addresses))
+WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
 WIRE_META(refuse, N(code) N(rank) T(text))
-WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
+WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))
 WIRE_META(hello_ack,
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
-  A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest))
+  A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest) N(term) N(taken))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
-WIRE_META(bye, N(code) T(text))
+WIRE_META(bye, N(code) N(nonce) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) N(hand) N(nonce) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
 WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
@@ -49,6 +49,10 @@ WIRE_META(model, N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(f
 WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
 WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
+WIRE_META(peer_state,
+  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
+WIRE_META(barrier_state, N(over))
+WIRE_META(barrier_worker_state, N(gone) N(done) N(left) N(base) N(asked))
 WIRE_META(barrier, N(number))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
@@ -262,7 +266,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 static int wire_has_bulk(unsigned type) {
   if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
-  return type == MLFAB__COLL || type == MLFAB__ADOPT;
+  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT;
 }
 
 /* Numbers of removed types are not reused, so there are gaps. */

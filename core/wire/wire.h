@@ -30,8 +30,8 @@ enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other b
 #define MLFAB__TAG_AT 48u
 #define MLFAB__TAG_BYTES 16u
 
-/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then a
- * scheduler that is a process of its own. */
+/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then the
+ * replicas of servers, in the same order, then a scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -134,7 +134,13 @@ typedef struct mlfab__header {
   X(CHECKPOINT_DONE, 111)     \
   X(CHECKPOINT_ORDER, 112)    \
   X(CHECKPOINT_SHARD, 113)    \
-  X(CHECKPOINT_RESUME, 114)
+  X(CHECKPOINT_RESUME, 114)   \
+  X(VOTE, 120)                \
+  X(MOMENT, 121)              \
+  X(MOMENT_HAS, 122)          \
+  X(MIRROR, 123)              \
+  X(MIRROR_HAS, 124)          \
+  X(PLACE, 125)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
@@ -168,6 +174,7 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
    * Server 0 answers that with a JOIN that has both. */
   int32_t rank;
   uint32_t roles, workers, servers, dedicated;
+  uint32_t replicas;    /* of each server */
   uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
   uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
@@ -182,9 +189,12 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint32_t incarnation;         /* of the receiver */
   uint32_t nodes;
   uint32_t running; /* 1: the fabric had begun before */
+  uint32_t fresh;   /* 1: the fabric is being formed with it */
+  uint64_t fabric;  /* a random number: one for each time that a fabric is formed */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses */
+/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses. PLACE has one: a copy of a server, or the scheduler
+ * that votes on it, is there. */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
   uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
@@ -202,6 +212,7 @@ typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t accumulators; /* offered by this worker as an aggregator */
   uint64_t host;         /* the nodes of a host share its links */
   uint64_t nonce;        /* of this process, equal to that of its JOIN */
+  uint32_t term; /* a server with a replica: epoch of the record by which it serves; else 0 */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
@@ -218,6 +229,8 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
   uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
   uint32_t guest;      /* 1: rounds do not count the worker until its PROGRESS */
+  uint32_t term;       /* as in HELLO */
+  uint64_t taken;      /* updates of this worker's process that were applied here, in all */
 } mlfab__hello_ack;
 
 /* The receiver of a PROBE sends an ANSWER at once. */
@@ -229,6 +242,7 @@ typedef struct mlfab__heartbeat {
 
 typedef struct mlfab__bye { /* a regular end, or the reason for dropping the link */
   int32_t code;
+  uint64_t nonce; /* of a copy of a server that does not serve; else 0 */
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
@@ -282,12 +296,13 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
 } mlfab__define_ack;
 
 /* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */
-/* PACKED: sent as packets (packet.h); every bulk holds whole packets. */
+/* PACKED: sent as packets (packet.h); every bulk holds whole packets. DURABLE: to be answered when a replica has it. */
 enum {
   MLFAB__PUSH_MORE = 1,
   MLFAB__PUSH_INIT = 2,
   MLFAB__PUSH_PLANNED = 4,
-  MLFAB__PUSH_PACKED = 8
+  MLFAB__PUSH_PACKED = 8,
+  MLFAB__PUSH_DURABLE = 16
 };
 
 /* worker -> server: announces an update; the bulk may hold its first bytes. u32 segment count, then
@@ -505,6 +520,23 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
+/* --- records that both copies of server 0 have (core/node/mirrored.h) --- */
+
+typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
+  uint32_t joined, fresh, hand, incarnation;
+  uint64_t nonce;
+  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
+} mlfab__peer_state;
+
+typedef struct mlfab__barrier_state {
+  uint64_t over;
+} mlfab__barrier_state;
+
+typedef struct mlfab__barrier_worker_state {
+  uint32_t gone, done, left;
+  uint64_t base, asked;
+} mlfab__barrier_worker_state;
+
 /* --- encoding and decoding --- */
 
 /* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
@@ -517,7 +549,8 @@ typedef struct mlfab__reshard_server_clock {
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
   X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
-  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
+  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved) \
+  X(peer_state) X(barrier_state) X(barrier_worker_state)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \

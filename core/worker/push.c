@@ -372,15 +372,25 @@ static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t
   worker->due = 1;
 }
 
+static uint32_t push_asks_durable(const mlfab__outgoing *update) {
+  return (update->flags & MLFAB__PUSH_DURABLE) != 0;
+}
+
+/* How many mergeable updates like this one are announced and not decided. */
+static uint32_t *push_under_way(mlfab__stream *stream, const mlfab__outgoing *update) {
+  return &stream->small[push_asks_durable(update)];
+}
+
 static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server, int code,
                         uint64_t now_ns) {
   mlfab__part *part = &update->parts[server];
   mlfab__stream *stream = &worker->streams[server];
   if (part->state == MLFAB__PART_ANNOUNCED) {
     stream->eager_used -= part->eager;
-    if (update->mergeable) stream->small--;
+    if (update->mergeable) --*push_under_way(stream, update);
   }
   part->state = MLFAB__PART_DECIDED;
+  if (code == 0) stream->taken += update->members;
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
@@ -488,7 +498,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
     } else if (part->state == MLFAB__PART_ANNOUNCED && !MLFAB__PLANTED(5)) {
-      if (update->mergeable) stream->small--;
+      if (update->mergeable) --*push_under_way(stream, update);
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
@@ -520,7 +530,8 @@ MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, u
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable) worker->streams[server].small--;
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
+      --*push_under_way(&worker->streams[server], update);
     if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
     if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
       part->state = MLFAB__PART_NONE;
@@ -721,6 +732,9 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   }
   if (options->flags & ~(uint32_t)MLFAB_PUSH_MORE)
     code = MLFAB_ERR_ARGUMENT, text = "unknown flags";
+  if (options->ack > MLFAB_ACK_DURABLE) code = MLFAB_ERR_ARGUMENT, text = "ack is no MLFAB_ACK_*";
+  if (options->ack == MLFAB_ACK_DURABLE && !worker->config->replicas)
+    code = MLFAB_ERR_UNSUPPORTED, text = "ack = MLFAB_ACK_DURABLE needs servers with replicas";
   for (uint32_t i = 0; i < worker->layout.ntensors && !code; i++) {
     if (worker->layout.tensors[i].dtype != MLFAB_I64) continue;
     if (!(scale >= -9007199254740992.0 && scale <= 9007199254740992.0) ||
@@ -796,6 +810,11 @@ static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   return push_filtered(worker, &source, 1);
 }
 
+/* Is a push done only when the replicas have it? */
+static int push_is_durable(const mlfab__worker *worker, const mlfab_push_options *options) {
+  return (options->ack ? options->ack : worker->config->ack) == MLFAB_ACK_DURABLE;
+}
+
 /* Adds a small update to the last waiting one, if they can be merged. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                    const mlfab_push_options *options) {
@@ -811,6 +830,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
       options->scale > update->scale) {
     return NULL;
   }
+  if (push_is_durable(worker, options) != ((update->flags & MLFAB__PUSH_DURABLE) != 0)) return NULL;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     if (state != MLFAB__PART_NONE && state != MLFAB__PART_QUEUED) return NULL;
@@ -913,7 +933,8 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
-                      !(worker->define.options.weight_decay > 0.0) && !update->flags &&
+                      !(worker->define.options.weight_decay > 0.0) &&
+                      !(update->flags & ~(uint32_t)MLFAB__PUSH_DURABLE) &&
                       worker->config->merge_max > 1 && options->clip_norm <= 0.0;
   return code;
 }
@@ -1023,6 +1044,7 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   uint32_t flags = options.flags & MLFAB_PUSH_MORE ? MLFAB__PUSH_MORE : 0;
+  if (push_is_durable(worker, &options)) flags |= MLFAB__PUSH_DURABLE;
   if (!update) update = push_new(worker, what, &options, flags, now_ns, &code, error);
   if (code) return code;
   worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
@@ -1061,8 +1083,8 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
-  if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
-      update->members < worker->config->merge_max) {
+  if (update->mergeable && stream->small[push_asks_durable(update)] >= 1 &&
+      i + 1 == worker->norder && update->members < worker->config->merge_max) {
     return 0;
   }
   /* An update that fits the credit goes whole, when the credit is free, which is soon. A planned one uses
@@ -1208,7 +1230,7 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
     part->eager = (uint32_t)frame->note[1];
     part->granted = part->eager;
     stream->eager_used += part->eager;
-    if (update->mergeable) stream->small++;
+    if (update->mergeable) ++*push_under_way(stream, update);
   }
   part->sent += frame->bulk_bytes;
   update->codec->advance(worker, update, server, part, frame->bulk_bytes);
@@ -1324,7 +1346,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
   request->blame.in_doubt = announced != 0;
-  mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s", by,
+  mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s%s", by,
+                       push_asks_durable(update) ? ", and its replica to have it" : "",
                        announced ? "; it is not known yet whether it was" : "; it was not sent");
   mlfab__request_expire(worker->requests, request, code, now_ns);
   if (!shared) push_settle(worker, update, now_ns);
@@ -1334,7 +1357,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) push_recall(worker, push_slot(worker, i));
   worker->norder = 0;
-  for (uint32_t s = 0; worker->streams && s < worker->servers; s++) worker->streams[s].small = 0;
+  for (uint32_t s = 0; worker->streams && s < worker->servers; s++)
+    memset(worker->streams[s].small, 0, sizeof worker->streams[s].small);
   for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(worker->env, update->versions, worker->layout.nslices * sizeof *update->versions);

@@ -171,8 +171,12 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
   uint64_t eager_bytes, eager_used;
-  uint32_t small;  /* mergeable updates announced and not decided */
+  /* Mergeable updates announced and not decided: that ask for no more than APPLIED, and DURABLE ones, which may wait
+   * long for a replica. */
+  uint32_t small[2];
   uint64_t round;  /* progress of the first update undecided here: see push.c */
+  uint64_t taken;  /* updates (members) that this worker knows to be applied there */
+  uint32_t term;   /* of the copy that answers: see ../node/node.h, Copies */
   uint32_t epoch;  /* of its layout, from its answer; 0: not told yet */
   uint8_t stopped; /* it has answered STOP */
   /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
@@ -247,7 +251,6 @@ struct mlfab__worker {
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
-  uint32_t founding;           /* servers that the fabric begins with */
   mlfab__tensor_info *tensors; /* as added */
   uint32_t ntensors, tensor_room;
   uint8_t *table; /* encoded for DEFINE */
@@ -256,10 +259,10 @@ struct mlfab__worker {
   int stands;   /* every server has the model */
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
+  int enters;                          /* it has the model, and asks the servers to count it */
   int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
-  int enters;          /* it has the model, and asks the servers to count it */
   mlfab_buf *model_bufs;
   uint32_t nmodel_bufs;
   mlfab__stream *streams;
@@ -268,7 +271,8 @@ struct mlfab__worker {
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
   mlfab__sync_change change;
-  uint32_t epoch; /* of the layout */
+  uint32_t founding; /* servers that the fabric begins with */
+  uint32_t epoch;    /* of the layout */
   mlfab__pause pause;
   mlfab__resize resize;
   mlfab__cache cache;
