@@ -49,6 +49,14 @@ int main(void) {
   code = mlfab_open(&config, &ctx, &error);
   says("resume", code, error.text, "MLFAB_WITH_CHECKPOINT is 0");
   config.resume[0] = 0;
+  config.replicas = config.dedicated = 1;
+  config.scheduler = MLFAB_SCHEDULER_OWN;
+  snprintf(config.coordinator, sizeof config.coordinator, "127.0.0.1:9");
+  code = mlfab_open(&config, &ctx, &error);
+  says("replicas", code, error.text, "MLFAB_WITH_REPLICA is 0");
+  config.replicas = config.dedicated = 0;
+  config.scheduler = MLFAB_SCHEDULER_NONE;
+  config.coordinator[0] = 0;
   config.transports = MLFAB_USE_MPI;
   code = mlfab_open(&config, &ctx, &error);
   says("transports", code, error.text, "MLFAB_WITH_MPI=0");

@@ -42,6 +42,9 @@ check "without any" $compile -fsyntax-only $all -DMLFAB_WITH_TCP=0 -DMLFAB_WITH_
 check "without any group" $compile $all -c full/mlfab.c -o none.o
 refuses() { ! "$@"; }
 check "refuses a part of what is left out" refuses $compile -DMLFAB_WITH_COLL=0 -DMLFAB_WITH_DAG=1 -c full/mlfab.c
+for group in SCHED CHECKPOINT; do
+  check "refuses replicas without $group" refuses $compile -DMLFAB_WITH_$group=0 -DMLFAB_WITH_REPLICA=1 -c full/mlfab.c
+done
 
 for blas in openblas cblas; do
   if pkg-config --exists $blas 2>/dev/null; then

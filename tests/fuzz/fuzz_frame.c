@@ -14,6 +14,7 @@
 #include "core/checkpoint/record.h"
 #include "core/coll/coll_wire.h"
 #include "core/keys/keys_wire.h"
+#include "core/replica/replica_wire.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
 
@@ -47,6 +48,23 @@ static void *copy_of(const uint8_t *data, size_t bytes) {
   require(copy != NULL, "memory");
   if (bytes > 0) memcpy(copy, data, bytes);
   return copy;
+}
+
+/* The records that a MIRROR may have. */
+static void try_mirrored(const uint8_t *bytes, uint32_t n) {
+#define TRY_RECORD(name)                                                          \
+  do {                                                                            \
+    mlfab__##name m;                                                              \
+    if (mlfab__decode_##name(bytes, n, &m)) break;                                \
+    require(mlfab__encode_##name(again, &m) == n && memcmp(again, bytes, n) == 0, \
+            "a record encodes to itself");                                        \
+  } while (0)
+  TRY_RECORD(peer_state);
+  TRY_RECORD(barrier_state);
+  TRY_RECORD(barrier_worker_state);
+  TRY_RECORD(membership_state);
+  TRY_RECORD(membership_worker);
+#undef TRY_RECORD
 }
 
 #define TRY(NAME, name)                                  \
@@ -151,6 +169,36 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(CHECKPOINT_ORDER, checkpoint_order)
     TRY(CHECKPOINT_SHARD, checkpoint_shard)
     TRY(CHECKPOINT_RESUME, checkpoint_resume)
+    TRY(VOTE, vote_frame)
+    TRY(MOMENT_HAS, moment_has)
+    TRY(MIRROR_HAS, mirror_has)
+    case MLFAB__MOMENT: {
+      mlfab__moment_frame m;
+      if (bytes < MLFAB__MOMENT_FRAME_BYTES ||
+          mlfab__decode_moment_frame(meta, MLFAB__MOMENT_FRAME_BYTES, &m))
+        return 0;
+      taken = mlfab__encode_moment_frame(again, &m);
+      memcpy(again + taken, meta + taken, bytes - taken);
+      taken = bytes;
+      break;
+    }
+    case MLFAB__PLACE: {
+      mlfab__member_info m;
+      if (bytes == 0 || mlfab__decode_member_info(meta, bytes, &m) != bytes) return 0;
+      taken = mlfab__encode_member_info(again, sizeof again, &m);
+      break;
+    }
+    case MLFAB__MIRROR: {
+      mlfab__mirror_frame m;
+      if (bytes < MLFAB__MIRROR_FRAME_BYTES ||
+          mlfab__decode_mirror_frame(meta, MLFAB__MIRROR_FRAME_BYTES, &m))
+        return 0;
+      try_mirrored(meta + MLFAB__MIRROR_FRAME_BYTES, bytes - MLFAB__MIRROR_FRAME_BYTES);
+      taken = mlfab__encode_mirror_frame(again, &m);
+      memcpy(again + taken, meta + taken, bytes - taken);
+      taken = bytes;
+      break;
+    }
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -347,15 +395,17 @@ static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
 /* Per type that is not a list: bytes of the meta before its text, and after it. */
 /* clang-format off */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0, 52, 12, 8, 36, 120, 12, 4, 24, 160, 16, 0, 20, 20, 44, 76, 16, 0, 52, 12, 8, 8, 8, 16,
+    0, 56, 24, 8, 40, 132, 12, 12, 24, 160, 16, 0, 20, 20, 44, 76, 16, 0, 52, 12, 8, 8, 8, 16,
     36, 8, 8, 16, 4, 24, 24, 24, 52, 68, 0, 52, 24, 0, 8, 16, 24, 24, 28, 36, 0, 24, 16, 60,
     8, 32, 28, 0, 16, 24, 16, 16, 0, 0, 64, 16, 44, 0, 20, 0, 8, 8, 0, 16, 0, 0, 72, 0,
     8, 40, 12, 12, 16, 16, 28, 20, 16, 16, 56, 20, 8, 20, 20, 20, 20, 0,
-    [MLFAB__CHALLENGE] = 56, [MLFAB__ANSWER] = 52, [MLFAB__PROOF] = 72,
+    [MLFAB__CHALLENGE] = 60, [MLFAB__ANSWER] = 52, [MLFAB__PROOF] = 76,
     [MLFAB__CHECKPOINT_ASK] = 20, [MLFAB__CHECKPOINT_DONE] = 48, [MLFAB__CHECKPOINT_ORDER] = 24,
-    [MLFAB__CHECKPOINT_SHARD] = 48};
+    [MLFAB__CHECKPOINT_SHARD] = 48, [MLFAB__VOTE] = 88, [MLFAB__MOMENT] = 40,
+    [MLFAB__MOMENT_HAS] = 20, [MLFAB__PLACE] = 28, [MLFAB__MIRROR] = 64, [MLFAB__MIRROR_HAS] = 16};
 /* clang-format on */
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
+                                                     [MLFAB__PLACE] = 1,
                                                      [MLFAB__REFUSE] = 1,
                                                      [MLFAB__BYE] = 1,
                                                      [MLFAB__MEMBER] = 1,

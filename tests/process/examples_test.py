@@ -117,5 +117,18 @@ def test_comes_and_goes():
            "the others do not go on", out)
 
 
+def test_server_dies():
+    """A server is killed; nothing that was answered DURABLE is lost, and workers only wait. Without a bound on the
+    distance of the replica, and with the answer APPLIED, updates may be lost, and the training goes on."""
+    server = os.path.join(EXAMPLES, "12_server_dies")
+    options = ["--replicas", "--set", "heartbeat_ms=100", "--server", server]
+    out = example("12_server_dies", workers=3, run=options)
+    waited, lost, difference = re.search(r"waited longest in step \d+: (\S+) s.*\n.* updates (\d+) are lost. "
+                                         r"The curves differ by at most (\S+) %", out).groups()
+    expect(0.2 < float(waited) < 10 and int(lost) == 0 and float(difference) < 1, "the training is another one", out)
+    out = example("12_server_dies", workers=3, run=options + ["--set", "ack=applied", "--set", "div_max=inf"])
+    expect("The curves differ by at most" in out, "it does not end", out)
+
+
 if __name__ == "__main__":
     main(globals())

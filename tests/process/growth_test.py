@@ -45,6 +45,8 @@ def rows(*results):
 
 def growing(transport, consistency, *more, elements=65536, early=False):
     address = place(transport, consistency)
+    if "--replicas" in more:
+        address += "," + place(transport, consistency + "-replica")
     settings = {"MLFAB_CONSISTENCY": consistency, "MLFAB_STALENESS": 2}
     program = (helper("joiner"), 4, elements)
     second = join(address, transport, "-n", 2, *program, **settings) if early else None
@@ -93,6 +95,12 @@ def test_large_updates_with_a_scheduler():
 
 def test_joiners_that_are_there_first():
     growing("--shm", "bsp", early=True)
+
+
+def test_workers_join_servers_with_replicas():
+    growing("--tcp", "bsp", "-s", 2, "--replicas")
+    result = finish(found(place("--tcp", "one"), "--replicas", "true"))
+    expect(result.code == 1 and "needs the replica's address" in result.err, "one address suffices", result)
 
 
 def changing(transport, *more):

@@ -73,7 +73,7 @@ static inline void shard_frame(shard *s, uint32_t worker, uint8_t type, const ui
 }
 
 static inline void shard_hello(shard *s, uint32_t worker, uint32_t incarnation) {
-  mlfab__hello h = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello h = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   mlfab__hello_ack ack;
   assert_int_equal(mlfab__server_hello(&s->server, worker, &h, &ack, 1000), 0);
   s->generation[worker] = ack.generation;
@@ -196,7 +196,7 @@ static inline void shard_push(shard *s, mlfab__rng *prng, uint32_t w) {
   mlfab__segment segments[32];
   const uint64_t version = UINT64_MAX; /* no delay */
   mlfab__push p;
-  if (server->peers[w].queued >= 3) return;
+  if (!server->peers[w].connected || server->peers[w].queued >= 3) return;
   memset(&p, 0, sizeof p);
   for (uint32_t i = 0; i < server->store.nslices; i++) {
     const mlfab__shard_slice *slice = &server->store.slices[i];
@@ -224,6 +224,7 @@ static inline void shard_push(shard *s, mlfab__rng *prng, uint32_t w) {
 /* A worker changes the consistency of a tensor, or of all; the server may refuse. */
 static inline void shard_change(shard *s, mlfab__rng *prng, uint32_t w) {
   uint8_t meta[256];
+  if (!s->server.peers[w].connected) return;
   mlfab__sync_ask ask = {.ask = ++s->asks[w], .tensor = MLFAB_ALL};
   if (mlfab__rng_below(prng, 3))
     ask.tensor = 1 + (uint32_t)mlfab__rng_below(prng, s->server.ndefinition);

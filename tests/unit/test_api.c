@@ -304,7 +304,7 @@ static void test_configurations(void **state) {
   assert_int_equal(refused(WITH(c.workers = 2), "coordinator"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.servers = 2), "servers"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.workers = 65537), "65536"), MLFAB_ERR_CONFIG);
-  assert_int_equal(refused(WITH(c.roles = 8), "roles"), MLFAB_ERR_CONFIG);
+  assert_int_equal(refused(WITH(c.roles = 16), "roles"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.roles = MLFAB_ROLE_SERVER), "roles"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.dedicated = 1, c.roles = 3), "dedicated"), MLFAB_ERR_CONFIG);
   assert_int_equal(refused(WITH(c.chunk_bytes = 100), "chunk_bytes"), MLFAB_ERR_CONFIG);

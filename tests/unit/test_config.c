@@ -7,6 +7,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -361,6 +362,8 @@ static void test_set(void **state) {
               {"progress", "hand", "foot"}, {"payload_crc", "0", "yes"},
               {"seed", "7", "0"},           {"scheduler", "own", "above"},
               {"delay_bound", "12", "0"},   {"accumulators", "none", "65"},
+              {"div_max", "2.5", "-1"},     {"div_max", "1e3", "nan"},
+              {"div_max", "inf", "-inf"},   {"ack", "durable", "lost"},
               {"kernels", "cblas", "mkl"}};
   mlfab_config c, before;
   mlfab_error error;
@@ -384,6 +387,7 @@ static void test_set(void **state) {
   assert_int_equal(c.no_payload_crc, 1);
   assert_int_equal(c.schedule.delay_bound, 12);
   assert_int_equal(c.accumulators, UINT32_MAX);
+  assert_true(c.div_max == HUGE_VAL);
   assert_int_equal(mlfab_config_set(&c, "worker", "4", &error), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(error.text, "there is no such setting"));
   assert_int_equal(mlfab_config_set(NULL, "workers", "4", &error), MLFAB_ERR_ARGUMENT);

@@ -1,567 +1,8 @@
 /* test_membership.c - server 0's membership of collectives in random interleavings: workers that come, die, leave,
  * come back, fail and get stuck, over links that break and lose what they hold.
  *
- * Oracle: workers as comm.h draws them, each a literal state machine that knows only what it was
- * told, and a world that sees everything: after every event it checks what no worker can see. */
-#include "core/base/rng.h"
-#include "core/coll/membership.h"
-#include "scale.h"
-
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
-
-enum { WORKERS = 12, FRAMES = 256, BEAT = 1000, EPOCHS = 4096 };
-
-typedef struct message {
-  uint8_t type;
-  uint8_t meta[1024];
-  uint32_t bytes;
-} message;
-
-typedef struct pipe {
-  message frames[FRAMES];
-  unsigned begin, count;
-} pipe;
-
-enum state { OUT, ASKED, LISTED, IN };
-
-typedef struct worker {
-  int alive, here, up; /* the process; as server 0 thinks; its link */
-  int process_left, done, wants;
-  int finishes, frozen; /* it has no more data; begins nothing */
-  uint32_t open;        /* objects */
-  uint64_t limit;       /* calls of this epoch */
-  uint32_t moved;       /* the epoch of which it has ended them */
-  uint32_t incarnation;
-  pipe to, from;
-  enum state state;
-  uint32_t epoch, over; /* listed or IN; the newest that it knows to be over */
-  uint64_t host, calls;
-  double rate;
-  int failing;           /* has said FAIL, until OVER */
-  uint64_t signature[4]; /* of its calls 0..3; calls: how many it has made */
-  int32_t missing, awaited;
-  uint32_t overs[EPOCHS / 32]; /* epochs that it has heard the verdict of */
-  uint32_t left_known;         /* bit w: told that w has left this epoch */
-  mlfab__membership_over verdict;
-  mlfab__membership_go go;
-  uint32_t members;
-  mlfab__membership_member list[WORKERS];
-} worker;
-
-typedef struct world {
-  mlfab__env env;
-  mlfab_config config;
-  mlfab__membership membership;
-  worker workers[WORKERS];
-  uint32_t n, incarnations;
-  uint64_t now, asks[64]; /* when server 0 asked about a call */
-  mlfab__rng prng;
-  uint32_t drops, went, shapes, silent, named;
-  uint32_t last_go;            /* the newest epoch that has begun */
-  uint64_t members_of[EPOCHS]; /* bit w */
-  uint8_t over[EPOCHS];        /* server 0 has ended it */
-  uint8_t stillborn[EPOCHS];   /* before it was listed */
-  uint64_t ready_of[EPOCHS];   /* bit w: said READY, or left before GO */
-} world;
-
-static world *w;
-
-static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
-
-/* --- links --- */
-
-static void put(pipe *p, uint8_t type, const void *meta, uint32_t bytes) {
-  assert_true(p->count < FRAMES);
-  message *m = &p->frames[(p->begin + p->count++) % FRAMES];
-  assert_true(bytes <= sizeof m->meta);
-  m->type = type;
-  m->bytes = bytes;
-  if (bytes > 0) memcpy(m->meta, meta, bytes);
-}
-
-/* What server 0 says is looked at when it says it. */
-static void look(uint32_t to, uint8_t type, const void *meta, uint32_t bytes) {
-  mlfab__membership_go go;
-  mlfab__membership_list list;
-  mlfab__membership_over over;
-  mlfab__membership_member members[WORKERS];
-  if (type == MLFAB__MEMBERSHIP_LIST) {
-    uint64_t bits = 0;
-    assert_int_equal(mlfab__decode_membership_list(meta, bytes, &list, members), 0);
-    assert_in_range(list.epoch, 1, EPOCHS - 1);
-    for (uint32_t i = 0; i < list.members; i++) bits |= (uint64_t)1 << members[i].rank;
-    assert_true(bits >> to & 1);
-    assert_int_equal(__builtin_popcountll(bits), list.members);
-    if (!w->members_of[list.epoch]) { /* (1): numbers grow, one at a time */
-      for (uint32_t e = list.epoch + 1; e < EPOCHS; e++) assert_int_equal(w->members_of[e], 0);
-      w->over[list.epoch - 1] = 1; /* also where nobody was left to be told */
-    }
-    if (w->members_of[list.epoch]) assert_true(w->members_of[list.epoch] == bits);
-    w->members_of[list.epoch] = bits;
-    assert_false(w->over[list.epoch]);
-  } else if (type == MLFAB__MEMBERSHIP_GO) {
-    assert_int_equal(mlfab__decode_membership_go(meta, bytes, &go), 0);
-    /* (2): everybody is ready, or has left; so nobody is IN an older one. */
-    assert_true((w->ready_of[go.epoch] & w->members_of[go.epoch]) == w->members_of[go.epoch]);
-    for (uint32_t i = 0; i < w->n; i++) {
-      const worker *other = &w->workers[i];
-      if (other->alive && other->state == IN && !other->done)
-        assert_true(other->epoch == go.epoch || !(w->members_of[go.epoch] >> i & 1) ||
-                    !other->here);
-    }
-    assert_false(w->over[go.epoch]);
-    if (go.epoch > w->last_go) w->went++;
-    w->last_go = go.epoch;
-  } else if (type == MLFAB__MEMBERSHIP_OVER) {
-    assert_int_equal(mlfab__decode_membership_over(meta, bytes, &over), 0);
-    assert_true(over.code < 0 ? over.text[0] : !over.text[0]);
-    if (!w->members_of[over.epoch] || w->stillborn[over.epoch]) { /* it was over as it began */
-      w->stillborn[over.epoch] = 1;
-      w->members_of[over.epoch] |= (uint64_t)1 << to;
-    }
-    assert_true(w->members_of[over.epoch] >> to & 1);
-    w->over[over.epoch] = 1;
-  }
-}
-
-static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  (void)self;
-  look(peer, type, meta, bytes);
-  if (w->workers[peer].up) put(&w->workers[peer].from, type, meta, bytes);
-}
-static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
-static void any_drop(void *self, uint32_t peer, int code, const char *text) {
-  (void)self, (void)peer, (void)code, (void)text;
-  w->drops++;
-}
-static void no_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                     int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
-}
-
-/* --- a worker --- */
-
-static void say(worker *me, uint8_t type, const void *meta, uint32_t bytes) {
-  if (me->up) put(&me->to, type, meta, bytes);
-}
-
-static void say_roll(worker *me) {
-  mlfab__membership_ask ask = {.epoch = me->over,
-                               .host = me->host,
-                               .in = me->rate,
-                               .out = 2 * me->rate,
-                               .round = me->calls,
-                               .open = me->open};
-  uint8_t meta[128];
-  say(me, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
-}
-
-static void say_ready(worker *me) {
-  mlfab__membership_ready ready = {me->epoch, 1};
-  uint8_t meta[16];
-  say(me, MLFAB__MEMBERSHIP_READY, meta, mlfab__encode_membership_ready(meta, &ready));
-}
-
-static void say_leave(worker *me) {
-  mlfab__membership_leave leave = {me->state >= LISTED ? me->epoch : me->over,
-                                   (int32_t)(me - w->workers), me->calls};
-  uint8_t meta[32];
-  say(me, MLFAB__MEMBERSHIP_LEAVE, meta, mlfab__encode_membership_leave(meta, &leave));
-}
-
-static void say_fail(worker *me) {
-  mlfab__membership_over fail = {me->epoch, MLFAB_ERR_TIMEOUT, 1, "a deadline passed"};
-  uint8_t meta[512];
-  say(me, MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &fail));
-}
-
-static void say_finish(worker *me, uint8_t type, int32_t rank) {
-  mlfab__membership_finish finish = {me->state == IN ? me->epoch : 0, rank, me->calls, me->open};
-  uint8_t meta[32];
-  say(me, type, meta, mlfab__encode_membership_finish(meta, &finish));
-}
-
-/* It has ended all calls of the epoch; one that has finished takes part in those that it has not called. */
-static void look_at_limit(worker *me) {
-  if (me->state != IN || me->frozen || me->moved == me->epoch || me->failing) return;
-  if (me->finishes && me->limit < UINT64_MAX) me->calls = me->limit;
-  if (me->calls < me->limit) return;
-  me->moved = me->epoch;
-  if (me->finishes) {
-    say_finish(me, MLFAB__MEMBERSHIP_FINISH, MLFAB_NO_RANK);
-  } else {
-    uint32_t over = me->over;
-    me->over = me->epoch;
-    say_roll(me);
-    me->over = over;
-  }
-}
-
-static void call(worker *me) {
-  me->wants = 1;
-  if (me->state != OUT || me->done) return;
-  if (me->finishes) {
-    say_finish(me, MLFAB__MEMBERSHIP_FINISH, 0);
-    return;
-  }
-  me->state = ASKED;
-  say_roll(me);
-}
-
-static void heard_over(worker *me, const mlfab__membership_over *over) {
-  if (over->epoch <= me->over) return; /* said again */
-  /* (3): the one that it is in, or that it was to be in; the next, where the list was lost. */
-  if (me->state >= LISTED && me->moved != me->epoch) assert_int_equal(over->epoch, me->epoch);
-  if (me->state == IN && over->code == 0) assert_true(me->done || me->moved == me->epoch);
-  me->frozen = 0;
-  me->limit = UINT64_MAX;
-  assert_false(me->overs[over->epoch / 32] >> over->epoch % 32 & 1);
-  me->overs[over->epoch / 32] |= 1u << over->epoch % 32;
-  me->over = over->epoch;
-  me->verdict = *over;
-  me->failing = 0;
-  me->calls = 0;
-  me->left_known = 0;
-  me->state = OUT;
-  me->awaited = me->missing = -2;
-  call(me);
-}
-
-static void hears(worker *me, const message *m) {
-  mlfab__membership_list list;
-  mlfab__membership_go go;
-  mlfab__membership_over over;
-  mlfab__membership_call ask;
-  mlfab__membership_missing missing;
-  mlfab__membership_leave left;
-  mlfab__membership_finish finish;
-  mlfab__membership_member members[WORKERS];
-  uint8_t meta[512];
-  switch (m->type) {
-    case MLFAB__MEMBERSHIP_LIST:
-      assert_int_equal(mlfab__decode_membership_list(m->meta, m->bytes, &list, members), 0);
-      if (list.epoch <= me->over || list.epoch <= me->epoch) break;
-      if (me->state == IN && me->moved == me->epoch) {
-        me->over = me->epoch; /* without a verdict */
-        me->left_known = 0;
-      } else if (me->state != ASKED) {
-        break;
-      }
-      me->frozen = 0;
-      me->limit = UINT64_MAX;
-      me->state = LISTED;
-      me->epoch = list.epoch;
-      me->members = list.members;
-      memcpy(me->list, members, sizeof members);
-      me->calls = 0;
-      if (me->failing)
-        say_fail(me);
-      else if (!me->done)
-        say_ready(me);
-      break;
-    case MLFAB__MEMBERSHIP_GO:
-      assert_int_equal(mlfab__decode_membership_go(m->meta, m->bytes, &go), 0);
-      if (me->state != LISTED || go.epoch != me->epoch) break;
-      me->state = IN;
-      me->go = go;
-      if (me->finishes) say_finish(me, MLFAB__MEMBERSHIP_FINISH, (int32_t)(me - w->workers));
-      break;
-    case MLFAB__MEMBERSHIP_OVER:
-      assert_int_equal(mlfab__decode_membership_over(m->meta, m->bytes, &over), 0);
-      heard_over(me, &over);
-      break;
-    case MLFAB__MEMBERSHIP_ASK:
-      assert_int_equal(mlfab__decode_membership_call(m->meta, m->bytes, &ask), 0);
-      if (me->state == IN && ask.epoch == me->epoch && chance(20)) {
-        mlfab__membership_tell tell = {ask.epoch,
-                                       ask.channel,
-                                       ask.number,
-                                       ask.number < me->calls,
-                                       me->signature[ask.number % 4],
-                                       "x"};
-        snprintf(tell.text, sizeof tell.text, "call %d", (int)tell.signature);
-        say(me, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
-      }
-      break;
-    case MLFAB__MEMBERSHIP_MISSING:
-      assert_int_equal(mlfab__decode_membership_missing(m->meta, m->bytes, &missing), 0);
-      if (missing.epoch == 0) me->awaited = missing.rank;
-      if (me->state == IN && missing.epoch == me->epoch) me->missing = missing.rank;
-      break;
-    case MLFAB__MEMBERSHIP_LEFT:
-      assert_int_equal(mlfab__decode_membership_leave(m->meta, m->bytes, &left), 0);
-      if (left.epoch == me->epoch) me->left_known |= 1u << left.rank;
-      break;
-    case MLFAB__MEMBERSHIP_FREEZE:
-      assert_int_equal(mlfab__decode_membership_finish(m->meta, m->bytes, &finish), 0);
-      if (me->state != IN || finish.epoch != me->epoch || me->failing) break;
-      me->frozen = 1;
-      me->moved = 0;
-      say_finish(me, MLFAB__MEMBERSHIP_FROZEN, finish.rank);
-      break;
-    case MLFAB__MEMBERSHIP_SETTLE:
-      assert_int_equal(mlfab__decode_membership_finish(m->meta, m->bytes, &finish), 0);
-      if (me->state != IN || finish.epoch != me->epoch || me->failing) break;
-      assert_true(me->limit == UINT64_MAX || me->limit == finish.calls);
-      assert_true(me->calls <= finish.calls);
-      me->limit = finish.calls;
-      me->frozen = 0;
-      look_at_limit(me);
-      break;
-    default:
-      fail_msg("a frame of type %d", m->type);
-  }
-}
-
-/* --- what happens --- */
-
-static void heard_by_server(uint32_t i, const message *m) {
-  mlfab__frame_in in = {m->type, m->bytes, 0, m->meta, NULL};
-  mlfab__membership_ready ready;
-  mlfab__membership_leave leave;
-  uint32_t epoch = w->membership.epoch;
-  if (m->type == MLFAB__MEMBERSHIP_READY) {
-    assert_int_equal(mlfab__decode_membership_ready(m->meta, m->bytes, &ready), 0);
-    w->ready_of[ready.epoch] |= (uint64_t)1 << i;
-  } else if (m->type == MLFAB__MEMBERSHIP_LEAVE) {
-    assert_int_equal(mlfab__decode_membership_leave(m->meta, m->bytes, &leave), 0);
-    if (leave.epoch != epoch) w->ready_of[epoch] |= (uint64_t)1 << i;
-  }
-  assert_int_equal(mlfab__membership_frame(&w->membership, i, &in, w->now), 1);
-}
-
-/* One frame of one direction arrives. 0: there was none. */
-static int deliver(uint32_t i, int to) {
-  worker *me = &w->workers[i];
-  pipe *p = to ? &me->to : &me->from;
-  if (p->count == 0) return 0;
-  message m = p->frames[p->begin % FRAMES];
-  p->begin++;
-  p->count--;
-  if (to) {
-    heard_by_server(i, &m);
-  } else if (me->alive) {
-    hears(me, &m);
-  }
-  return 1;
-}
-
-static void cut(uint32_t i) {
-  worker *me = &w->workers[i];
-  me->up = 0;
-  me->to.count = me->from.count = 0;
-}
-
-/* A new link: server 0 hears the greeting first, then the worker says again what may be lost. */
-static void greet(uint32_t i) {
-  worker *me = &w->workers[i];
-  if (!me->alive || me->process_left) return;
-  cut(i);
-  me->up = me->here = 1;
-  mlfab__membership_hello(&w->membership, i, me->incarnation, w->now);
-  if (me->done) {
-    say_leave(me);
-    return;
-  }
-  if (me->state == ASKED) say_roll(me);
-  if (me->state == LISTED && !me->failing) say_ready(me);
-  if (me->finishes && (me->state == IN || me->state == OUT))
-    say_finish(me, MLFAB__MEMBERSHIP_FINISH,
-               me->moved == me->epoch ? MLFAB_NO_RANK : (int32_t)(me - w->workers));
-  if (me->state == IN && !me->finishes && !me->failing && me->moved == me->epoch) {
-    me->moved = 0;
-    look_at_limit(me);
-  }
-  if (me->failing) say_fail(me);
-}
-
-static void die(uint32_t i) {
-  cut(i);
-  w->workers[i].alive = 0;
-}
-
-/* Server 0 gives up a worker that has no link. */
-static void give_up(uint32_t i) {
-  worker *me = &w->workers[i];
-  if (me->up || !me->here) return;
-  me->here = 0;
-  mlfab__membership_gone(&w->membership, i, 0, w->now);
-}
-
-static void come(uint32_t i) {
-  worker *me = &w->workers[i];
-  if (me->alive) return;
-  cut(i);
-  uint32_t incarnation = ++w->incarnations;
-  int here = me->here;
-  uint64_t host = me->host;
-  double rate = me->rate;
-  memset(me, 0, sizeof *me);
-  me->alive = 1;
-  me->here = here;
-  me->host = host;
-  me->rate = rate;
-  me->incarnation = incarnation;
-  me->missing = me->awaited = -2;
-  me->limit = UINT64_MAX;
-  greet(i);
-}
-
-static void leave(uint32_t i) {
-  worker *me = &w->workers[i];
-  if (!me->alive || me->done) return;
-  me->done = 1;
-  say_leave(me);
-}
-
-/* It has no more data: as the communicator, which says so in an epoch or in none. */
-static void finish(uint32_t i) {
-  worker *me = &w->workers[i];
-  if (!me->alive || me->done || me->finishes) return;
-  me->finishes = 1;
-  if (me->state == ASKED) me->state = OUT;
-  if (me->state == IN || me->state == OUT) say_finish(me, MLFAB__MEMBERSHIP_FINISH, (int32_t)i);
-}
-
-/* The last frames, then the goodbye. */
-static void close_one(uint32_t i) {
-  worker *me = &w->workers[i];
-  if (!me->alive || !me->up || !me->done) return;
-  while (deliver(i, 1)) continue;
-  w->ready_of[w->membership.epoch] |= (uint64_t)1 << i;
-  me->here = 0;
-  mlfab__membership_gone(&w->membership, i, 1, w->now);
-  die(i);
-}
-
-static void stuck(uint32_t i, uint64_t number) {
-  worker *me = &w->workers[i];
-  mlfab__membership_call at = {me->epoch, 0, number};
-  uint8_t meta[32];
-  if (me->state == IN && !me->done)
-    say(me, MLFAB__MEMBERSHIP_STUCK, meta, mlfab__encode_membership_call(meta, &at));
-}
-
-static void check_world(void) {
-  const mlfab__membership *membership = &w->membership;
-  uint32_t asked = 0, awaited = 0;
-  for (uint32_t i = 0; i < w->n; i++) {
-    const mlfab__membership_entry *entry = &membership->entries[i];
-    asked += entry->asked;
-    awaited += entry->alive && !entry->done && !entry->asked && !entry->joins;
-    assert_true(!entry->member || membership->phase >= MLFAB__MEMBERSHIP_LISTED);
-    assert_true(!entry->asked || entry->joins || membership->phase == MLFAB__MEMBERSHIP_GATHERING);
-    assert_true(!(entry->member && entry->over_owed)); /* (3) */
-    if (entry->member && !entry->left) assert_true(entry->alive);
-  }
-  if (membership->phase == MLFAB__MEMBERSHIP_GATHERING) assert_true(asked == 0 || awaited > 0);
-  /* Whoever is in an epoch that is not over is in the one that stands. */
-  for (uint32_t i = 0; i < w->n; i++) {
-    const worker *me = &w->workers[i];
-    if (me->alive && me->state == IN)
-      assert_true(me->epoch == membership->epoch || w->over[me->epoch]);
-  }
-}
-
-static void act(int violent) {
-  uint32_t i = chance(w->n), what = chance(100);
-  worker *me = &w->workers[i];
-  w->now += chance(BEAT / 16);
-  if (what < 40) {
-    deliver(i, (int)chance(2));
-  } else if (what < 60) {
-    if (me->alive) call(me);
-  } else if (what < 75) {
-    if (me->state == IN && me->alive && me->calls < 4 && !me->frozen && !me->finishes &&
-        me->calls < me->limit) {
-      me->signature[me->calls] = violent < 0 || chance(40) ? me->calls : 100 + chance(3);
-      me->calls++;
-      look_at_limit(me);
-    }
-  } else if (what < 77) {
-    me->open = me->state == IN && !me->frozen && chance(4) == 0;
-  } else if (what < 80) {
-    mlfab__membership_tick(&w->membership, w->now);
-  } else if (what < 84) {
-    if (me->alive && me->calls > 0) stuck(i, chance((uint32_t)me->calls));
-  } else if (what < 88) {
-    if (me->alive && !me->up) greet(i);
-  } else if (what < 91) {
-    if (violent >= 0 || chance(2)) cut(i);
-  } else if (what < 93) {
-    if (violent >= 0) give_up(i);
-  } else if (what < 95) {
-    come(i);
-  } else if (violent <= 0) {
-    deliver(i, 1);
-  } else if (what == 95) {
-    die(i);
-  } else if (what == 96) {
-    if (chance(2)) leave(i);
-    if (chance(2)) finish(i);
-  } else if (what == 97) {
-    close_one(i);
-  } else if (what == 98) {
-    if (me->alive && me->state == IN && !me->failing && !me->done) {
-      me->failing = 1;
-      say_fail(me);
-    }
-  } else {
-    greet(i); /* a link that replaces another */
-  }
-  check_world();
-}
-
-/* Everything that is under way arrives; all who are dead are known to be. */
-static void settle(void) {
-  for (uint32_t i = 0; i < w->n; i++) {
-    if (w->workers[i].alive && !w->workers[i].up) greet(i);
-    give_up(i);
-  }
-  for (int moved = 1; moved;) {
-    moved = 0;
-    for (uint32_t i = 0; i < w->n; i++) moved |= deliver(i, 1) | deliver(i, 0);
-    check_world();
-  }
-}
-
-static void open_world(uint32_t n, uint64_t seed) {
-  w = calloc(1, sizeof *w);
-  assert_non_null(w);
-  mlfab__rng_seed(&w->prng, seed);
-  assert_int_equal(mlfab__env_init(&w->env, NULL), 0);
-  mlfab_config_init(&w->config);
-  w->config.workers = w->n = n;
-  w->config.heartbeat_ns = BEAT;
-  w->config.order_by_rate = chance(2);
-  w->now = 1;
-  mlfab__port port = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &port), 0);
-  for (uint32_t i = 0; i < n; i++) {
-    w->workers[i].host = 1 + chance(4);
-    w->workers[i].rate = chance(3) ? 1e6 * (double)(1 + w->workers[i].host * 7 % 4) : 0.0;
-    w->workers[i].here = 1;
-  }
-}
-
-static void close_world(void) {
-  assert_int_equal(w->drops, 0);
-  mlfab__membership_free(&w->membership);
-  assert_int_equal(w->env.bytes, 0);
-  free(w);
-}
-
-static uint64_t rounds(uint64_t n) { return test_cases_from(10, (double)n); }
-static uint64_t first_seed(void) {
-  const char *text = getenv("MLFAB_SEED");
-  return text ? strtoull(text, NULL, 10) : 1;
-}
+ * Oracle: membership_world.h. */
+#include "membership_world.h"
 
 /* The order that membership.h tells, picked literally: host after host. */
 static void expect_order(const worker *me) {
@@ -599,7 +40,7 @@ static void test_chaos(void **state) {
   for (uint64_t seed = first_seed(), end = seed + rounds(1500); seed < end; seed++) {
     open_world(1 + (uint32_t)(seed % WORKERS), seed);
     for (uint32_t i = 0; i < w->n; i++) come(i);
-    for (int k = 0; k < 1200 && w->membership.epoch < EPOCHS - 64; k++) act(1);
+    for (int k = 0; k < 1200 && w->server->epoch < EPOCHS - 64; k++) act(1);
     for (uint32_t i = 0; i < w->n; i++) {
       come(i);
       if (w->workers[i].finishes) leave(i);
@@ -613,7 +54,7 @@ static void test_chaos(void **state) {
     settle();
     for (uint32_t i = 0; i < w->n; i++) call(&w->workers[i]);
     settle();
-    for (int k = 0; k < 5; k++) mlfab__membership_tick(&w->membership, w->now); /* joiners waited */
+    for (int k = 0; k < 5; k++) mlfab__membership_tick(w->server, w->now); /* joiners waited */
     settle();
     for (uint32_t i = 0; i < w->n; i++) { /* the calls of an epoch that has a limit are made */
       worker *me = &w->workers[i];
@@ -622,11 +63,11 @@ static void test_chaos(void **state) {
       look_at_limit(me);
     }
     settle();
-    assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
+    assert_int_equal(w->server->phase, MLFAB__MEMBERSHIP_RUNNING);
     for (uint32_t i = 0; i < w->n; i++) {
       const worker *me = &w->workers[i];
       assert_int_equal(me->state, IN);
-      assert_int_equal(me->epoch, w->membership.epoch);
+      assert_int_equal(me->epoch, w->server->epoch);
       assert_int_equal(me->members, w->n);
       assert_memory_equal(me->list, w->workers[0].list, w->n * sizeof me->list[0]);
       assert_int_equal(me->go.arena, 1);
@@ -655,15 +96,15 @@ static void test_missing(void **state) {
   call(&w->workers[3]);
   call(&w->workers[0]);
   settle();
-  mlfab__membership_tick(&w->membership, w->now);
+  mlfab__membership_tick(w->server, w->now);
   settle();
   assert_int_equal(w->workers[3].awaited, 1);
   assert_int_equal(w->workers[0].awaited, 1);
   assert_int_equal(w->workers[2].awaited, -2);
   call(&w->workers[1]);
   settle();
-  mlfab__membership_tick(&w->membership, w->now);
-  mlfab__membership_tick(&w->membership, w->now);
+  mlfab__membership_tick(w->server, w->now);
+  mlfab__membership_tick(w->server, w->now);
   assert_int_equal(w->workers[0].from.count, 1); /* once */
   settle();
   assert_int_equal(w->workers[0].awaited, 2);
@@ -675,7 +116,7 @@ static void test_missing(void **state) {
   for (uint32_t i = 0; i < 4; i++) {
     if (i != 1) deliver(i, 1);
   }
-  mlfab__membership_tick(&w->membership, w->now);
+  mlfab__membership_tick(w->server, w->now);
   for (uint32_t i = 2; i < 4; i++) deliver(i, 0);
   assert_int_equal(w->workers[3].awaited, 1);
   settle();
@@ -705,7 +146,7 @@ static void test_verdicts(void **state) {
   assert_int_equal(w->workers[0].members, 3);
   come(2); /* it is not waited for before it calls */
   settle();
-  assert_int_equal(w->membership.epoch, 2);
+  assert_int_equal(w->server->epoch, 2);
   call(&w->workers[2]);
   settle();
   assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_AGAIN);
@@ -716,7 +157,7 @@ static void test_verdicts(void **state) {
 
   all_in(3, 2);
   w->workers[1].here = 0;
-  mlfab__membership_gone(&w->membership, 1, 1, w->now);
+  mlfab__membership_gone(w->server, 1, 1, w->now);
   die(1);
   settle();
   expect_verdict(1, MLFAB_ERR_PEER_CLOSED, 1, "worker 1 has closed");
@@ -738,11 +179,11 @@ static void test_verdicts(void **state) {
   deliver(0, 1);
   settle();
   expect_verdict(3, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
-  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
-  assert_int_equal(w->membership.epoch, 2);
+  assert_int_equal(w->server->phase, MLFAB__MEMBERSHIP_RUNNING);
+  assert_int_equal(w->server->epoch, 2);
   say(&w->workers[0], MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &fail));
   settle();
-  assert_int_equal(w->membership.epoch, 2);
+  assert_int_equal(w->server->epoch, 2);
   close_world();
 
   /* A code that is none, a rank that there is not. */
@@ -763,19 +204,19 @@ static void test_leaving(void **state) {
   leave(3);
   deliver(3, 1);
   settle();
-  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
-  assert_int_equal(w->membership.epoch, 1);
+  assert_int_equal(w->server->phase, MLFAB__MEMBERSHIP_RUNNING);
+  assert_int_equal(w->server->epoch, 1);
   for (uint32_t i = 0; i < 3; i++) assert_int_equal(w->workers[i].left_known, 8);
-  assert_int_equal(w->membership.entries[3].calls, 2);
+  assert_int_equal(w->server->entries[3].calls, 2);
   close_one(3);
-  assert_int_equal(w->membership.epoch, 1);
+  assert_int_equal(w->server->epoch, 1);
   say_fail(&w->workers[0]);
   settle();
   assert_int_equal(w->workers[0].members, 3);
   /* One that says that it leaves, and dies before it is gone, may owe bytes. */
   leave(1);
   settle();
-  assert_int_equal(w->membership.epoch, 2);
+  assert_int_equal(w->server->epoch, 2);
   die(1);
   settle();
   assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_PEER_DEAD);
@@ -794,14 +235,14 @@ static void test_leaving(void **state) {
   for (uint32_t i = 0; i < 3; i++) come(i);
   for (uint32_t i = 0; i < 3; i++) call(&w->workers[i]);
   for (uint32_t i = 0; i < 3; i++) deliver(i, 1);
-  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_LISTED);
+  assert_int_equal(w->server->phase, MLFAB__MEMBERSHIP_LISTED);
   w->workers[1].calls = 1;
   leave(1);
   settle();
   assert_int_equal(w->workers[0].state, IN);
   assert_int_equal(w->workers[0].left_known, 2);
   assert_int_equal(w->workers[0].go.arena, 0);
-  assert_int_equal(w->membership.entries[1].calls, 0);
+  assert_int_equal(w->server->entries[1].calls, 0);
   close_world();
 }
 
@@ -830,7 +271,7 @@ static void test_lost_before(void **state) {
       assert_int_equal(w->workers[i].state, IN);
       assert_int_equal(w->workers[i].members, 2);
     }
-    assert_int_equal(w->membership.epoch, 2);
+    assert_int_equal(w->server->epoch, 2);
     close_world();
   }
   /* Whoever is back by then is not missing, as a new process or the same. */
@@ -851,7 +292,7 @@ static void test_lost_before(void **state) {
     settle();
     for (uint32_t i = 0; i < 3; i++) assert_int_equal(w->workers[i].state, IN);
     assert_int_equal(w->workers[0].members, 3);
-    assert_int_equal(w->membership.epoch, 1);
+    assert_int_equal(w->server->epoch, 1);
     close_world();
   }
   /* Between two epochs. */
@@ -870,7 +311,7 @@ static void test_lost_before(void **state) {
 
 /* Who has not called; then calls that differ. `telling`: the others answer at once. */
 static void answer(uint32_t i, int called, uint64_t signature) {
-  mlfab__membership_tell tell = {w->membership.epoch, 0, 7, (uint32_t)called, signature, ""};
+  mlfab__membership_tell tell = {w->server->epoch, 0, 7, (uint32_t)called, signature, ""};
   uint8_t meta[512];
   snprintf(tell.text, sizeof tell.text, "a call %d", (int)signature);
   say(&w->workers[i], MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
@@ -917,7 +358,7 @@ static void test_finishing(void **state) {
       worker *me = &w->workers[i];
       assert_int_equal(me->verdict.code, 0);
       assert_int_equal(me->state, me->finishes ? OUT : IN);
-      if (!me->finishes) assert_int_equal(me->epoch, w->membership.epoch);
+      if (!me->finishes) assert_int_equal(me->epoch, w->server->epoch);
       if (!me->finishes) assert_int_equal(w->members_of[me->epoch] & 1 << i, 1 << i);
     }
     close_world();
@@ -946,7 +387,7 @@ static void test_stuck(void **state) {
   for (uint32_t i = 0; i < 4; i++) answer(i, 1, 5);
   settle();
   for (uint32_t i = 0; i < 4; i++) assert_int_equal(w->workers[i].missing, MLFAB_NO_RANK);
-  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
+  assert_int_equal(w->server->phase, MLFAB__MEMBERSHIP_RUNNING);
   close_world();
 
   /* One that does not answer for two beats; one that has left is not waited for. */
@@ -956,11 +397,11 @@ static void test_stuck(void **state) {
   leave(1);
   deliver(1, 1);
   w->now += 2 * BEAT - 1;
-  mlfab__membership_tick(&w->membership, w->now);
+  mlfab__membership_tick(w->server, w->now);
   settle();
   assert_int_equal(w->workers[0].missing, -2);
   w->now++;
-  mlfab__membership_tick(&w->membership, w->now);
+  mlfab__membership_tick(w->server, w->now);
   settle();
   assert_int_equal(w->workers[0].missing, 2);
   close_world();
@@ -1002,7 +443,7 @@ static void test_stuck_while_one_finishes(void **state) {
     answer(3, 0, 0);
     if (!late) answer(1, 1, 5);
     w->now += 2 * BEAT;
-    mlfab__membership_tick(&w->membership, w->now);
+    mlfab__membership_tick(w->server, w->now);
     while (w->workers[0].from.count > 0) deliver(0, 0);
     assert_int_equal(w->workers[0].missing, late ? 1 : MLFAB_NO_RANK);
     close_world();
@@ -1046,7 +487,7 @@ static void test_differ(void **state) {
     for (uint32_t i = 0; i < n; i++) answer(i, 1, signature[i]);
     settle();
     if (most == n) {
-      assert_int_equal(w->membership.epoch, 1);
+      assert_int_equal(w->server->epoch, 1);
       assert_int_equal(w->workers[0].missing, MLFAB_NO_RANK);
     } else {
       uint32_t odd = 0;
@@ -1069,7 +510,7 @@ static void test_asking_rate(void **state) {
     w->now += BEAT / 40;
     stuck(chance(6), number);
     for (uint32_t i = 0; i < 6; i++) deliver(i, 1);
-    if (k % 10 == 0) mlfab__membership_tick(&w->membership, w->now);
+    if (k % 10 == 0) mlfab__membership_tick(w->server, w->now);
     for (uint32_t i = 0; i < 6; i++) {
       while (w->workers[i].from.count > 0) {
         const pipe *p = &w->workers[i].from;
@@ -1218,17 +659,17 @@ static void test_hostile(void **state) {
     uint8_t meta[64];
     for (int k = 0; k < 64; k++) meta[k] = (uint8_t)chance(256);
     mlfab__frame_in in = {types[chance(6)], chance(64), 0, meta, NULL};
-    mlfab__membership before = w->membership;
-    assert_int_equal(mlfab__membership_frame(&w->membership, chance(3), &in, w->now), 1);
-    assert_int_equal(w->membership.epoch, 1);
-    if (w->drops > 0) assert_memory_equal(&before, &w->membership, sizeof before);
+    mlfab__membership before = *w->server;
+    assert_int_equal(mlfab__membership_frame(w->server, chance(3), &in, w->now), 1);
+    assert_int_equal(w->server->epoch, 1);
+    if (w->drops > 0) assert_memory_equal(&before, w->server, sizeof before);
     assert_in_range(w->drops, 0, 1);
     w->drops = 0;
     close_world();
   }
   all_in(2, 1);
   mlfab__frame_in other = {MLFAB__PUSH, 0, 0, NULL, NULL};
-  assert_int_equal(mlfab__membership_frame(&w->membership, 0, &other, w->now), 0);
+  assert_int_equal(mlfab__membership_frame(w->server, 0, &other, w->now), 0);
   close_world();
 }
 

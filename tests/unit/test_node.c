@@ -343,7 +343,7 @@ static void send(uint32_t link, made *m) {
 static void say_hello_as(uint32_t link, uint32_t worker, uint32_t incarnation, uint32_t roles,
                          uint64_t nonce) {
   made m;
-  mlfab__hello hello = {worker, incarnation, roles, 0, 0, 0, nonce};
+  mlfab__hello hello = {worker, incarnation, roles, 0, 0, 0, nonce, 0};
   uint32_t bytes = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, bytes, 0);
   send(link, &m);
@@ -390,7 +390,7 @@ static void again(uint32_t *link) {
 static void test_damage(void **state) {
   float before[COUNT];
   made m;
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   (void)state;
   pull(1, before);
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
@@ -426,7 +426,7 @@ static void test_strangers(void **state) {
   pull(1, before);
   uint64_t strangers = stats(0).strangers_refused;
   uint32_t link = dial();
-  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   made_begin(&m, MLFAB__HELLO, meta, 0);
   m.h.job++;
@@ -1343,7 +1343,7 @@ static void test_refusing_server_0(void **state) {
   for (int welcome = 0; welcome < 2; welcome++) {
     mlfab__join join;
     mlfab__refuse refuse;
-    mlfab__welcome in = {7, 0, 0};
+    mlfab__welcome in = {7, 0, 0, 0, 0};
     memset(&join, 0, sizeof join);
     memset(&refuse, 0, sizeof refuse);
     join.rank = 1;

@@ -132,7 +132,7 @@ static void resync(peer *p, uint32_t generation, uint64_t top, const uint64_t ap
 
 static void greet(fixture *f, uint32_t w) {
   peer *p = &f->peers[w];
-  mlfab__hello hello = {w, p->incarnation, MLFAB_ROLE_WORKER, 0, 2, w + 1, 0};
+  mlfab__hello hello = {w, p->incarnation, MLFAB_ROLE_WORKER, 0, 2, w + 1, 0, 0};
   mlfab__hello_ack ack;
   p->connected = 1;
   assert_int_equal(mlfab__server_hello(&f->server, w, &hello, &ack, f->now), 0);

@@ -66,7 +66,7 @@ static uint8_t byte_of(uint32_t kind, uint64_t offset) {
 
 static void open_side(side *s, uint32_t number, uint32_t rule, int own_rule) {
   mlfab__port port = {.self = s, .post = post, .ready = ready, .drop = drop};
-  mlfab__hello h = {0, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello h = {0, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   mlfab__define d = {.tensors = 1,
                      .options.slices = SLICES,
                      .options.active = 2,
@@ -446,7 +446,7 @@ static void test_abort(void **state) {
 /* A server without a model, of three. */
 static void open_bare(side *s) {
   mlfab__port port = {.self = s, .post = post, .ready = ready, .drop = drop};
-  mlfab__hello h = {0, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello h = {0, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   mlfab__hello_ack ack;
   memset(s, 0, sizeof *s);
   assert_int_equal(mlfab__env_init(&s->env, NULL), 0);

@@ -63,7 +63,7 @@ static void frame(fixture *f, uint8_t type, const uint8_t *meta, uint32_t bytes,
 }
 
 static mlfab__hello_ack hello_of(fixture *f, uint32_t worker, uint32_t incarnation) {
-  mlfab__hello h = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello h = {worker, incarnation, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   mlfab__hello_ack ack;
   assert_int_equal(mlfab__server_hello(&f->server, worker, &h, &ack, 1000), 0);
   return ack;

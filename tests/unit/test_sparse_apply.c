@@ -100,7 +100,7 @@ typedef struct setting {
 } setting;
 
 static void hello(node *n, uint32_t worker) {
-  mlfab__hello h = {worker, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello h = {worker, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
   mlfab__hello_ack ack;
   assert_int_equal(mlfab__server_hello(&n->server, worker, &h, &ack, 1000), 0);
   n->generation[worker] = ack.generation;

@@ -1275,7 +1275,7 @@ static void worker_resync(world *w, peer *p, uint32_t generation, uint64_t top,
 }
 
 static void worker_greet(world *w, peer *p) {
-  mlfab__hello hello = {p->rank, 1, MLFAB_ROLE_WORKER, 0, 2, p->rank + 1, 0};
+  mlfab__hello hello = {p->rank, 1, MLFAB_ROLE_WORKER, 0, 2, p->rank + 1, 0, 0};
   mlfab__hello_ack ack;
   p->connected = 1;
   assert_int_equal(mlfab__server_hello(&w->server, p->rank, &hello, &ack, w->now), 0);

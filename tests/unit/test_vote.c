@@ -378,6 +378,62 @@ static void test_forgotten(void **state) {
   assert_int_equal(box.stores, 1);
 }
 
+/* What a copy wanted while it served is forgotten when the other one has served in between. */
+static void test_wanted(void **state) {
+  (void)state;
+  mailbox box = {0};
+  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
+  const mlfab__vote_record by_b = {5, MLFAB__VOTER_B, 3}, again = {6, MLFAB__VOTER_A, 1};
+  mlfab__vote_begin(&vote, MLFAB__VOTER_A, BEAT, 7, NULL, 1, 100);
+  mlfab__vote_want(&vote, 3, 101);
+  assert_int_equal(box.stores, 1);
+  mlfab__vote_stored(&vote, 102);
+  mlfab__vote_message in = {.kind = MLFAB__VOTE_BEAT,
+                            .known = 1,
+                            .floor = 5,
+                            .decided = by_b,
+                            .bond = by_b,
+                            .nonce = 8,
+                            .sent_ns = 50};
+  mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &in, 103);
+  assert_false(mlfab__vote_serves(&vote));
+  in.decided = in.bond = again;
+  in.floor = 6;
+  mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &in, 104);
+  assert_true(mlfab__vote_serves(&vote));
+  mlfab__vote_tick(&vote, 105);
+  assert_int_equal(box.stores,
+                   1); /* it asks for nothing: the other copy may lack everything by now */
+}
+
+/* A knows that the record is decided by which B is in sync, and dies before it can say so. The witness has granted it: so
+ * B asks. */
+static void test_heard_from_the_witness(void **state) {
+  (void)state;
+  mailbox box = {0};
+  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
+  mlfab__vote_record first = {1, MLFAB__VOTER_A, 1}, second = {2, MLFAB__VOTER_A, 3};
+  mlfab__vote_begin(&vote, MLFAB__VOTER_B, BEAT, 7, NULL, 1, 100);
+  mlfab__vote_filled(&vote);
+  mlfab__vote_message beat = {.kind = MLFAB__VOTE_BEAT,
+                              .known = 1,
+                              .floor = 1,
+                              .decided = first,
+                              .bond = first,
+                              .nonce = 8,
+                              .sent_ns = 50};
+  mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &beat, 101);
+  mlfab__vote_tick(&vote, 100 + 6 * BEAT);
+  assert_int_equal(box.stores, 0); /* it is not in sync as far as anybody knows */
+  beat.bond = second;
+  beat.floor = 2;
+  mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &beat, 100 + 6 * BEAT);
+  mlfab__vote_tick(&vote, 100 + 7 * BEAT);
+  assert_int_equal(box.stores, 1);
+  assert_int_equal(vote.own.epoch, 3);
+  assert_int_equal(vote.own.serves, MLFAB__VOTER_B);
+}
+
 /* What no voter says changes nothing. */
 static void test_nonsense(void **state) {
   (void)state;
@@ -412,8 +468,11 @@ static void test_nonsense(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stored_first), cmocka_unit_test(test_forgotten),
-      cmocka_unit_test(test_nonsense), cmocka_unit_test_teardown(test_votes, say_seed)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stored_first),
+                                     cmocka_unit_test(test_forgotten),
+                                     cmocka_unit_test(test_heard_from_the_witness),
+                                     cmocka_unit_test(test_wanted),
+                                     cmocka_unit_test(test_nonsense),
+                                     cmocka_unit_test_teardown(test_votes, say_seed)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

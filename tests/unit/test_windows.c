@@ -28,7 +28,7 @@ static void test_random(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 60; seed++) {
     mlfab__rng prng;
-    mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 1};
+    mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 0, 1};
     uint8_t *verdict = (uint8_t *)calloc(HISTORY, 1);
     uint64_t top = 0;
     assert_non_null(verdict);
@@ -59,7 +59,7 @@ static void test_random(void **state) {
 
 /* The oldest number that is remembered, and the one before it. */
 static void test_edges(void **state) {
-  mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 1};
+  mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 0, 1};
   (void)state;
   assert_int_equal(mlfab__windows_ask(&window, 1, 1), MLFAB__UNDECIDED);
   mlfab__windows_decide(&window, 1, 1, 0);

@@ -46,13 +46,13 @@ MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
 
 /* The lengths are counted from the members in wire.h: they pin the layout. */
 static const codec codecs[] = {
-    CODEC_TEXT(join, addresses, 11 * 4 + 8 + 2),
-    CODEC(welcome, 12),
+    CODEC_TEXT(join, addresses, 12 * 4 + 8 + 2),
+    CODEC(welcome, 4 * 4 + 8),
     CODEC_TEXT(refuse, text, 8 + 2),
-    CODEC(hello, 5 * 4 + 2 * 8),
-    CODEC(hello_ack, 8 * 4 + 11 * 8),
+    CODEC(hello, 6 * 4 + 2 * 8),
+    CODEC(hello_ack, 9 * 4 + 12 * 8),
     CODEC(heartbeat, 8 + 4),
-    CODEC_TEXT(bye, text, 4 + 2),
+    CODEC_TEXT(bye, text, 4 + 8 + 2),
     CODEC_TEXT(member, addresses, 4 * 4 + 8 + 2),
     CODEC(define, 3 * 4 + 8 * 4 + 8 * 8 + 52),
     CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 3 * 4 + 8 * 4 + 8 * 8 + 52 + 4 + 2 * 8),
@@ -104,6 +104,11 @@ static const codec codecs[] = {
     CODEC(membership_finish, 3 * 4 + 8),
     CODEC(coll, 4 * 4 + 5 * 8),
     CODEC(coll_ack, 4 + 2 * 8),
+    CODEC_TEXT(membership_state, verdict.text, 11 * 4 + 5 * 8 + 2),
+    CODEC(membership_worker, 9 * 4 + 9 * 8),
+    CODEC(barrier_state, 8),
+    CODEC(barrier_worker_state, 3 * 4 + 2 * 8),
+    CODEC(peer_state, 8 * 4 + 8),
 };
 
 static void random_bytes(mlfab__rng *prng, void *to, size_t bytes) {
@@ -232,20 +237,20 @@ static void test_texts(void **state) {
   (void)state;
   memset(bye.text, 'a', sizeof bye.text - 1);
   bytes = mlfab__encode_bye(meta, &bye);
-  assert_int_equal(bytes, 4 + 2 + 255);
+  assert_int_equal(bytes, 4 + 8 + 2 + 255);
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), 0);
   assert_memory_equal(back.text, bye.text, sizeof bye.text);
 
   /* One more byte would leave no room for the terminating zero. */
-  meta[4] = 0;
-  meta[5] = 1;
+  meta[12] = 0;
+  meta[13] = 1;
   meta[bytes] = 'a';
   assert_int_equal(mlfab__decode_bye(meta, bytes + 1, &back), MLFAB_ERR_FRAME);
   /* A text whose length field is wrong. */
-  meta[4] = 254;
-  meta[5] = 0;
+  meta[12] = 254;
+  meta[13] = 0;
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
-  meta[4] = meta[5] = 255;
+  meta[12] = meta[13] = 255;
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
   /* A zero inside a text. */
   mlfab__encode_bye(meta, &bye);
@@ -887,10 +892,10 @@ typedef struct frame {
   mlfab__header header;
 } frame;
 
-static const uint8_t bulk_types[] = {MLFAB__WELCOME,   MLFAB__DEFINE,    MLFAB__PUSH,
-                                     MLFAB__CHUNK,     MLFAB__MODEL,     MLFAB__FORWARD,
-                                     MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER,
-                                     MLFAB__COLL,      MLFAB__ADOPT};
+static const uint8_t bulk_types[] = {MLFAB__MOMENT,         MLFAB__WELCOME,   MLFAB__DEFINE,
+                                     MLFAB__PUSH,           MLFAB__CHUNK,     MLFAB__MODEL,
+                                     MLFAB__FORWARD,        MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
+                                     MLFAB__RESHARD_SERVER, MLFAB__COLL,      MLFAB__ADOPT};
 
 static void random_frame(mlfab__rng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;

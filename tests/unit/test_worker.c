@@ -996,6 +996,19 @@ static void test_lost_in_a_move(void **state) {
   }
 }
 
+/* The error of a DURABLE update says that it may have been applied already, and waits for the replica. */
+static void test_withdraw_durable(void **state) {
+  fixture *f = *state;
+  mlfab__request *request = push_announced(f);
+  f->worker.updates[f->worker.order[0]].flags |= MLFAB__PUSH_DURABLE;
+  f->now += 1500000000;
+  mlfab__worker_withdraw(&f->worker, request, MLFAB_ERR_TIMEOUT, f->now);
+  assert_string_equal(
+      f->requests.last.text,
+      "update 1: the deadline passed after 1.5 s awaiting server 0 to apply it, and "
+      "its replica to have it; it is not known yet whether it was");
+}
+
 /* Cancelled or timed out: every link returns its bytes at once. */
 static void test_withdraw(void **state) {
   fixture *f = *state;
@@ -1177,7 +1190,7 @@ static void news_of_counting(fixture *f, uint32_t server, uint32_t counts) {
  * new link, and when its answer shows that it does not know; while it does not count, never. */
 static void test_progress_of_others(void **state) {
   fixture *f = *state;
-  mlfab__window window = {4, {15}, {0}, 0};
+  mlfab__window window = {4, {15}, {0}, 0, 0};
   for (uint64_t i = 1; i <= 3; i++) {
     push_first_shard(f);
     ack_reached(f, 0, i, 0, i);
@@ -1260,7 +1273,7 @@ static void test_lost_drop(void **state) {
   for (uint32_t i = 0; i < 4; i++) {
     int dropped = i % 2;
     mlfab_model_options options;
-    mlfab__window window = {1, {0}, {(uint64_t)dropped}, 0};
+    mlfab__window window = {1, {0}, {(uint64_t)dropped}, 0, 0};
     memset(&options, 0, sizeof options);
     options.consistency = (mlfab_sync){
         .size = sizeof(mlfab_sync), .kind = i < 2 ? MLFAB_SYNC_ASYNC : MLFAB_SYNC_DROP, .need = 1};
@@ -2643,6 +2656,37 @@ static void test_scattered_slices(void **state) {
   }
 }
 
+/* Another copy of server 0 answers: what the former one had applied and this one has not is counted once, and what the
+ * cache has of the server counts for nothing. */
+static void test_another_copy(void **state) {
+  fixture *f = *state;
+  mlfab__stream *stream = &f->worker.streams[0];
+  mlfab__hello_ack m;
+  memset(&m, 0, sizeof m);
+  m.epoch = 1;
+  m.generation = 5;
+  m.eager_bytes = EAGER;
+  m.model_stands = 1;
+  m.term = 1;
+  mlfab__worker_hello(&f->worker, 0, &m, f->now);
+  stream->taken = 5;
+  stream->cache_epoch = 1;
+  m.taken = 3;
+  m.generation++;
+  mlfab__worker_hello(&f->worker, 0, &m,
+                      f->now); /* the same copy, which knows of more by now than it has said */
+  assert_int_equal(f->stats.updates_lost, 0);
+  assert_int_equal(stream->cache_epoch, 1);
+  for (int again = 0; again < 2; again++) {
+    m.term = 2;
+    m.generation++;
+    mlfab__worker_hello(&f->worker, 0, &m, f->now);
+    assert_int_equal(f->stats.updates_lost, 2);
+    assert_int_equal(stream->taken, 3);
+    assert_int_equal(stream->cache_epoch, 0);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_scattered_slices, open_worker, close_worker),
@@ -2668,8 +2712,10 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_server_lost, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_resend, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_server_dead, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_another_copy, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_lost_in_a_move, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_withdraw, open_worker, close_worker),
+      cmocka_unit_test_setup_teardown(test_withdraw_durable, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_close, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_slot_used_again, open_worker, close_worker),
       cmocka_unit_test_setup_teardown(test_dropped, open_worker, close_worker),

@@ -1,0 +1,246 @@
+"""Shared by the tests of servers with replicas: a run of replica_worker.c, what its workers count, and processes of a
+fabric that are started one by one."""
+import os
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+
+from process import RUN, clean_environment, expect, helper, start, wait_until
+
+BEAT = 0.1  # seconds
+WORDS = ("control", "pid", "lives", "started_durable", "done_durable", "started_applied", "done_applied", "lost",
+         "last_start", "last_done", "stopped", "sums")
+STOP, READ = 1, 2
+KEY = "0123456789abcdef" * 4
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Counters:
+    """The counters of one worker (replica_worker.c). They are there before its process, and survive it."""
+
+    def __init__(self, folder, rank):
+        self.file = os.open("%s/%d" % (folder, rank), os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self.file, 8 * len(WORDS))
+
+    def __getattr__(self, name):
+        at = WORDS.index(name)
+        return struct.unpack("Q", os.pread(self.file, 8, 8 * at))[0]
+
+    def tell(self, control):
+        os.pwrite(self.file, struct.pack("Q", control), 0)
+
+    def close(self):
+        os.close(self.file)
+
+
+def children(pid):
+    """The processes that mlfab-run `pid` has started: (role, number) -> pid."""
+    found = {}
+    try:
+        with open("/proc/%d/task/%d/children" % (pid, pid), encoding="ascii") as file:
+            numbers = [int(child) for child in file.read().split()]
+    except OSError:
+        return found
+    for child in numbers:
+        try:
+            with open("/proc/%d/environ" % child, "rb") as file:
+                values = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+            found[values[b"MLFAB_ROLE"].decode(), int(values[b"MLFAB_RANK"])] = child
+        except (OSError, KeyError):
+            pass
+    return found
+
+
+def send(pid, number):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+class Group:
+    """One mlfab-run with replicas, whose workers push and count until they are told to stop."""
+
+    def __init__(self, folder, *options, workers=2, servers=1, count=0, collective=False, **settings):
+        count = count or (100 if servers == 1 else 4000)  # a small tensor is not cut
+        self.folder, self.workers, self.servers, self.count = folder, workers, servers, count
+        self.counters = [Counters(folder, rank) for rank in range(workers)]
+        self.errors, self.finals, self.deadline = [], [], 60
+        self.killed = {}  # by name, processes that were replaced
+        settings.setdefault("MLFAB_HEARTBEAT_MS", int(BEAT * 1000))
+        settings.setdefault("MLFAB_TIMEOUT_MS", 60000)
+        self.process = start(RUN, "-n", workers, "-s", servers, "--replicas", "--timeout", 400, *options,
+                             helper("replica_worker"), folder, count, *(["collective"] if collective else []),
+                             env=clean_environment(**settings))
+        self.threads = [threading.Thread(target=self.read, daemon=True),
+                        threading.Thread(target=self.read_errors, daemon=True)]
+        for thread in self.threads:
+            thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            for pid in self.processes().values():
+                send(pid, signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except Exception:  # it hangs
+                self.process.kill()
+                self.process.wait()
+        self.join()
+        for counters in self.counters:
+            counters.close()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(10)
+
+    def read(self):
+        for line in self.process.stdout:
+            match = re.match(r"\[worker (\d+)\] final (\d+) (\S+) (\S+) (\S+) (\S+)", line)
+            if match:
+                self.finals.append((int(match.group(1)), int(match.group(2)),
+                                    tuple(float(v) for v in match.groups()[2:])))
+
+    def read_errors(self):
+        for line in self.process.stderr:
+            self.errors.append(line.rstrip())
+
+    def told(self):
+        return "\n".join(["%s" % [(c.started_durable, c.done_durable, c.started_applied, c.done_applied, c.lost)
+                                  for c in self.counters], "finals %s" % self.finals] + self.errors[-80:])
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def until(self, condition, what):
+        """Waits for what the run is to do while it goes on."""
+        wait_until(lambda: condition() or self.ended(), self.deadline,
+                   lambda: "%s\n%s" % (what, self.told()))
+        if self.ended():
+            self.join()
+        expect(not self.ended(), "the run ended before: %s" % what, self.told())
+
+    def processes(self):
+        return children(self.process.pid)
+
+    def serves(self, more=3):
+        """Every worker has pushed since."""
+        then = [c.done_applied for c in self.counters]
+        self.until(lambda: all(c.done_applied >= t + more for c, t in zip(self.counters, then)), "applied pushes")
+
+    def in_sync(self, more=3):
+        """Durable pushes go on: all copies are there."""
+        then = [c.done_durable for c in self.counters]
+        self.until(lambda: all(c.done_durable >= t + more for c, t in zip(self.counters, then)), "durable pushes")
+
+    def kill(self, *names, number=signal.SIGKILL):
+        """Returns the time (CLOCK_MONOTONIC, ns), and the pids of before."""
+        before = self.processes()
+        pids = [before[name] for name in names]
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        for pid in pids:
+            send(pid, number)
+        return now, pids
+
+    def serves_after(self, when):
+        """How many heartbeats after `when` a push was done at every worker that had begun since."""
+        self.until(lambda: all(c.last_start >= when for c in self.counters), "pushes begin and end")
+        return max(c.last_done - when for c in self.counters) / (BEAT * 1e9)
+
+    def votes(self, name):
+        """How often a process of this name has begun to vote, of all its shards: it has read what it had stored, or has
+        been told what it had forgotten."""
+        return len([line for line in self.errors
+                    if line.startswith("[%s %d] # votes: " % name) and line.endswith("it votes from now on")])
+
+    def replaced(self, *names, pids=()):
+        """mlfab-run has started these again, and they vote again: it takes --verbose to see that."""
+        self.until(lambda: all(self.processes().get(name) not in (None, pid) for name, pid in zip(names, pids)),
+                   "%s are started again" % (names,))
+        for name in names:
+            if name[0] == "worker":
+                continue
+            self.killed[name] = self.killed.get(name, 0) + 1
+            want = self.killed[name] * (self.servers if name[0] == "scheduler" else 1)
+            self.until(lambda n=name, v=want: self.votes(n) >= v, "%s %d votes again" % name)
+
+    def end(self):
+        """Stops the workers, and waits until all have ended with 0."""
+        for c in self.counters:
+            c.tell(STOP)
+        self.until(lambda: all(c.stopped for c in self.counters), "all workers have stopped")
+        for c in self.counters:
+            c.tell(READ)
+        wait_until(self.ended, self.deadline, lambda: "all end\n" + self.told())
+        self.join()
+        expect(self.process.returncode == 0, "exit status %s" % self.process.returncode, self.told())
+
+    def check(self, killed_workers=False, bound=None):
+        """Compares the model with what the workers were told. Returns how many applied updates were lost."""
+        expect(len(self.finals) == self.workers * self.workers, "every worker has read the model", self.told())
+        model = {}
+        for _, rank, values in self.finals:
+            expect(model.setdefault(rank, values) == values, "all read the same", self.told())
+        lost, square = 0, 0.0
+        for rank, c in enumerate(self.counters):
+            least, most, applied_least, applied_most = model[rank]
+            expect(c.done_durable <= least and most <= c.started_durable,
+                   "worker %d: no durable update is lost, none is applied twice" % rank, self.told())
+            expect(applied_most <= c.started_applied, "worker %d: none is applied twice" % rank, self.told())
+            missing = c.done_applied - applied_least
+            if not killed_workers:
+                expect(least == most == c.done_durable, "worker %d: durable ones" % rank, self.told())
+                if self.servers == 1:
+                    expect(missing == c.lost, "worker %d: %g are missing, stats.updates_lost is %d"
+                           % (rank, missing, c.lost), self.told())
+                expect(missing <= c.lost, "worker %d: more is lost than it was told" % rank, self.told())
+            lost += max(0, missing)
+            square += self.count * max(0, missing) ** 2
+        if bound is not None:
+            expect(square ** 0.5 <= bound, "a loss of norm %g" % square ** 0.5, self.told())
+        return lost
+
+
+class Cast:
+    """The processes of one fabric, started one by one: nobody starts them again."""
+
+    def __init__(self, workers=1, servers=1, transport="tcp", **settings):
+        if transport == "tcp":
+            self.coordinator = "tcp:127.0.0.1:%d,tcp:127.0.0.1:%d" % (free_port(), free_port())
+        else:
+            name = "shm:mlfab-cast-%d-%d" % (os.getpid(), time.monotonic_ns() % 1000000)
+            self.coordinator = "%s,%s-r" % (name, name)
+        self.settings = dict({"MLFAB_COORDINATOR": self.coordinator, "MLFAB_JOB": "cast", "MLFAB_KEY": KEY,
+                              "MLFAB_WORKERS": workers, "MLFAB_SERVERS": servers, "MLFAB_DEDICATED": 1,
+                              "MLFAB_REPLICAS": 1, "MLFAB_SCHEDULER": "own", "MLFAB_TRANSPORT": transport,
+                              "MLFAB_HEARTBEAT_MS": int(BEAT * 1000), "MLFAB_TIMEOUT_MS": 20000}, **settings)
+        self.all = []
+
+    def start(self, role, rank=0, *program, **more):
+        program = program or (RUN, "--mlfab-run-server", "quiet")
+        process = start(*program, env=clean_environment(**dict(self.settings, MLFAB_ROLE=role, MLFAB_RANK=rank,
+                                                               **more)))
+        self.all.append(process)
+        return process
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.all:
+            if process.poll() is None:
+                process.kill()
+        for process in self.all:
+            process.communicate()

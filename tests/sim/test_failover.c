@@ -1,0 +1,586 @@
+/* test_failover.c - servers with replicas in whole simulated fabrics: copies and schedulers that crash, pause and lose
+ * each other.
+ *
+ * Every worker adds 1 to its own elements of the model, so a pull tells how many of its updates are in each slice: never
+ * more than it has pushed, all or nothing of each update in a slice, and of the updates that were answered DURABLE all.
+ * In the end a shard's slices have the same.
+ * What was answered APPLIED and is lost with a copy is at most div_max in the norm of the shard, and is what
+ * the workers' statistics say. A failing seed is printed with the command that replays it. */
+#include "../unit/world.h"
+#include "../unit/scale.h"
+#include "seeds.h"
+
+#include <cmocka.h>
+#include <math.h>
+
+enum {
+  COUNT = 4096,
+  STEPS = 12,
+  WORKERS = 3,
+  SERVERS = 2,
+  CUTS = 2,
+  BEAT_MS = 50
+}; /* CUTS: slices of a shard */
+
+enum phase { COMPUTES, PUSHES, PULLS, LEAVES, AWAY };
+
+typedef struct worker {
+  struct job *job;
+  uint32_t rank;
+  enum phase phase;
+  uint64_t step, durable; /* updates begun; of those, DURABLE ones */
+  int asks_durable;       /* the present push */
+  uint64_t then[WORKERS]; /* what was DURABLE of each when the present pull began */
+  uint64_t asked_ns;
+  mlfab_request request;
+  float u[COUNT], w[COUNT];
+} worker;
+
+/* What the events of a server's copies say. */
+typedef struct shard {
+  struct job *job;
+  uint32_t serves; /* copy */
+  int in_sync;
+  uint64_t changed_ns;
+} shard;
+
+typedef struct teller {
+  struct job *job;
+  uint32_t host;
+} teller;
+
+typedef struct job {
+  world w;
+  shard shards[SERVERS];
+  teller tellers[WORLD_NODES];
+  uint32_t faults;           /* that are still to come */
+  uint64_t next_ns, back_ns; /* the next fault; when the crashed host comes back, 0: none is away */
+  uint32_t away;
+  uint32_t crashes;
+  uint64_t goal; /* steps of each worker, when the last fault is over; 0: not known */
+  uint64_t random, seed;
+  mlfab_sync sync;
+  double div_max;
+  int acks; /* 0: applied, 1: durable, 2: either */
+  worker of[WORKERS];
+  uint64_t last_ns; /* when a request ended last */
+  int replaces;     /* copies that are opened take the place of others */
+  uint32_t spare;   /* more hosts, behind the others */
+} job;
+
+/* splitmix64 */
+static uint64_t below(job *j, uint64_t n) {
+  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return (z ^ (z >> 31)) % n;
+}
+
+static void wrong(const job *j, const char *format, ...) {
+  char text[256];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_failover",
+           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
+}
+
+/* Hosts: workers, servers, replicas, the scheduler. */
+static uint32_t host_of_scheduler(const job *j) { return j->w.workers + 2 * j->w.servers; }
+
+static void print_log(void *user, int level, const char *line) {
+  (void)user;
+  (void)level;
+  fprintf(stderr, "# %s\n", line);
+}
+
+static uint32_t host_of_copy(const job *j, uint32_t server, uint32_t copy) {
+  return j->w.workers + copy * j->w.servers + server;
+}
+
+static void hear(void *user, const mlfab_event_info *info) {
+  const teller *t = user;
+  job *j = t->job;
+  if (t->host < j->w.workers || !info->is_server) return;
+  shard *s = &j->shards[info->rank];
+  uint32_t copy = (t->host - j->w.workers) / j->w.servers;
+  if (info->kind == MLFAB_EVENT_SERVES && (copy != s->serves || info->code == 0)) {
+    if (copy != s->serves) s->in_sync = 0;
+    s->serves = copy;
+  } else if (info->kind == MLFAB_EVENT_IN_SYNC && copy == s->serves) {
+    s->in_sync = info->code == 0;
+  } else {
+    return;
+  }
+  s->changed_ns = mlfab_sim_clock(j->w.sim);
+}
+
+static mlfab_env loud = {.size = sizeof loud, .log = print_log, .log_level = MLFAB_LOG_INFO};
+
+static mlfab_config node_config(job *j, uint32_t i) {
+  mlfab_config c = world_config(&j->w, i < j->w.workers ? i : j->w.workers);
+  uint32_t copy = (i - j->w.workers) / j->w.servers;
+  j->tellers[i] = (teller){j, i};
+  c.on_event = hear;
+  c.user = &j->tellers[i];
+  c.replicas = 1;
+  snprintf(c.coordinator, sizeof c.coordinator, "sim:%u,sim:%u", host_of_copy(j, 0, 0),
+           host_of_copy(j, 0, 1));
+  if (getenv("MLFAB_LOUD")) c.env = &loud;
+  c.scheduler = MLFAB_SCHEDULER_OWN;
+  c.heartbeat_ns = BEAT_MS * WORLD_MS;
+  c.div_max = j->div_max;
+  if (i < j->w.workers) return c;
+  c.rank = (int32_t)((i - j->w.workers) % j->w.servers);
+  c.roles = copy == 0 ? MLFAB_ROLE_SERVER : copy == 1 ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SCHEDULER;
+  if (i == host_of_scheduler(j)) c.rank = 0;
+  c.replaces = j->replaces && i != host_of_scheduler(j);
+  return c;
+}
+
+static void open_node(job *j, uint32_t i) {
+  mlfab_error error;
+  mlfab_config c = node_config(j, i);
+  if (mlfab_sim_open(j->w.sim, i, &c, &j->w.node[i], &error))
+    wrong(j, "node %u: %s", i, error.text);
+}
+
+/* --- one worker --- */
+
+static void step_of(void *user);
+
+static void compute(worker *me) {
+  uint64_t ns = 1000000u * (1 + below(me->job, 40));
+  me->phase = COMPUTES;
+  me->asked_ns = mlfab_sim_clock(me->job->w.sim);
+  assert_int_equal(mlfab_sim_at(me->job->w.sim, me->asked_ns + ns, step_of, me), 0);
+}
+
+static uint32_t slice_of(const job *j, uint32_t element) {
+  return element / (COUNT / j->w.servers / CUTS);
+}
+
+/* How many updates of each worker are in each slice of a pulled model. */
+static void count(const job *j, const float *w, uint64_t got[WORKERS][SERVERS * CUTS]) {
+  int known[WORKERS][SERVERS * CUTS] = {{0}};
+  for (uint32_t i = 0; i < COUNT; i++) {
+    uint32_t o = i % j->w.workers, s = slice_of(j, i);
+    uint64_t n = (uint64_t)w[i];
+    if (!known[o][s]) got[o][s] = n;
+    known[o][s] = 1;
+    if (n != got[o][s])
+      wrong(j, "element %u of slice %u has %llu updates of worker %u, others %llu", i, s,
+            (unsigned long long)n, o, (unsigned long long)got[o][s]);
+    if (n > j->of[o].step)
+      wrong(j, "element %u has %llu updates of %llu", i, (unsigned long long)n,
+            (unsigned long long)j->of[o].step);
+  }
+}
+
+static void judge(worker *me) {
+  job *j = me->job;
+  uint64_t got[WORKERS][SERVERS * CUTS] = {{0}};
+  count(j, me->w, got);
+  for (uint32_t o = 0; o < j->w.workers; o++) {
+    for (uint32_t s = 0; s < j->w.servers * CUTS; s++) {
+      if (got[o][s] < me->then[o] && j->sync.kind == MLFAB_SYNC_ASYNC)
+        wrong(j, "slice %u has %llu updates of worker %u, %llu were durable", s,
+              (unsigned long long)got[o][s], o, (unsigned long long)me->then[o]);
+    }
+  }
+}
+
+static void step_of(void *user) {
+  worker *me = user;
+  job *j = me->job;
+  mlfab *node = j->w.node[me->rank];
+  mlfab_buf update = {0, 0, me->u, COUNT}, image = {0, 0, me->w, COUNT};
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  mlfab_result result;
+  uint64_t now = mlfab_sim_clock(j->w.sim);
+  int done = 0;
+  if (!node) return;
+  if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 20000000000u) {
+    mlfab_error error;
+    int phase = me->phase;
+    for (uint32_t k = 0; k < j->w.workers && getenv("MLFAB_LOUD"); k++) {
+      if (k == me->rank || j->of[k].phase == COMPUTES) {
+        fprintf(stderr, "worker %u: phase %d step %llu\n", k, (int)j->of[k].phase,
+                (unsigned long long)j->of[k].step);
+        continue;
+      }
+      j->of[k].phase = AWAY;
+      mlfab_cancel(j->w.node[k], j->of[k].request);
+      mlfab_wait(j->w.node[k], j->of[k].request, 0, &result);
+      mlfab_last_error(j->w.node[k], &error);
+      fprintf(stderr, "worker %u: %llu %s\n", k, (unsigned long long)j->of[k].step, error.text);
+    }
+    me->phase = AWAY;
+    mlfab_cancel(node, me->request);
+    mlfab_wait(node, me->request, 0, &result);
+    mlfab_last_error(node, &error);
+    wrong(j, "worker %u waits for more than 20 s in step %llu, %s: %s", me->rank,
+          (unsigned long long)me->step, phase == PUSHES ? "push" : "pull", error.text);
+  }
+  if (me->phase == COMPUTES && now > me->asked_ns) {
+    for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % j->w.workers == me->rank ? 1.0f : 0.0f;
+    me->asks_durable = j->acks == 2 ? (int)below(j, 2) : j->acks;
+    options.ack = me->asks_durable ? MLFAB_ACK_DURABLE : MLFAB_ACK_APPLIED;
+    OK(node, mlfab_push_start(node, &update, 1, &options, &me->request));
+    me->step++;
+    me->phase = PUSHES;
+    me->asked_ns = now;
+  } else if (me->phase == PUSHES || me->phase == PULLS) {
+    OK(node, mlfab_test(node, me->request, &done, &result));
+    if (!done) return;
+    j->last_ns = now;
+    if (getenv("DBG"))
+      fprintf(stderr, "%.4f worker %u phase %d step %llu done\n", (double)now / 1e9, me->rank,
+              me->phase, (unsigned long long)me->step);
+    if (result.status) {
+      mlfab_error error;
+      mlfab_last_error(node, &error);
+      wrong(j, "worker %u, step %llu: %s", me->rank, (unsigned long long)me->step, error.text);
+    }
+    if (me->phase == PUSHES) {
+      if (me->asks_durable) me->durable++;
+      for (uint32_t o = 0; o < j->w.workers; o++) me->then[o] = j->of[o].durable;
+      OK(node, mlfab_pull_start(node, &image, 1, NULL, &me->request));
+      me->phase = PULLS;
+      me->asked_ns = now;
+      return;
+    }
+    judge(me);
+    if (j->goal == 0 && j->faults == 0 && j->back_ns == 0) { /* the same for all */
+      j->goal = STEPS;
+      for (uint32_t o = 0; o < j->w.workers; o++)
+        if (j->of[o].step + 2 > j->goal) j->goal = j->of[o].step + 2;
+    }
+    if (j->goal > 0 && me->step >= j->goal)
+      me->phase = LEAVES;
+    else
+      compute(me);
+  }
+}
+
+/* --- the fabric --- */
+
+/* Opens all nodes, and waits until the fabric stands. */
+static void join_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
+  world_init(&j->w, workers, servers, 1);
+  j->w.nodes = workers + 2 * servers + 1;
+  assert_true(j->w.nodes + j->spare <= WORLD_NODES);
+  j->w.nodes += j->spare;
+  world_network(&j->w, seed);
+  j->w.nodes -= j->spare;
+  for (uint32_t i = 0; i < j->w.nodes; i++) open_node(j, i);
+  for (uint32_t i = 0; i < j->w.nodes;) {
+    mlfab_error error;
+    int ready = mlfab_is_ready(j->w.node[i], &error);
+    if (ready < 0) wrong(j, "node %u: %s", i, error.text);
+    if (ready == 0 && !mlfab_sim_step(j->w.sim)) wrong(j, "nothing happens any more");
+    i += ready == 1;
+  }
+  for (uint32_t k = 0; k < workers; k++) {
+    worker *me = &j->of[k];
+    me->job = j;
+    me->phase = LEAVES;
+    me->rank = k;
+    OK(j->w.node[k], mlfab_tensor_add(j->w.node[k], 0, MLFAB_F32, COUNT));
+  }
+}
+
+static void start_models(job *j) {
+  for (uint32_t k = 0; k < j->w.workers; k++) {
+    mlfab_model_options options = {.size = sizeof options, .slices = CUTS * j->w.servers};
+    mlfab_buf image = {0, 0, j->of[k].w, COUNT};
+    options.consistency = j->sync;
+    OK(j->w.node[k], mlfab_model_start(j->w.node[k], &options, &image, 1));
+  }
+  for (uint32_t k = 0; k < j->w.workers; k++)
+    assert_int_equal(mlfab_sim_watch(j->w.sim, k, step_of, &j->of[k]), 0);
+}
+
+static void begin(job *j, uint64_t seed, uint32_t workers, uint32_t servers) {
+  join_all(j, seed, workers, servers);
+  start_models(j);
+}
+
+/* All workers have done their steps. */
+static void run(job *j) {
+  for (uint32_t k = 0; k < j->w.workers;) {
+    if (j->of[k].phase == LEAVES)
+      k++;
+    else if (!mlfab_sim_step(j->w.sim))
+      wrong(j, "nothing happens any more");
+  }
+  for (uint32_t k = 0; k < j->w.workers; k++) mlfab_sim_watch(j->w.sim, k, NULL, NULL);
+}
+
+/* In the end: what is missing is what the workers say is lost, and no more than div_max. */
+static uint64_t finish(job *j) {
+  uint64_t all[WORKERS][SERVERS * CUTS] = {{0}}, lost = 0, told = 0;
+  mlfab_buf image = {0, 0, j->of[0].w, COUNT};
+  OK(j->w.node[0], mlfab_pull(j->w.node[0], &image, 1, NULL, NULL));
+  count(j, j->of[0].w, all);
+  for (uint32_t s = 0; s < j->w.servers; s++) {
+    double norm = 0.0;
+    for (uint32_t o = 0; o < j->w.workers; o++) {
+      uint64_t got = all[o][CUTS * s], missing = j->of[o].step - got;
+      for (uint32_t k = CUTS * s; k < CUTS * (s + 1); k++) assert_int_equal(all[o][k], got);
+      if (got < j->of[o].durable)
+        wrong(j, "in the end shard %u has %llu updates of worker %u, %llu were durable", s,
+              (unsigned long long)got, o, (unsigned long long)j->of[o].durable);
+      lost += missing;
+      norm += (double)missing * sqrt((double)(COUNT / j->w.servers / j->w.workers));
+    }
+    if (norm > j->div_max * 1.000001)
+      wrong(j, "shard %u has lost %g, div_max is %g", s, norm, j->div_max);
+  }
+  for (uint32_t k = 0; k < j->w.workers; k++) {
+    mlfab_stats stats;
+    OK(j->w.node[k], mlfab_get_stats(j->w.node[k], &stats, sizeof stats));
+    told += stats.updates_lost;
+  }
+  if (lost != told)
+    wrong(j, "%llu parts of updates are missing, %llu were reported", (unsigned long long)lost,
+          (unsigned long long)told);
+  return lost;
+}
+
+static void init(job *j, uint64_t seed) {
+  memset(j, 0, sizeof *j);
+  j->seed = j->random = seed;
+}
+
+/* A server is killed in the middle: its replica goes on. */
+static void test_kill(void **state) {
+  static job j;
+  (void)state;
+  for (uint32_t k = 0; k < 6; k++) {
+    init(&j, 1 + k);
+    static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP};
+    j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = kinds[k % 3], .staleness = 1};
+    j.acks = k < 3 ? 1 : 0;
+    j.div_max = k < 3 ? 0.0 : 100.0;
+    begin(&j, 1, 2, 1);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    assert_true(j.shards[0].in_sync);
+    for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
+    mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
+    mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+    if (k < 3) { /* nothing is durable before there are two copies again */
+      mlfab_sim_run(j.w.sim, WORLD_S);
+      j.replaces = 1;
+      open_node(&j, host_of_copy(&j, 0, 0));
+    }
+    run(&j);
+    finish(&j);
+    world_close(&j.w);
+  }
+}
+
+/* Server 0 is replaced at once: DURABLE updates do not wait much longer for the next copy than the others for the one
+ * that takes over. */
+static void test_replaced_at_once(void **state) {
+  static job j;
+  (void)state;
+  for (uint32_t k = 0; k < 4; k++) {
+    init(&j, 40 + k);
+    j.acks = 1;
+    begin(&j, 1 + k, 2, 1);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
+    mlfab_sim_run(j.w.sim, 50 * WORLD_MS);
+    mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+    j.replaces = 1;
+    open_node(&j, host_of_copy(&j, 0, 0));
+    mlfab_sim_run(j.w.sim, 10 * BEAT_MS * WORLD_MS);
+    assert_true(j.shards[0].serves == 1 && j.shards[0].in_sync);
+    run(&j);
+    finish(&j);
+    world_close(&j.w);
+  }
+}
+
+/* A server dies before there is a model: its replica, which has none either, takes the definition. */
+static void test_before_the_model(void **state) {
+  static job j;
+  (void)state;
+  init(&j, 1);
+  j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
+  j.acks = 1;
+  join_all(&j, 1, 2, 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  assert_true(j.shards[0].in_sync);
+  mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  j.replaces = 1;
+  open_node(&j, host_of_copy(&j, 0, 0));
+  start_models(&j);
+  for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
+  run(&j);
+  assert_int_equal(finish(&j), 0);
+  world_close(&j.w);
+}
+
+/* A worker is lost with the server: the replica waits for it for a while, and the rounds go on without it. */
+static void test_worker_lost(void **state) {
+  static job j;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 4; seed++) {
+    init(&j, seed);
+    j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
+    j.div_max = 1000.0;
+    begin(&j, seed, 3, 1);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    assert_true(j.shards[0].in_sync);
+    for (uint32_t i = 0; i < 3; i++) compute(&j.of[i]);
+    mlfab_sim_run(j.w.sim, 50 * WORLD_MS + below(&j, 100 * WORLD_MS));
+    mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+    mlfab_sim_crash(j.w.sim, 2);
+    j.of[2].phase = LEAVES;
+    j.goal = STEPS + j.of[0].step;
+    run(&j);
+    world_close(&j.w);
+  }
+}
+
+/* A copy of server 0 is replaced by a process on another host, then the other copy, too: each is found where it is. */
+static void test_other_hosts(void **state) {
+  static job j;
+  (void)state;
+  init(&j, 1);
+  j.acks = 1;
+  j.spare = 2;
+  begin(&j, 1, 2, 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
+  for (uint32_t copy = 0; copy < 2; copy++) {
+    uint32_t former = host_of_copy(&j, 0, copy), host = j.w.nodes + copy;
+    mlfab_error error;
+    mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
+    assert_true(j.shards[0].in_sync);
+    mlfab_sim_crash(j.w.sim, former);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    assert_true(j.shards[0].serves != copy);
+    mlfab_config c = node_config(&j, former);
+    c.replaces = 1;
+    snprintf(c.coordinator, sizeof c.coordinator, "sim:%u,sim:%u", j.w.nodes,
+             copy ? host : host_of_copy(&j, 0, 1));
+    assert_int_equal(mlfab_sim_open(j.w.sim, host, &c, &j.w.node[host], &error), 0);
+    mlfab_sim_run(j.w.sim, 2 * WORLD_S);
+  }
+  assert_true(j.shards[0].in_sync);
+  run(&j);
+  finish(&j);
+  j.w.nodes += j.spare;
+  world_close(&j.w);
+}
+
+/* --- faults at random --- */
+
+static int calm(const job *j) {
+  uint64_t now = mlfab_sim_clock(j->w.sim);
+  for (uint32_t s = 0; s < j->w.servers; s++) {
+    if (!j->shards[s].in_sync || now - j->shards[s].changed_ns < 10 * BEAT_MS * WORLD_MS) return 0;
+  }
+  return j->back_ns == 0;
+}
+
+static void crash(job *j, uint32_t host) {
+  assert_int_equal(mlfab_sim_crash(j->w.sim, host), 0);
+  j->away = host;
+  j->back_ns = mlfab_sim_clock(j->w.sim) + WORLD_MS * (50 + below(j, 700));
+  for (uint32_t s = 0; s < j->w.servers; s++) {
+    if (host == host_of_scheduler(j) || host % j->w.servers == host_of_copy(j, s, 0) % j->w.servers)
+      j->shards[s].in_sync &= host == host_of_scheduler(j);
+    j->shards[s].changed_ns = mlfab_sim_clock(j->w.sim);
+  }
+  j->crashes++;
+}
+
+static void fault(job *j) {
+  uint64_t now = mlfab_sim_clock(j->w.sim);
+  uint32_t voters = 2 * j->w.servers + 1, host = j->w.workers + (uint32_t)below(j, voters);
+  if (j->back_ns && now >= j->back_ns) {
+    j->replaces = 1;
+    if (getenv("DBG")) fprintf(stderr, "%.4f BACK %u\n", (double)now / 1e9, j->away);
+    open_node(j, j->away);
+    /* It has forgotten its votes, and has to hear both others first. */
+    for (uint32_t s = 0; s < j->w.servers; s++) j->shards[s].changed_ns = now;
+    j->back_ns = 0;
+  }
+  if (j->faults > 0 && now > j->next_ns + 60 * (uint64_t)WORLD_S)
+    wrong(j, "the copies are not all in sync after 60 s");
+  if (j->faults == 0 || now < j->next_ns || !calm(j)) return;
+  j->faults--;
+  j->next_ns = now + WORLD_MS * (100 + below(j, 500));
+  uint64_t what = below(j, 4);
+  if (getenv("DBG")) fprintf(stderr, "%.4f FAULT %d host %u\n", (double)now / 1e9, (int)what, host);
+  switch (what) {
+    case 0:
+      mlfab_sim_pause(j->w.sim, host, WORLD_MS * (20 + below(j, 380)));
+      break;
+    case 1:
+      mlfab_sim_partition(j->w.sim, j->w.workers + (uint32_t)below(j, voters), host, 1);
+      mlfab_sim_run(j->w.sim, WORLD_MS * (20 + below(j, 380)));
+      for (uint32_t a = 0; a < j->w.nodes; a++) {
+        for (uint32_t b = 0; b < a; b++) mlfab_sim_partition(j->w.sim, a, b, 0);
+      }
+      break;
+    default:
+      crash(j, host);
+  }
+}
+
+static void play(uint64_t seed) {
+  static job j;
+  init(&j, seed);
+  static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP};
+  uint32_t workers = 1 + (uint32_t)below(&j, WORKERS), servers = 1 + (uint32_t)below(&j, SERVERS);
+  while (workers + 2 * servers + 1 > WORLD_NODES) workers--;
+  j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = kinds[below(&j, 3)], .staleness = 1};
+  j.acks = (int)below(&j, 3);
+  double norm = sqrt(COUNT / servers / workers);
+  uint64_t bound = below(&j, 3);
+  j.div_max = bound == 0 ? 0.0 : bound == 1 ? norm * (double)(1 + below(&j, 8)) : HUGE_VAL;
+  begin(&j, seed, workers, servers);
+  mlfab_sim_run(j.w.sim, WORLD_S / 2);
+  j.faults = 1 + (uint32_t)below(&j, 5);
+  j.next_ns = mlfab_sim_clock(j.w.sim) + 10000000 * below(&j, 30);
+  mlfab_sim_options lossy = {.size = sizeof lossy, .loss = 0.002, .reorder = 0.05};
+  if (below(&j, 3) == 0) mlfab_sim_set_faults(j.w.sim, &lossy);
+  for (uint32_t k = 0; k < workers; k++) compute(&j.of[k]);
+  for (uint32_t away = 0; away < workers;) {
+    fault(&j);
+    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    for (uint32_t k = 0; k < workers; k++) {
+      if (j.of[k].phase != LEAVES) continue;
+      j.of[k].phase =
+          AWAY; /* a worker that was taken for dead may have more steps to do than the others */
+      OK(j.w.node[k], mlfab_finish(j.w.node[k], 0));
+      away++;
+    }
+  }
+  mlfab_sim_set_faults(j.w.sim, NULL);
+  for (uint32_t k = 0; k < workers; k++) mlfab_sim_watch(j.w.sim, k, NULL, NULL);
+  finish(&j);
+  world_close(&j.w);
+}
+
+static void test_faults(void **state) {
+  (void)state;
+  seeds_run("failover", test_cases(200), play);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill),
+                                     cmocka_unit_test(test_replaced_at_once),
+                                     cmocka_unit_test(test_before_the_model),
+                                     cmocka_unit_test(test_worker_lost),
+                                     cmocka_unit_test(test_other_hosts),
+                                     cmocka_unit_test(test_faults)};
+  return cmocka_run_group_tests_name("failover", tests, NULL, NULL);
+}
