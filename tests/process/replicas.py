@@ -77,6 +77,7 @@ class Group:
         self.killed = {}  # by name, processes that were replaced
         settings.setdefault("MLFAB_HEARTBEAT_MS", int(BEAT * 1000))
         settings.setdefault("MLFAB_TIMEOUT_MS", 60000)
+        self.beat = settings["MLFAB_HEARTBEAT_MS"] / 1000
         self.process = start(RUN, "-n", workers, "-s", servers, "--replicas", "--timeout", 400, *options,
                              helper("replica_worker"), folder, count, *(["collective"] if collective else []),
                              env=clean_environment(**settings))
@@ -156,8 +157,13 @@ class Group:
 
     def serves_after(self, when):
         """How many heartbeats after `when` a push was done at every worker that had begun since."""
-        self.until(lambda: all(c.last_start >= when for c in self.counters), "pushes begin and end")
-        return max(c.last_done - when for c in self.counters) / (BEAT * 1e9)
+        self.until(lambda: self.served_after(when), "pushes begin and end")
+        return self.served_after(when)
+
+    def served_after(self, when):
+        """The same so far, or None. Later pushes count too, so call it again and again."""
+        done = [(c.last_done - when) / (self.beat * 1e9) for c in self.counters if c.last_start >= when]
+        return max(done) if len(done) == self.workers else None
 
     def votes(self, name):
         """How often a process of this name has begun to vote, of all its shards: it has read what it had stored, or has
