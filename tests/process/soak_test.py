@@ -264,7 +264,8 @@ class Copies:
             self.group.in_sync()
             idle = 0
             while self.kills < kills and idle < 50:
-                idle = 0 if self.kill(self.dice.random() < 0.06) else idle + 1
+                two = 10 * self.pairs < self.kills and self.dice.random() < 0.5
+                idle = 0 if self.kill(two) else idle + 1
                 if self.stops * kills < stops * self.kills:
                     self.stop()
             self.group.in_sync()
