@@ -10517,6 +10517,7 @@ static int server_link_place(mlfab_node *node, const mlfab__frame_in *frame) {
   mlfab__place *place = &node->places[info.node - first];
   if (info.incarnation <= place->incarnation) return 0;
   place->incarnation = info.incarnation;
+  place->moved = 0;
   place->nonce = info.nonce;
   place->hand = info.hand != 0;
   memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
@@ -10876,6 +10877,7 @@ static void caller_tell_places(mlfab_node *node, uint32_t index) {
     uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
     if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
     if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
+    if (place->moved) continue; /* its MEMBER is on its way */
     mlfab__member_info info = {.node = mlfab__node_of_voter(node, voter),
                                .roles = MLFAB_ROLE_SERVER,
                                .incarnation = place->incarnation,
@@ -11146,8 +11148,9 @@ static int caller_voter_member(mlfab_node *node, uint32_t voter, const mlfab__fr
       member.node != mlfab__node_of_voter(node, voter))
     return MLFAB_ERR_FRAME;
   memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
-  if (place->moved) mlfab__caller_tell_places(node);
+  int news = place->moved;
   place->moved = 0;
+  if (news) mlfab__caller_tell_places(node);
   return 0;
 }
 
@@ -11246,7 +11249,8 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     memset(&info, 0, sizeof info);
     info.node = mlfab__node_of_server(node, s);
     info.roles = MLFAB_ROLE_SERVER;
-    info.incarnation = place->incarnation;
+    /* Of a process that has not said yet where it is: any PLACE is newer than this. */
+    info.incarnation = place->moved ? 0 : place->incarnation;
     info.hand = place->hand;
     info.late = place->late;
     info.nonce = place->nonce;

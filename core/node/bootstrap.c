@@ -44,7 +44,8 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     memset(&info, 0, sizeof info);
     info.node = mlfab__node_of_server(node, s);
     info.roles = MLFAB_ROLE_SERVER;
-    info.incarnation = place->incarnation;
+    /* Of a process that has not said yet where it is: any PLACE is newer than this. */
+    info.incarnation = place->moved ? 0 : place->incarnation;
     info.hand = place->hand;
     info.late = place->late;
     info.nonce = place->nonce;

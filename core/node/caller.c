@@ -162,6 +162,7 @@ static void caller_tell_places(mlfab_node *node, uint32_t index) {
     uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
     if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
     if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
+    if (place->moved) continue; /* its MEMBER is on its way */
     mlfab__member_info info = {.node = mlfab__node_of_voter(node, voter),
                                .roles = MLFAB_ROLE_SERVER,
                                .incarnation = place->incarnation,
@@ -432,8 +433,9 @@ static int caller_voter_member(mlfab_node *node, uint32_t voter, const mlfab__fr
       member.node != mlfab__node_of_voter(node, voter))
     return MLFAB_ERR_FRAME;
   memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
-  if (place->moved) mlfab__caller_tell_places(node);
+  int news = place->moved;
   place->moved = 0;
+  if (news) mlfab__caller_tell_places(node);
   return 0;
 }
 

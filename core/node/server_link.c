@@ -251,6 +251,7 @@ static int server_link_place(mlfab_node *node, const mlfab__frame_in *frame) {
   mlfab__place *place = &node->places[info.node - first];
   if (info.incarnation <= place->incarnation) return 0;
   place->incarnation = info.incarnation;
+  place->moved = 0;
   place->nonce = info.nonce;
   place->hand = info.hand != 0;
   memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);

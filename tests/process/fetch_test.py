@@ -108,7 +108,6 @@ class Site:
     def __init__(self, **files):
         if not os.path.exists(FETCH):
             raise Skip("libcurl4-openssl-dev is not installed")
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # of connections that the tool closes
         self.files = {name.replace("_", "."): data for name, data in files.items()}
         self.requests = []
         self.folder = tempfile.mkdtemp(prefix="mlfab-fetch-")
