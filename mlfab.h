@@ -706,10 +706,11 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *                 (MLFAB_EVENT_IN_SYNC, code 0).
  *    replacing    start the process that died again, anywhere, with the same rank and role, and with `replaces`. It
  *                 gets the shard from the other copy, which goes on serving meanwhile. mlfab-run does it. A
- *                 scheduler is started again as it was. The copy that serves admits it, so it must come before
- *                 that copy halts. With `vote_dir`, on the former one's disk, the process votes when it is admitted;
- *                 else it has to hear both others first, and a second failure before that halts the shard. A shard
- *                 that has halted for 20 heartbeats does not come back: begin again from a checkpoint.
+ *                 scheduler is started again as it was. A process that comes back has to be let in by the copy of
+ *                 server 0 that serves, which must have heard one of the others within 4 heartbeats. With `vote_dir`,
+ *                 on the former one's disk, it votes then; else it has to hear both others first, and a second failure
+ *                 before that halts the shard. A shard that has halted for 20 heartbeats does not come back: begin
+ *                 again from a checkpoint. Before the fabric has formed, server 0 is started again without `replaces`.
  *
  * What a push promises. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
  * replica had not got is lost with it: in each shard at most div_max of such updates, and of each update all or

@@ -175,6 +175,7 @@ def test_roles_that_do_not_fit():
 
 def test_what_mpi_cannot_do():
     fails(2, "init=multiple", "join=1", names="UNSUPPORTED", text="fixed")
+    fails(2, "init=multiple", "replicas=1", "dedicated=1", "scheduler=own", names="UNSUPPORTED", text="replicas")
     fails(2, "init=multiple", "coordinator=tcp:127.0.0.1:1", names="CONFIG", text="must be empty")
 
 
