@@ -676,13 +676,14 @@ static void bootstrap_timeout(mlfab_node *node) {
     bootstrap_list_missing(node);
     while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
       id++;
-    is_server = node->config.dedicated && id >= node->config.workers &&
-                id < node->config.workers + node->config.servers;
-    rank = (int32_t)(is_server ? id - node->config.workers : id);
+    is_server = bootstrap_is_dedicated(node, id); /* or its replica */
+    rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);
     int n =
         snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
     if (node->strange)
       snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
+    else if (node->config.replicas)
+      snprintf(text + n, sizeof text - (size_t)n, " (if the fabric runs already: set `replaces`)");
   } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;

@@ -239,6 +239,19 @@ def test_a_second_copy():
         counters.close()
 
 
+def test_who_is_missing():
+    """The error of server 0 has the number of the server whose replica is missing."""
+    with Cast(servers=2, MLFAB_TIMEOUT_MS=3000) as cast, Folder() as folder:
+        server = cast.start("server")
+        for role, number in (("server", 1), ("replica", 0), ("scheduler", 0)):
+            cast.start(role, number)
+        worker = work(cast, folder)
+        result = finish(server, 20)
+        expect(result.code == 1 and "still missing: the replica of server 1" in result.err and "replaces" in result.err,
+               "it names the replica", result)
+        finish(worker, 20)
+
+
 def test_other_settings():
     """div_max is a copy's own; that there are replicas is the fabric's."""
     with Folder() as folder, Cast() as cast:
