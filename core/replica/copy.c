@@ -551,6 +551,7 @@ static void copy_model(void *self) {
   c->has = 0;
   c->drops = copy_may_be_in_sync(c);
   mlfab__vote_want(copy_vote(c), 1u << c->self, c->node->now_ns);
+  if (c->drops) copy_event(c, MLFAB_EVENT_IN_SYNC, MLFAB_ERR_AGAIN, "the other copy has no model");
 }
 
 static void copy_free(void *self) {

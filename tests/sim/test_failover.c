@@ -109,6 +109,8 @@ static void hear(void *user, const mlfab_event_info *info) {
     if (copy != s->serves) s->in_sync = 0;
     s->serves = copy;
   } else if (info->kind == MLFAB_EVENT_IN_SYNC && copy == s->serves) {
+    if (info->code == 0 && s->in_sync)
+      wrong(j, "server %d: the other copy is in sync again, and was not lost", (int)info->rank);
     s->in_sync = info->code == 0;
   } else {
     return;
@@ -381,6 +383,21 @@ static void test_kill(void **state) {
   }
 }
 
+/* Copies without a model are in sync, and when there is one they are not, until the other copy has it: the events say so
+ * (hear). */
+static void test_in_sync_again(void **state) {
+  static job j;
+  (void)state;
+  init(&j, 50);
+  join_all(&j, 1, 2, 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  assert_true(j.shards[0].in_sync);
+  start_models(&j);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  assert_true(j.shards[0].in_sync);
+  world_close(&j.w);
+}
+
 /* Server 0 is replaced at once: DURABLE updates do not wait much longer for the next copy than the others for the one
  * that takes over. */
 static void test_replaced_at_once(void **state) {
@@ -577,6 +594,7 @@ static void test_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill),
+                                     cmocka_unit_test(test_in_sync_again),
                                      cmocka_unit_test(test_replaced_at_once),
                                      cmocka_unit_test(test_before_the_model),
                                      cmocka_unit_test(test_worker_lost),
