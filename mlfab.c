@@ -11881,13 +11881,14 @@ static void bootstrap_timeout(mlfab_node *node) {
     bootstrap_list_missing(node);
     while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
       id++;
-    is_server = node->config.dedicated && id >= node->config.workers &&
-                id < node->config.workers + node->config.servers;
-    rank = (int32_t)(is_server ? id - node->config.workers : id);
+    is_server = bootstrap_is_dedicated(node, id); /* or its replica */
+    rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);
     int n =
         snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
     if (node->strange)
       snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
+    else if (node->config.replicas)
+      snprintf(text + n, sizeof text - (size_t)n, " (if the fabric runs already: set `replaces`)");
   } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
@@ -51676,10 +51677,13 @@ static void copy_send(mlfab__copy *c) {
   const mlfab__keeper *keeper = server->keeping;
   int waits =
       server->apply.applying != MLFAB__APPLY_NONE && server->apply.applying != MLFAB__APPLY_HELD;
+  /* A model that does not stand yet waits for first weights, or is loaded from a checkpoint. */
+  int none = server->phase == MLFAB__NO_MODEL && server->layout.nslices == 0;
+  waits |= !none && server->phase != MLFAB__MODEL_STANDS;
   if (c->phase != MLFAB__COPY_SERVES || !c->link_up || c->sends || c->lent || c->drops || waits ||
-      server->phase == MLFAB__MODEL_DEFINED || server->move.held || c->node->now_ns < c->retry_ns)
+      server->move.held || c->node->now_ns < c->retry_ns)
     return;
-  if (server->phase == MLFAB__NO_MODEL) {
+  if (none) {
     copy_send_bare(c);
     return;
   }
@@ -52171,6 +52175,7 @@ static void copy_model(void *self) {
   c->has = 0;
   c->drops = copy_may_be_in_sync(c);
   mlfab__vote_want(copy_vote(c), 1u << c->self, c->node->now_ns);
+  if (c->drops) copy_event(c, MLFAB_EVENT_IN_SYNC, MLFAB_ERR_AGAIN, "the other copy has no model");
 }
 
 static void copy_free(void *self) {

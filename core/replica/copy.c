@@ -56,10 +56,13 @@ static void copy_send(mlfab__copy *c) {
   const mlfab__keeper *keeper = server->keeping;
   int waits =
       server->apply.applying != MLFAB__APPLY_NONE && server->apply.applying != MLFAB__APPLY_HELD;
+  /* A model that does not stand yet waits for first weights, or is loaded from a checkpoint. */
+  int none = server->phase == MLFAB__NO_MODEL && server->layout.nslices == 0;
+  waits |= !none && server->phase != MLFAB__MODEL_STANDS;
   if (c->phase != MLFAB__COPY_SERVES || !c->link_up || c->sends || c->lent || c->drops || waits ||
-      server->phase == MLFAB__MODEL_DEFINED || server->move.held || c->node->now_ns < c->retry_ns)
+      server->move.held || c->node->now_ns < c->retry_ns)
     return;
-  if (server->phase == MLFAB__NO_MODEL) {
+  if (none) {
     copy_send_bare(c);
     return;
   }

@@ -273,11 +273,26 @@ static void test_lost(void **state) {
   assert_true(take_frames(FRAMES, 1) > 3);
 }
 
+/* While the model is loaded from a checkpoint it does not stand yet, but there is one: a copy without it is not told that it
+ * has everything. */
+static void test_loading(void **state) {
+  (void)state;
+  a.copy->has = 0;
+  a.shard->server.phase = MLFAB__NO_MODEL;
+  settle(&a);
+  stream_clear();
+  assert_int_equal(take_frames(FRAMES, 1), 0);
+  a.shard->server.phase = MLFAB__MODEL_STANDS;
+  settle(&a);
+  assert_true(take_frames(FRAMES, 1) > 3);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_stale, begin, end),
       cmocka_unit_test_setup_teardown(test_end_waits, begin, end),
       cmocka_unit_test_setup_teardown(test_lost, begin, end),
+      cmocka_unit_test_setup_teardown(test_loading, begin, end),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
