@@ -614,7 +614,9 @@ int mlfab__remote_move(mlfab__remote *remote, const mlfab__place *from, const ml
   call.headers[1] = "Overwrite: T";
   call.nheaders = 2;
   int code = remote_run(remote, &call);
-  if (code == -ENOENT && call.attempts > 1 && remote_is_there(remote, to, bytes)) return 0;
+  /* The answer to the first attempt may be lost: libcurl repeats a request, too, when a connection that it uses again has
+   * ended before an answer. */
+  if (code == -ENOENT && remote_is_there(remote, to, bytes)) return 0;
   return code;
 }
 
@@ -723,7 +725,7 @@ int mlfab__remote_complete(mlfab__remote *remote, const mlfab__place *place, mlf
     if (!code) code = remote_completed(remote, &call);
   }
   free(xml);
-  if (code == -ENOENT && call.attempts > 1 && remote_is_there(remote, place, bytes)) return 0;
+  if (code == -ENOENT && remote_is_there(remote, place, bytes)) return 0; /* as for a MOVE */
   return code;
 }
 

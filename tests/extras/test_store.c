@@ -564,8 +564,10 @@ static void test_lost_move(void **state) {
       {.want = {"MOVE /"}, .answer = ""},
       {.want = {"MOVE /"}, .answer = PLAIN("404 Not Found")},
       {.want = {"HEAD /checkpoint-3.manifest "}, .answer = XML("200 OK", "10")}};
-  static const step bad[] = {{.answer = PLAIN("201 Created"), .body_bytes = 10},
-                             {.want = {"MOVE /"}, .answer = PLAIN("404 Not Found")}};
+  static const step bad[] = {
+      {.answer = PLAIN("201 Created"), .body_bytes = 10},
+      {.want = {"MOVE /"}, .answer = PLAIN("404 Not Found")},
+      {.want = {"HEAD /checkpoint-3.manifest "}, .answer = PLAIN("404 Not Found")}};
   world w;
   BEGIN(&w, good);
   assert_int_equal(store_file_of(&w, 0, 10), 0);

@@ -190,7 +190,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def run(self):
         store = self.server.store
         raw_path, _, raw_query = self.path.partition("?")
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client is dead
+            self.close_connection = True
+            return
         bucket, _, key = urllib.parse.unquote(raw_path)[1:].partition("/")
         query = dict(urllib.parse.parse_qsl(raw_query, keep_blank_values=True))
         fault = store.fault(self, self.command, key, query)
