@@ -11773,7 +11773,7 @@ static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_i
 
 /* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
 static void bootstrap_place_self(mlfab_node *node) {
-  if (node->voter == MLFAB__NO_NODE || MLFAB__PLANTED(235)) return;
+  if (node->voter == MLFAB__NO_NODE) return;
   mlfab__place *place = &node->places[node->voter];
   place->incarnation = node->incarnation;
   place->nonce = node->nonce;
@@ -16827,7 +16827,7 @@ MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_
 
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
   /* While a commit is hidden, pulls have nothing but what they have pinned. */
-  int keeps = mlfab__server_shows(server) != MLFAB__SHOWS_ALL && !MLFAB__PLANTED(232);
+  int keeps = mlfab__server_shows(server) != MLFAB__SHOWS_ALL;
   for (mlfab__server_pull *pull = server->serve.first; pull && !keeps; pull = pull->next)
     mlfab__blocks_restart(server, pull);
 }

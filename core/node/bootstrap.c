@@ -568,7 +568,7 @@ static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_i
 
 /* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
 static void bootstrap_place_self(mlfab_node *node) {
-  if (node->voter == MLFAB__NO_NODE || MLFAB__PLANTED(235)) return;
+  if (node->voter == MLFAB__NO_NODE) return;
   mlfab__place *place = &node->places[node->voter];
   place->incarnation = node->incarnation;
   place->nonce = node->nonce;

@@ -32,7 +32,7 @@ MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_
 
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
   /* While a commit is hidden, pulls have nothing but what they have pinned. */
-  int keeps = mlfab__server_shows(server) != MLFAB__SHOWS_ALL && !MLFAB__PLANTED(232);
+  int keeps = mlfab__server_shows(server) != MLFAB__SHOWS_ALL;
   for (mlfab__server_pull *pull = server->serve.first; pull && !keeps; pull = pull->next)
     mlfab__blocks_restart(server, pull);
 }

@@ -589,7 +589,7 @@ static void play(uint64_t seed) {
 
 static void test_faults(void **state) {
   (void)state;
-  seeds_run("failover", test_cases(50), play);
+  seeds_run("failover", test_cases(200), play);
 }
 
 int main(void) {
