@@ -527,6 +527,8 @@ int64_t mlfab__remote_get(mlfab__remote *remote, const mlfab__place *place, void
                                       : "the server has no parts of files (Range)");
     if (answer->total != UINT64_MAX) *total_p = answer->total;
     if (!code) return (int64_t)sink.got;
+    /* All bytes were there before it broke off. */
+    if (sink.got == bytes && answer->retryable) return (int64_t)sink.got;
     /* It goes on behind the last byte, if the file is still the same. */
     if (!etag[0] && strncmp(answer->etag, "W/", 2) != 0) memcpy(etag, answer->etag, sizeof etag);
     if (!etag[0] || MLFAB__PLANTED(261)) sink.got = 0;

@@ -442,6 +442,21 @@ static void test_ends(void **state) {
   end(&w);
 }
 
+/* All bytes of the part have come, and then the connection breaks off. */
+static void test_broken_behind_the_part(void **state) {
+  (void)state;
+  static const step steps[] = {
+      {.want = {"Range: bytes=5-24\r\n"},
+       .answer = PART("5", "24", "100", "\"a\"") "Transfer-Encoding: chunked\r\n\r\n14\r\n"
+                                                 "abcdefghijklmnopqrst\r\n"}};
+  world w;
+  char data[21] = "";
+  BEGIN(&w, steps);
+  assert_int_equal(read_file_of(&w, 0, data, 20, 5), 20);
+  assert_string_equal(data, "abcdefghijklmnopqrst");
+  end(&w);
+}
+
 /* --- S3 --- */
 
 #define XML(status, body_bytes) \
@@ -853,14 +868,23 @@ int main(void) {
       "MLFAB_STORE_USER",   "MLFAB_STORE_PASSWORD",  "MLFAB_STORE_CA",      "TMPDIR"};
   for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) unsetenv(variables[i]);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_repeats),   cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_gives_up),  cmocka_unit_test(test_goes_on),
-      cmocka_unit_test(test_changed),   cmocka_unit_test(test_wrong_parts),
-      cmocka_unit_test(test_ends),      cmocka_unit_test(test_skew),
-      cmocka_unit_test(test_upload),    cmocka_unit_test(test_lost_move),
-      cmocka_unit_test(test_lists),     cmocka_unit_test(test_removes),
-      cmocka_unit_test(test_passwords), cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_table),     cmocka_unit_test(test_options),
+      cmocka_unit_test(test_repeats),
+      cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_gives_up),
+      cmocka_unit_test(test_goes_on),
+      cmocka_unit_test(test_changed),
+      cmocka_unit_test(test_wrong_parts),
+      cmocka_unit_test(test_ends),
+      cmocka_unit_test(test_skew),
+      cmocka_unit_test(test_upload),
+      cmocka_unit_test(test_lost_move),
+      cmocka_unit_test(test_lists),
+      cmocka_unit_test(test_removes),
+      cmocka_unit_test(test_passwords),
+      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_table),
+      cmocka_unit_test(test_options),
+      cmocka_unit_test(test_broken_behind_the_part),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
