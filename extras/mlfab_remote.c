@@ -479,6 +479,13 @@ static int remote_run(mlfab__remote *remote, remote_call *call) {
   }
 }
 
+/* Of one file: 207 tells of members of which some have failed, so the file itself may have. */
+static int remote_run_whole(mlfab__remote *remote, remote_call *call) {
+  int code = remote_run(remote, call);
+  if (code || remote->answer.status != 207) return code;
+  return remote_fail(remote, EIO, "%s: the answer is 207, so it may have failed", call->method);
+}
+
 /* --- reading --- */
 
 typedef struct remote_sink {
@@ -615,16 +622,14 @@ int mlfab__remote_move(mlfab__remote *remote, const mlfab__place *from, const ml
   call.headers[0] = line;
   call.headers[1] = "Overwrite: T";
   call.nheaders = 2;
-  int code = remote_run(remote, &call);
-  /* The answer to the first attempt may be lost: libcurl repeats a request, too, when a connection that it uses again has
-   * ended before an answer. */
-  if (code == -ENOENT && remote_is_there(remote, to, bytes)) return 0;
+  int code = remote_run_whole(remote, &call);
+  if (code == -ENOENT && call.attempts > 1 && remote_is_there(remote, to, bytes)) return 0;
   return code;
 }
 
 int mlfab__remote_delete(mlfab__remote *remote, const mlfab__place *place) {
   remote_call call = remote_begin(remote, "DELETE", place, "a file to be removed", 0);
-  return remote_run(remote, &call);
+  return remote_run_whole(remote, &call);
 }
 
 /* --- uploads to S3 --- */

@@ -592,6 +592,19 @@ static void test_lost_move(void **state) {
   end(&w);
 }
 
+/* 207 says that a part of it has failed: the file has not got its name. */
+static void test_move_of_a_part(void **state) {
+  (void)state;
+  static const step steps[] = {
+      {.answer = PLAIN("201 Created"), .body_bytes = 10},
+      {.want = {"MOVE /"},
+       .answer = XML("207 Multi-Status", "36") "<D:multistatus>423</D:multistatus>  "}};
+  world w;
+  BEGIN(&w, steps);
+  expect_why(&w, store_file_of(&w, 0, 10), EIO, "MOVE: the answer is 207", NULL);
+  end(&w);
+}
+
 /* --- lists --- */
 
 static void test_lists(void **state) {
@@ -885,6 +898,7 @@ int main(void) {
       cmocka_unit_test(test_table),
       cmocka_unit_test(test_options),
       cmocka_unit_test(test_broken_behind_the_part),
+      cmocka_unit_test(test_move_of_a_part),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
