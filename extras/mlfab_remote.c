@@ -784,6 +784,18 @@ static int remote_get_page(mlfab__remote *remote, remote_call *call, remote_page
   }
 }
 
+/* Does the document end with this element's end? What is cut off, or a page for people, is not a list without names. */
+static int remote_is_whole(const remote_page *page, const char *element) {
+  const char *at = memrchr(page->text, '<', page->bytes);
+  if (!at || at[1] != '/') return 0;
+  at += 2;
+  size_t n = strcspn(at, "> \t\r\n");
+  const char *colon = memchr(at, ':', n);
+  if (colon) n -= (size_t)(colon + 1 - at);
+  if (colon) at = colon + 1;
+  return n == strlen(element) && !memcmp(at, element, n) && strchr(at, '>') != NULL;
+}
+
 /* Names that were found. */
 typedef struct remote_names {
   const char *prefix;
@@ -841,6 +853,8 @@ static int remote_list_dav(mlfab__remote *remote, const mlfab__place *place, rem
   if (!code && remote->answer.status != 207)
     code = remote_fail(remote, EIO, "PROPFIND: the answer is %d, not 207 Multi-Status",
                        (int)remote->answer.status);
+  if (!code && !remote_is_whole(&page, "multistatus"))
+    code = remote_fail(remote, EIO, "PROPFIND: the answer is not a whole list");
   const char *at = page.text, *text;
   size_t bytes;
   char href[MLFAB__REMOTE_URL];
@@ -877,15 +891,17 @@ typedef struct remote_pages {
   char token[1100], upload[MLFAB__REMOTE_ID];
 } remote_pages;
 
+/* 1: there is another page; 0: there is none; -1: there is, and the answer does not name it. */
 static int remote_next_page(const remote_page *page, remote_pages *pages) {
   char more[8];
   if (!remote_text(page->text, page->bytes, "IsTruncated", more, sizeof more) ||
       strcasecmp(more, "true") != 0)
     return 0;
   remote_text(page->text, page->bytes, "NextUploadIdMarker", pages->upload, sizeof pages->upload);
-  return remote_text(page->text, page->bytes,
-                     pages->uploads ? "NextKeyMarker" : "NextContinuationToken", pages->token,
-                     sizeof pages->token);
+  int named = remote_text(page->text, page->bytes,
+                          pages->uploads ? "NextKeyMarker" : "NextContinuationToken", pages->token,
+                          sizeof pages->token);
+  return named ? 1 : -1;
 }
 
 static int remote_list_page(mlfab__remote *remote, const mlfab__place *root, const char *prefix,
@@ -925,10 +941,15 @@ static int remote_list_s3(mlfab__remote *remote, const mlfab__place *place, int 
       code = 0;
       break;
     }
+    if (!code && !uploads && !remote_is_whole(&page, "ListBucketResult"))
+      code = remote_fail(remote, EIO, "GET: the answer is not a whole list");
     if (!code)
       code = remote_take_page(&page, uploads ? "Upload" : "Contents", strlen(place->key), names,
                               uploads ? ".part" : "");
-    if (code || !remote_next_page(&page, pages)) break;
+    int more = code ? 0 : remote_next_page(&page, pages);
+    if (more < 0 && !uploads)
+      code = remote_fail(remote, EIO, "GET: the list does not say how it goes on");
+    if (more <= 0) break;
   }
   free(page.text);
   free(pages);

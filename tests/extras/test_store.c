@@ -692,6 +692,38 @@ static void test_lists(void **state) {
   end(&w);
 }
 
+/* An answer that is not a whole list is no list without checkpoints. */
+static void test_lists_that_are_cut(void **state) {
+  (void)state;
+#define CUT(status, body) "HTTP/1.1 " status "\r\nConnection: close\r\n\r\n" body
+  static const struct {
+    int s3;
+    const char *answer, *text;
+  } cases[] = {
+      {1, CUT("200 OK", "<html>Please log in</html>"), "GET: the answer is not a whole list"},
+      {1,
+       CUT("200 OK",
+           "<ListBucketResult><Contents><Key>runs/7/checkpoint-1.manifest</Key></Contents>"),
+       "GET: the answer is not a whole list"},
+      {1, CUT("200 OK", "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"),
+       "GET: the list does not say how it goes on"},
+      {0,
+       CUT("207 Multi-Status",
+           "<D:multistatus><D:response><D:href>/checkpoint-1.manifest</D:href>"),
+       "PROPFIND: the answer is not a whole list"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const step steps[] = {{.answer = cases[i].answer, .body_bytes = cases[i].s3 ? 0 : 95}};
+    char names[256];
+    world w;
+    BEGIN(&w, steps);
+    const char *path = cases[i].s3 ? "s3://the-bucket/runs/7" : w.root;
+    int64_t n = w.f->list(w.f->user, path, "checkpoint-", names, sizeof names);
+    expect_why(&w, n, EIO, cases[i].text, NULL);
+    end(&w);
+  }
+#undef CUT
+}
+
 /* --- removal --- */
 
 static void test_removes(void **state) {
@@ -899,6 +931,7 @@ int main(void) {
       cmocka_unit_test(test_options),
       cmocka_unit_test(test_broken_behind_the_part),
       cmocka_unit_test(test_move_of_a_part),
+      cmocka_unit_test(test_lists_that_are_cut),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
