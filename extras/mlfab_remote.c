@@ -418,6 +418,10 @@ static int remote_once(mlfab__remote *remote, remote_call *call, char url[MLFAB_
     if (r->stall_ns == 0) r->stall_ns = remote->options.timeout_ns / 2 + 1;
     if (!r->progress) r->progress = remote_progress;
     if (!r->user) r->user = remote;
+    /* A password that goes in clear is for this host, not for a proxy. */
+    if (!call->place->s3 && remote->options.user &&
+        strncasecmp(call->place->root, "https://", 8) != 0)
+      r->flags |= MLFAB__HTTP_DIRECT;
     call->attempts++;
     code = mlfab__http_run(remote->http, r, &remote->answer, &call->error);
     memcpy(url, head->url, MLFAB__REMOTE_URL);

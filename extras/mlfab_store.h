@@ -33,7 +33,8 @@
  * (a restore then does not take an older checkpoint); with the URL, the method, the status and the store's reason. A
  * clock that is wrong for S3 is an error that says by how much.
  *
- * Proxies of the environment are used (https_proxy, http_proxy, no_proxy). docs/operating.md has the commands.
+ * Proxies of the environment are used (https_proxy, http_proxy, no_proxy), except with a password that goes to this host
+ * without https. docs/operating.md has the commands.
  *
  * SPDX-License-Identifier: MIT
  */

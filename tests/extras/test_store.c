@@ -779,6 +779,23 @@ static void test_passwords(void **state) {
   end(&w);
 }
 
+/* A password that may go to this host in clear does not go to a proxy. */
+static void test_no_password_for_a_proxy(void **state) {
+  (void)state;
+  static const step steps[] = {
+      {.want = {"GET /checkpoint-3.manifest ", "Authorization: Basic "},
+       .answer = PART("0", "9", "10", "\"a\"") "Content-Length: 10\r\n\r\nabcdefghij"}};
+  mlfab_store_options o = {.user = "me", .password = PASSWORD, .timeout_ns = 1000000000};
+  world w;
+  char data[10];
+  begin_with(&w, steps, 1, &o);
+  setenv("http_proxy", "http://127.0.0.1:1", 1);
+  int64_t n = read_file_of(&w, 0, data, 10, 0);
+  unsetenv("http_proxy");
+  assert_int_equal(n, 10);
+  end(&w);
+}
+
 /* --- cancel --- */
 
 static void *cancels(void *user) {
@@ -932,6 +949,7 @@ int main(void) {
       cmocka_unit_test(test_broken_behind_the_part),
       cmocka_unit_test(test_move_of_a_part),
       cmocka_unit_test(test_lists_that_are_cut),
+      cmocka_unit_test(test_no_password_for_a_proxy),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
