@@ -424,6 +424,7 @@ static int remote_once(mlfab__remote *remote, remote_call *call, char url[MLFAB_
       r->flags |= MLFAB__HTTP_DIRECT;
     call->attempts++;
     code = mlfab__http_run(remote->http, r, &remote->answer, &call->error);
+    if (!remote->http) mlfab__http_fail(&call->error, code, "a forked child cannot use it");
     memcpy(url, head->url, MLFAB__REMOTE_URL);
   } else {
     mlfab__http_fail(&call->error, code, "the URL, a key or a password is too long");

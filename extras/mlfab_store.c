@@ -61,6 +61,7 @@ typedef struct store_file {
 struct mlfab_store {
   mlfab_files table;
   pthread_mutex_t lock;
+  pid_t pid; /* in a forked child the lock and the session of HTTP are the parent's */
   mlfab__remote remote;
   char said
       [MLFAB__REMOTE_WHY];  /* why the last call failed that has failed; "": its errno says all */
@@ -71,8 +72,19 @@ struct mlfab_store {
 
 /* --- calls --- */
 
+/* In a forked child: there nobody gives the lock back, and what the transfer uses was copied in the middle of a call. It
+ * is left as it is. The child may close files and the store; every request fails. */
+static void store_check_fork(mlfab_store *store) {
+  if (store->pid == getpid()) return;
+  store->pid = getpid();
+  pthread_mutex_init(&store->lock, NULL);
+  store->remote.http = NULL;
+  for (int i = 0; i < STORE_FILES; i++) memset(&store->files[i].upload, 0, sizeof(mlfab__upload));
+}
+
 static mlfab_store *store_enter(void *user) {
   mlfab_store *store = user;
+  store_check_fork(store);
   pthread_mutex_lock(&store->lock);
   store->remote.why[0] = 0;
   return store;
@@ -344,6 +356,7 @@ static int store_remove(void *user, const char *path) {
 
 static int store_explain(void *user, char *text, size_t room) {
   mlfab_store *store = user;
+  store_check_fork(store);
   pthread_mutex_lock(&store->lock);
   int some = store->said[0] != 0;
   if (some) snprintf(text, room, "%s", store->said);
@@ -483,6 +496,7 @@ int mlfab_store_open(const mlfab_store_options *options, mlfab_store **store_p,
   if (!store) return mlfab__http_fail(error_p, MLFAB_ERR_MEMORY, "store: out of memory");
   store->table = store_table;
   store->table.user = store;
+  store->pid = getpid();
   pthread_mutex_init(&store->lock, NULL);
   for (int i = 0; i < STORE_FILES; i++) store->files[i].spool = -1;
   store->remote.options.size = sizeof store->remote.options;
@@ -508,6 +522,7 @@ void mlfab_store_close(mlfab_store **store_p) {
   mlfab_store *store = store_p ? *store_p : NULL;
   if (!store) return;
   *store_p = NULL;
+  store_check_fork(store);
   for (int i = 0; i < STORE_FILES; i++) store_free(&store->files[i]);
   mlfab__http_close(store->remote.http);
   for (int i = 0; i < STORE_TEXTS; i++) {

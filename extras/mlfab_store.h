@@ -77,7 +77,8 @@ typedef struct mlfab_store_options {
 int mlfab_store_open(const mlfab_store_options *options, mlfab_store **store_p,
                      mlfab_error *error_p);
 
-/* The table for env.files, valid until close. One context uses it at a time. */
+/* The table for env.files, valid until close. One context uses it at a time. In a forked child files and the store can be
+ * closed; requests fail there. */
 const mlfab_files *mlfab_store_files(mlfab_store *store);
 
 /* After mlfab_close. *store_p becomes NULL; NULL is allowed. */

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -828,6 +829,50 @@ static void test_cancel(void **state) {
   }
 }
 
+typedef struct sender {
+  world *w;
+  int file, code;
+} sender;
+
+static void *sends(void *user) {
+  sender *s = user;
+  s->code = s->w->f->sync(s->w->f->user, s->file);
+  return NULL;
+}
+
+/* A child that was forked during a transfer closes its copy, and waits for nobody. The parent's transfer goes on. */
+static void test_fork(void **state) {
+  (void)state;
+  static const step steps[] = {{.want = {"PUT /"}, .answer = NULL, .body_bytes = 10}};
+  world w;
+  pthread_t thread;
+  int status = -1;
+  BEGIN(&w, steps);
+  sender s = {.w = &w, .file = w.f->open(w.f->user, path_of(&w, 0, "checkpoint-1.part"), 1)};
+  assert_true(s.file >= 0);
+  assert_int_equal(w.f->write(w.f->user, s.file, "0123456789", 10), 10);
+  assert_int_equal(pthread_create(&thread, NULL, sends, &s), 0);
+  usleep(300000);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(5);
+    int code = w.f->close(w.f->user, s.file);
+    int opened = w.f->open(w.f->user, path_of(&w, 0, "checkpoint-1"), 0);
+    char byte;
+    int64_t n = w.f->read(w.f->user, opened, &byte, 1, 0);
+    mlfab_store_close(&w.store);
+    _exit(code == 0 && n < 0 && !w.store ? 0 : 1);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  w.f->cancel(w.f->user, 1);
+  pthread_join(thread, NULL);
+  assert_int_equal(s.code, -ECANCELED);
+  w.f->cancel(w.f->user, 0);
+  assert_int_equal(w.f->close(w.f->user, s.file), 0);
+  end(&w);
+}
+
 /* --- the table --- */
 
 static void test_table(void **state) {
@@ -950,6 +995,7 @@ int main(void) {
       cmocka_unit_test(test_move_of_a_part),
       cmocka_unit_test(test_lists_that_are_cut),
       cmocka_unit_test(test_no_password_for_a_proxy),
+      cmocka_unit_test(test_fork),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
