@@ -510,6 +510,17 @@ static CURLcode http_perform_quietly(mlfab__http *http) {
   return result;
 }
 
+/* A proxy has made a tunnel, and nothing has come through it: the server has not answered. */
+static void http_forget_tunnel(mlfab__http *http) {
+  long status = 0, tunnel = 0;
+  if (curl_easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &status) || status) return;
+  if (curl_easy_getinfo(http->easy, CURLINFO_HTTP_CONNECTCODE, &tunnel) ||
+      !http_success((int32_t)tunnel))
+    return;
+  http->answer->status = 0;
+  http->reason[0] = 0;
+}
+
 int mlfab__http_run(mlfab__http *http, const mlfab__http_request *request,
                     mlfab__http_answer *answer_p, mlfab_error *error_p) {
   char name[HTTP_NAME];
@@ -532,6 +543,7 @@ int mlfab__http_run(mlfab__http *http, const mlfab__http_request *request,
   if (!result) result = http_set(http, request, headers);
   if (!result) result = http_perform_quietly(http);
   curl_slist_free_all(headers);
+  if (result) http_forget_tunnel(http);
   if (answer_p->total == http_unknown && http_success(answer_p->status) &&
       answer_p->status != HTTP_PARTIAL)
     answer_p->total = http->length;

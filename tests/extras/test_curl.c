@@ -210,6 +210,7 @@ static void serve(int fd, const char *head, const char *body, size_t have) {
   if (!strncmp(path, "/503", 4))
     put(fd, "HTTP/1.1 503 Busy\x07\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\nno");
   if (!strcmp(path, "/404")) put(fd, "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno");
+  if (!strncmp(head, "CONNECT ", 8)) put(fd, "HTTP/1.1 200 Tunnel\r\n\r\n");
   if (!strcmp(path, "/binary")) put(fd, "\x16\x03\x01\x02 what is this\r\n\r\n");
   if (!strcmp(path, "/echo")) {
     const char *user = header(head, "\nAuthorization: Basic ");
@@ -462,6 +463,20 @@ static void test_names(void **state) {
   snprintf(url, sizeof url, "http://me:secret@127.0.0.1:%u/503?key=secret", port);
   runs(&r, MLFAB_ERR_REFUSED, "/503");
   assert_null(strstr(error.text, "secret"));
+}
+
+/* A tunnel that a proxy has made is no answer of the server. */
+static void test_tunnel(void **state) {
+  (void)state;
+  unsetenv("no_proxy");
+  setenv("https_proxy", url_of(""), 1);
+  mlfab__http_request r = request_of("/ok", NULL);
+  r.url = "https://far.example/";
+  r.flags = 0;
+  runs(&r, MLFAB_ERR_IO, "GET https://far.example/, for this test: ");
+  unsetenv("https_proxy");
+  assert_int_equal(answer.status, 0);
+  assert_true(answer.retryable && !strstr(error.text, "200"));
 }
 
 static void *stop_soon(void *opaque) {
@@ -851,6 +866,7 @@ int main(void) {
       cmocka_unit_test(test_redirects),
       cmocka_unit_test(test_mistakes),
       cmocka_unit_test(test_names),
+      cmocka_unit_test(test_tunnel),
       cmocka_unit_test(test_stop),
       cmocka_unit_test(test_the_traffic_of_others),
       cmocka_unit_test(test_own_traffic_is_not_of_others),
