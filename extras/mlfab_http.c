@@ -479,6 +479,7 @@ static int http_result(mlfab__http *http, CURLcode result, const char *name, mlf
     return mlfab__http_fail(error_p, http->code, "%s %s, for %s: %s%s", method, name, awaited,
                             http->detail, status);
   if (result != CURLE_OK) {
+    if (strchr(http->why, '@')) http->why[0] = 0; /* a URL of the environment, with its password */
     http_clean(http->why);
     int code = http_code(result, &answer->retryable);
     return mlfab__http_fail(error_p, code, "%s %s, for %s: %s%s", method, name, awaited,

@@ -479,6 +479,20 @@ static void test_tunnel(void **state) {
   assert_true(answer.retryable && !strstr(error.text, "200"));
 }
 
+/* libcurl's errors may show what is in the environment. */
+static void test_passwords_of_proxies(void **state) {
+  (void)state;
+  unsetenv("no_proxy");
+  setenv("http_proxy", "http://me:sec/ret@nobody.invalid:80", 1);
+  mlfab__http_request r = request_of("/ok", NULL);
+  r.url = "http://far.example/";
+  r.flags = 0;
+  runs(&r, MLFAB_ERR_ADDRESS, "GET http://far.example/, for this test: ");
+  unsetenv("http_proxy");
+  assert_null(strstr(error.text, "sec"));
+  assert_null(strstr(error.text, "ret@"));
+}
+
 static void *stop_soon(void *opaque) {
   sleep_ms(100);
   mlfab__http_stop(opaque);
@@ -866,6 +880,7 @@ int main(void) {
       cmocka_unit_test(test_redirects),
       cmocka_unit_test(test_mistakes),
       cmocka_unit_test(test_names),
+      cmocka_unit_test(test_passwords_of_proxies),
       cmocka_unit_test(test_tunnel),
       cmocka_unit_test(test_stop),
       cmocka_unit_test(test_the_traffic_of_others),
