@@ -351,6 +351,7 @@ static void curl_sweep(const char *prefix) {
 
 /* Maps the page of this fabric; one of its own where that cannot be had. */
 static void curl_share(curl_shared *s, const char *fabric) {
+  static const struct timespec pause = {0, 1000000};
   struct stat net, here, named;
   char prefix[48];
   uint64_t hash = UINT64_C(14695981039346656037);
@@ -368,10 +369,11 @@ static void curl_share(curl_shared *s, const char *fabric) {
     int file = open(s->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file < 0) return;
     void *page = MAP_FAILED;
-    int mine = !flock(file, LOCK_SH) && !fstat(file, &here) && here.st_uid == geteuid() &&
-               S_ISREG(here.st_mode) && !posix_fallocate(file, 0, (off_t)sizeof *s->page);
-    /* Its last user may have removed it before the lock was had. */
-    int same = mine && !stat(s->path, &named) && named.st_ino == here.st_ino;
+    int mine = !fstat(file, &here) && here.st_uid == geteuid() && S_ISREG(here.st_mode) &&
+               !posix_fallocate(file, 0, (off_t)sizeof *s->page);
+    /* Nobody has the other lock for long; its last user may have removed the page before this lock was had. */
+    int locked = mine && !flock(file, LOCK_SH | LOCK_NB);
+    int same = locked && !stat(s->path, &named) && named.st_ino == here.st_ino;
     if (same) page = mmap(NULL, sizeof *s->page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (page != MAP_FAILED) {
       s->page = page;
@@ -380,6 +382,7 @@ static void curl_share(curl_shared *s, const char *fabric) {
     }
     close(file);
     if (!mine || same) return;
+    if (!locked) nanosleep(&pause, NULL);
   }
 }
 
