@@ -265,7 +265,7 @@ static void forget(fetch *f) {
 static int attempt(fetch *f, const char *place, uint32_t *again_p, mlfab_error *error) {
   static mlfab__http_answer answer;
   static const uint16_t no_such_part[] = {416, 0};
-  char url[PATH_ROOM];
+  char url[PATH_ROOM], name[160];
   mlfab__http_request r;
   size_t n = strlen(place);
   snprintf(url, sizeof url, "%s%s%s", place, n && place[n - 1] == '/' ? "" : "/", f->one->name);
@@ -296,7 +296,8 @@ static int attempt(fetch *f, const char *place, uint32_t *again_p, mlfab_error *
   }
   if (f->have == f->one->bytes) return 0;
   *again_p = 0;
-  return mlfab__http_fail(error, MLFAB_ERR_IO, "%s has %llu bytes, not %llu", place,
+  mlfab__http_name(place, name, sizeof name);
+  return mlfab__http_fail(error, MLFAB_ERR_IO, "%s has %llu bytes, not %llu", name,
                           (unsigned long long)f->have, (unsigned long long)f->one->bytes);
 }
 

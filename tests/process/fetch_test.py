@@ -224,6 +224,15 @@ def test_servers_that_lie():
             site.expect_all(site.fetch(how, "good"))  # the second place has it
 
 
+def test_passwords_are_not_shown():
+    with Site(a=noise(1000)) as site:
+        for how in ("short", "missing", "liar", "endless", "moved"):
+            site.secret_url = site.url(how).replace("//", "//me:open-sesame@")
+            result = run(FETCH, "set", "--list", site.list, "--to", site.to, "--from", site.secret_url, "--force",
+                         env=clean_environment(no_proxy="127.0.0.1"))
+            expect("sesame" not in result.out + result.err, "the password is in an error", result)
+
+
 def test_redirects_and_pauses():
     with Site(a=noise(1000), b=noise(2000)) as site:
         site.expect_all(site.fetch("moved"))
