@@ -219,6 +219,7 @@ static int is_right(int file, const entry *one) {
   char hex[65];
   uint64_t at = 0;
   if (fstat(file, &info)) return -1;
+  if (!S_ISREG(info.st_mode)) return 0;
   if ((uint64_t)info.st_size != one->bytes) return 0;
   sha256_init(&sum);
   for (;;) {
@@ -338,9 +339,13 @@ static int load_from(fetch *f, const char *place) {
 /* Opens NAME.part for this process alone. 0 or 1. */
 static int open_part(fetch *f, const char *part) {
   struct stat info;
-  f->file = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  f->file = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
   if (f->file < 0 || fstat(f->file, &info)) {
     say(f, stderr, "%s: %s", part, strerror(errno));
+    return 1;
+  }
+  if (!S_ISREG(info.st_mode)) {
+    say(f, stderr, "%s is not a file", part);
     return 1;
   }
   if (flock(f->file, LOCK_EX | LOCK_NB)) {
@@ -383,7 +388,7 @@ static int get(fetch *f, const entry *one) {
     say(f, stderr, "the path is too long");
     return 1;
   }
-  int file = open(path, O_RDONLY | O_CLOEXEC), right = 0;
+  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), right = 0;
   if (file >= 0) right = is_right(file, one);
   if (file >= 0) close(file);
   if (right == 1) {
@@ -507,7 +512,7 @@ int main(int argc, char **argv) {
       return wrong("--retries and --pause want a number");
   }
   if (optind + 1 != argc || !is_name(argv[optind])) return wrong("name one set");
-  if (f.pause_s > 3600) return wrong("--pause is above an hour");
+  if (!(f.pause_s <= 3600)) return wrong("--pause is above an hour");
   if (!known_set(&f, argv[optind]) && !list)
     return wrong("only mnist is known; others need --list");
   if (list && read_list(&f, list)) return 2;

@@ -255,6 +255,17 @@ def test_another_file_of_this_name():
         site.expect_all(site.fetch("good", more=["--force"]))
 
 
+def test_what_is_no_file():
+    for name, text in (("a", "another file of this name"), ("a.part", "is not a file")):
+        with Site(a=noise(1000)) as site:
+            os.makedirs(site.to)
+            os.mkfifo(site.path(name))
+            process = start(*site.arguments("good", more=["--retries", "0"]), env=clean_environment(no_proxy="127.0.0.1"))
+            wait_until(lambda: process.poll() is not None, 20, "an end in spite of a pipe called %s" % name)
+            result = finish(process)
+            expect(result.code == 1 and text in result.err, "%s is a pipe" % name, result)
+
+
 def test_bad_input():
     with Site(a=noise(10)) as site:
         for line in ("x 1 y", "a" * 64 + " 1 ../y", "a" * 64 + " -1", "A" * 64 + " 1 y", "a" * 64 + " 1 .part"):
@@ -262,7 +273,7 @@ def test_bad_input():
                 file.write(line + "\n")
             result = site.fetch("good")
             expect(result.code == 2 and "line 1: not `SHA256 BYTES NAME`" in result.err, line, result)
-        for arguments in ((), ("other",), ("mnist", "x"), ("../x",), ("mnist", "--what"), ("mnist", "--pause", "x"),
+        for arguments in ((), ("other",), ("mnist", "x"), ("../x",), ("mnist", "--what"), ("mnist", "--pause", "x"), ("mnist", "--pause", "nan"),
                           ("other", "--list", site.list)):
             expect(run(FETCH, *arguments, env=clean_environment(HOME="/nonexistent")).code == 2, str(arguments))
         file_in_the_way = os.path.join(site.folder, "list", "x")
