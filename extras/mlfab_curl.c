@@ -603,6 +603,7 @@ int mlfab_curl_monitor_start(mlfab *ctx, const mlfab_curl_monitor_options *optio
 
 int mlfab_curl_monitor_get(mlfab_curl_monitor *monitor, mlfab_curl_monitor_state *state_p) {
   if (!monitor || !state_p || !state_p->size) return MLFAB_ERR_ARGUMENT;
+  if (monitor->worker.pid != getpid()) return MLFAB_ERR_STATE; /* the lock may be kept for ever */
   uint32_t size = state_p->size;
   if (size > sizeof *state_p) size = sizeof *state_p;
   pthread_mutex_lock(&monitor->worker.lock);
@@ -775,6 +776,7 @@ int mlfab_curl_push_start(mlfab *ctx, const mlfab_curl_push_options *options,
 int mlfab_curl_push_get(mlfab_curl_push *push, uint64_t *taken_p, uint64_t *failed_p,
                         mlfab_error *error_p) {
   if (!push) return MLFAB_ERR_ARGUMENT;
+  if (push->worker.pid != getpid()) return MLFAB_ERR_STATE;
   pthread_mutex_lock(&push->worker.lock);
   if (taken_p) *taken_p = push->taken;
   if (failed_p) *failed_p = push->failed;

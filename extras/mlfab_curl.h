@@ -9,6 +9,7 @@
  *
  * Each has a thread of its own, which blocks all signals. Training never waits for them. What fails is one line in the
  * context's log (on stderr where it has none), and one more when it works again. Stop them before mlfab_close.
+ * In a forked child the get functions return MLFAB_ERR_STATE, and stop only forgets.
  *
  * All requests: http and https only, also in redirects; limits on time, redirects and sizes. A user and a password may
  * stand in the URL (https://user:password@host/); no error and no log shows them. http_proxy and the like are ignored.
