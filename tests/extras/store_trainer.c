@@ -75,7 +75,8 @@ static int work(mlfab *fabric, uint64_t n, int rounds, const char *dir) {
     if (now() - began > longest) longest = now() - began;
   }
   if (!code && rank == 0) printf("pushed %.3f\n", longest);
-  if (!code && dir) code = mlfab_barrier(fabric, NULL); /* the updates of all are in it */
+  if (!code && dir)
+    code = mlfab_barrier(fabric, NULL); /* all workers' pushes are in the checkpoint */
   if (!code && rank == 0 && dir) {
     mlfab_checkpoint_info info = {.size = sizeof info};
     mlfab_checkpoint_options how = {.size = sizeof how, .dir = dir};
