@@ -384,6 +384,7 @@ static CURLcode http_set(mlfab__http *http, const mlfab__http_request *r,
   HTTP_SET(CURLOPT_HTTPAUTH, (long)CURLAUTH_BASIC);
   HTTP_SET(CURLOPT_USERAGENT, "mlfab/" MLFAB_VERSION);
   if (r->flags & MLFAB__HTTP_DIRECT) HTTP_SET(CURLOPT_PROXY, "");
+  if (r->flags & MLFAB__HTTP_FRESH) HTTP_SET(CURLOPT_FRESH_CONNECT, 1L);
   if (r->ca_file) HTTP_SET(CURLOPT_CAINFO, r->ca_file);
   HTTP_SET(CURLOPT_ERRORBUFFER, http->why);
   HTTP_SET(CURLOPT_READFUNCTION, http_on_read);

@@ -27,7 +27,10 @@
 typedef struct mlfab__http mlfab__http;
 
 enum mlfab__http_flags {
-  MLFAB__HTTP_DIRECT = 1 /* ignores http_proxy and the like */
+  MLFAB__HTTP_DIRECT = 1, /* ignores http_proxy and the like */
+  /* On a new connection: of one that was kept libcurl repeats the request itself when the server closes it without an
+   * answer, and nobody is told. */
+  MLFAB__HTTP_FRESH = 2
 };
 
 enum { MLFAB__HTTP_KEPT = 8192, MLFAB__HTTP_HEADERS = 32 };

@@ -627,6 +627,7 @@ int mlfab__remote_move(mlfab__remote *remote, const mlfab__place *from, const ml
   call.headers[0] = line;
   call.headers[1] = "Overwrite: T";
   call.nheaders = 2;
+  call.request.flags = MLFAB__HTTP_FRESH; /* so that a 404 after a lost answer is known to be one */
   int code = remote_run_whole(remote, &call);
   if (code == -ENOENT && call.attempts > 1 && remote_is_there(remote, to, bytes)) return 0;
   return code;
@@ -729,6 +730,7 @@ int mlfab__remote_complete(mlfab__remote *remote, const mlfab__place *place, mlf
   remote_call call = remote_begin(remote, "POST", place, "the end of an upload", bytes);
   call.query[0] = (mlfab__sigv4_pair){"uploadId", upload->id};
   call.nquery = 1;
+  call.request.flags = MLFAB__HTTP_FRESH; /* as a MOVE */
   call.request.body = xml;
   call.request.body_bytes = n;
   int code = mlfab__sigv4_hash(xml, n, call.payload) ? -ENOMEM : 1;
