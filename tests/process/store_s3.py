@@ -192,7 +192,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         raw_path, _, raw_query = self.path.partition("?")
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
-        if len(body) < length:  # the client is dead
+        if len(body) < length:  # the client was killed
             self.close_connection = True
             return
         bucket, _, key = urllib.parse.unquote(raw_path)[1:].partition("/")
