@@ -814,7 +814,7 @@ static void test_urls(void **state) {
   assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_IO);
   mlfab_last_error(r->ctx, &r->error);
   assert_non_null(strstr(r->error.text, "a URL needs env.files that know it"));
-  how.dir = "https://me:secret@host/run";
+  how.dir = "https://me:sec/ret@host/run"; /* somebody forgot to escape it */
   assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_ARGUMENT);
   stop(r);
   free(r);
