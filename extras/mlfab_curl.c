@@ -47,6 +47,8 @@ enum {
   TEXT_FIRST = 32768
 };
 static const uint64_t tick_ns = 250000000, interval_least_ns = 100000000;
+/* A longer interval is taken as this, so that a time and an interval have a sum. */
+static const uint64_t interval_most_ns = UINT64_C(31536000000000000);
 static const double headers = 0.05, acknowledgements = 0.03, noise = 0.1;
 
 /* --- workers --- */
@@ -123,6 +125,11 @@ static int curl_stop(curl_worker *w) {
 }
 
 /* --- small things --- */
+
+static uint64_t curl_interval(uint64_t given, uint64_t otherwise) {
+  if (given == 0) return otherwise;
+  return given < interval_most_ns ? given : interval_most_ns;
+}
 
 /* A line in the context's log, or on stderr. */
 static void curl_tell(mlfab *ctx, const char *line) {
@@ -559,7 +566,7 @@ static int curl_monitor_take(mlfab_curl_monitor *m, const mlfab_curl_monitor_opt
   if (o->ca_file) snprintf(m->ca_file, sizeof m->ca_file, "%s", o->ca_file);
   if (o->device) snprintf(m->device, sizeof m->device, "%s", o->device);
   m->has_device = m->device[0] != 0;
-  m->interval_ns = o->interval_ns ? o->interval_ns : 2000000000u;
+  m->interval_ns = curl_interval(o->interval_ns, 2000000000u);
   m->timeout_ns = o->timeout_ns ? o->timeout_ns : 2000000000u;
   return 0;
 }
@@ -745,7 +752,7 @@ static int curl_push_take(mlfab_curl_push *p, mlfab *ctx, const mlfab_curl_push_
       !curl_push_label(p->group, sizeof p->group, "node", node))
     return mlfab__http_fail(error_p, MLFAB_ERR_ARGUMENT, "push: the URL is too long");
   if (o->ca_file) snprintf(p->ca_file, sizeof p->ca_file, "%s", o->ca_file);
-  p->interval_ns = o->interval_ns ? o->interval_ns : 15000000000u;
+  p->interval_ns = curl_interval(o->interval_ns, 15000000000u);
   p->timeout_ns = o->timeout_ns ? o->timeout_ns : 5000000000u;
   p->remove = o->remove != 0;
   return 0;

@@ -885,6 +885,36 @@ static void test_push(void **state) {
   assert_int_equal(mlfab_close(&ctx), 0);
 }
 
+/* An interval without end: one scrape and one push at the beginning. */
+static void test_endless_intervals(void **state) {
+  mlfab_env env;
+  mlfab_curl_monitor_options how;
+  mlfab_curl_monitor *m = NULL;
+  mlfab_curl_push_options o = push_options();
+  mlfab_curl_push *p = NULL;
+  uint64_t taken = 0;
+  (void)state;
+  is_now(TRUE_NUMBERS, 50e6, 20e6);
+  mlfab *ctx = fabric(&env);
+  memset(&how, 0, sizeof how);
+  how.size = sizeof how;
+  how.url = url_of("/metrics");
+  how.interval_ns = how.timeout_ns = o.interval_ns = UINT64_MAX;
+  assert_int_equal(mlfab_curl_monitor_start(ctx, &how, &m, &error), 0);
+  assert_int_equal(mlfab_curl_push_start(ctx, &o, &p, &error), 0);
+  for (int i = 0; i < 200 && (taken < 1 || !state_of(m).alive); i++) {
+    sleep_ms(50);
+    assert_int_equal(mlfab_curl_push_get(p, &taken, NULL, NULL), 0);
+  }
+  sleep_ms(300);
+  assert_int_equal(mlfab_curl_push_get(p, &taken, NULL, NULL), 0);
+  assert_int_equal(taken, 1);
+  assert_int_equal(state_of(m).scrapes, 1);
+  mlfab_curl_push_stop(&p);
+  mlfab_curl_monitor_stop(&m);
+  assert_int_equal(mlfab_close(&ctx), 0);
+}
+
 static void test_push_mistakes(void **state) {
   mlfab_env env;
   mlfab_curl_push *p = NULL;
@@ -934,6 +964,7 @@ int main(void) {
       cmocka_unit_test(test_a_page_that_is_locked),
       cmocka_unit_test(test_push),
       cmocka_unit_test(test_push_mistakes),
+      cmocka_unit_test(test_endless_intervals),
   };
   return cmocka_run_group_tests(tests, begin, end);
 }
