@@ -159,8 +159,9 @@ static int curl_label(const char *labels, const char *name, char *value, size_t 
     at += length;
     if (at[0] != '=' || at[1] != '"') return 0;
     for (at += 2; *at && *at != '"'; at++) {
-      if (*at == '\\' && at[1]) at++;
-      if (is_it && used + 1 < room) value[used] = *at == 'n' && at[-1] == '\\' ? '\n' : *at;
+      int escaped = *at == '\\' && at[1];
+      at += escaped;
+      if (is_it && used + 1 < room) value[used] = *at == 'n' && escaped ? '\n' : *at;
       used++;
     }
     if (*at != '"') return 0;

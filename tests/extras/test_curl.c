@@ -118,7 +118,7 @@ static void serve_metrics(int fd) {
     return;
   }
   const char *first = how == NO_DEVICE ? "docker0" : "eth0";
-  const char *second = how == NO_DEVICE ? "br-7" : "wlan\\\"0";
+  const char *second = how == NO_DEVICE ? "br-7" : "wla\\\\n\\\"0"; /* wla\n"0 */
   int n =
       snprintf(text, sizeof text,
                "# HELP node_network_receive_bytes_total Network device statistic receive_bytes.\n"
@@ -711,7 +711,7 @@ static void test_counters_and_commas(void **state) {
   (void)setlocale(LC_ALL, "de_DE.UTF-8");
   is_now(TRUE_NUMBERS, 50e6, 20e6);
   mlfab *ctx = fabric(&env);
-  mlfab_curl_monitor *m = monitor(ctx, "wlan\"0");
+  mlfab_curl_monitor *m = monitor(ctx, "wla\\n\"0");
   wait_until_alive(m);
   mlfab_curl_monitor_state s = state_of(m);
   assert_true(s.speed == 0 && s.other_in == 0);
