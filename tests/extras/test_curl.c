@@ -199,11 +199,17 @@ static void serve(int fd, const char *head, const char *body, size_t have) {
   }
   if (!strcmp(path, "/short")) put(fd, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" LETTERS);
   if (!strcmp(path, "/file"))
-    put(fd, "HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n");
+    put(fd,
+        "HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nConnection: "
+        "close\r\nContent-Length: 0\r\n\r\n");
   if (!strcmp(path, "/loop"))
-    put(fd, "HTTP/1.1 302 Found\r\nLocation: /loop\r\nContent-Length: 4\r\n\r\nloop");
+    put(fd,
+        "HTTP/1.1 302 Found\r\nLocation: /loop\r\nConnection: close\r\nContent-Length: "
+        "4\r\n\r\nloop");
   if (!strcmp(path, "/to"))
-    put(fd, "HTTP/1.1 302 Found\r\nLocation: /ok\r\nContent-Length: 4\r\n\r\nhere");
+    put(fd,
+        "HTTP/1.1 302 Found\r\nLocation: /ok\r\nConnection: close\r\nContent-Length: "
+        "4\r\n\r\nhere");
   if (!strcmp(path, "/stall")) {
     put(fd, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc");
     wait_for_close(fd);
