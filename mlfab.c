@@ -182,10 +182,14 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Has this URL a user or a password in it? Not for any other path. */
+/* Has this URL a user or a password in it? Not for any other path. Where what stands behind the ':' is no port, it may be
+ * a password with a '/' that nobody has escaped. */
 MLFAB__UNUSED static inline int mlfab__url_tells(const char *url) {
-  const char *at = strstr(url, "://");
-  return at && at[3 + strcspn(at + 3, "/@")] == '@';
+  const char *at = strstr(url, "://"), *host = at ? at + 3 : "";
+  size_t n = strcspn(host, "/@");
+  const char *colon = (const char *)memchr(host, ':', n);
+  if (host[n] == '@') return 1;
+  return colon && host[0] != '[' && !(colon[1] >= '0' && colon[1] <= '9') && strchr(colon, '@');
 }
 
 /* Tests bits, because -ffast-math lets a compiler assume that x - x is 0. */

@@ -739,7 +739,7 @@ int mlfab__remote_complete(mlfab__remote *remote, const mlfab__place *place, mlf
     if (!code) code = remote_completed(remote, &call);
   }
   free(xml);
-  if (code == -ENOENT && remote_is_there(remote, place, bytes)) return 0; /* as for a MOVE */
+  if (code == -ENOENT && call.attempts > 1 && remote_is_there(remote, place, bytes)) return 0;
   return code;
 }
 
