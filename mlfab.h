@@ -621,9 +621,11 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
 /* Sets members that are still at their default from the environment: from MLFAB_RANK, MLFAB_WORKERS and so on, the
  * names above in capitals; then from torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (where these
  * tell of one host, and there is neither a key nor allow_insecure, the address is a Unix socket named after the port); then from the launcher's
- * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only in a step, where
- * SLURM_STEP_ID is set). Without any of them: a world of one. error_p may be NULL. Do not call it while another
- * thread changes the environment.
+ * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only in a task of srun, where
+ * SLURM_STEP_ID is set); where Open MPI or Slurm tells of one host, the address is a Unix socket named after its job. With
+ * workers above 1 also PMIX_RANK (PMIx) and JOB_COMPLETION_INDEX (an indexed Job of Kubernetes) tell the rank. Over MPI no
+ * address is taken from the environment but MLFAB_COORDINATOR. Without any of them: a world of one. error_p may be NULL.
+ * Do not call it while another thread changes the environment.
  * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY). */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 

@@ -23,6 +23,7 @@ CBLAS = any(shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exis
 KINDS = ["sim", "unit", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
 # The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
+          **{number: "unit/test_config" for number in range(265, 268)},
           51: "unit/test_api_filters",
           64: "sim/test_collective",
           72: "conform/test_conform",

@@ -322,6 +322,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, error_p);
+  if (!code) code = mlfab__config_has_address(&config, error_p);
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   open_forget(&config);
   if (code) return code;

@@ -24,8 +24,9 @@ def helper(name):
 def clean_environment(**more):
     """This environment without the variables that change a rank's place, colour or transport."""
     environment = {k: v for k, v in os.environ.items()
-                   if not k.startswith(("MLFAB_", "OMPI_", "PMI_", "SLURM_"))
+                   if not k.startswith(("MLFAB_", "OMPI_", "PMI_", "PMIX_", "SLURM_"))
                    and k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE",
+                                "MPI_LOCALNRANKS", "JOB_COMPLETION_INDEX",
                                 "NO_COLOR")}
     environment.update({k: str(v) for k, v in more.items()})
     return environment

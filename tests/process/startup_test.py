@@ -238,6 +238,15 @@ def test_a_host_that_does_not_resolve():
     expect("no-such-host.invalid" in told[4], "the text names it", result)
 
 
+def test_a_master_that_does_not_resolve():
+    """Rank 0 cannot listen there, the others do not reach it; all wait until the deadline, and name it."""
+    for rank, error in ((0, "MLFAB_ERR_ADDRESS"), (1, "MLFAB_ERR_TIMEOUT")):
+        told, result = opened(start(helper("probe"), env=clean_environment(
+            RANK=rank, WORLD_SIZE=2, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=1234, MLFAB_KEY=ONE,
+            MLFAB_TIMEOUT_MS=2000)))
+        expect(told[0] == error and "tcp:no-such-host.invalid:1234" in told[4], "rank %d names it" % rank, result)
+
+
 def test_an_address_that_does_not_parse():
     for address in ("tcp:127.0.0.1", "tcp:127.0.0.1:99999", "pigeon:coop", "tcp:"):
         told, result = opened(probe(address, TIMEOUT_MS=5000))
@@ -397,8 +406,9 @@ def test_launchers_variables():
 
 
 def test_outside_a_step_slurm_is_not_asked():
-    result = finish(start(helper("probe"), env=clean_environment(SLURM_PROCID=0, SLURM_NTASKS=2)))
-    expect(result.code == 0, "a world of one", result)
+    for more in ({}, {"SLURM_STEP_ID": 4294967290}):
+        result = finish(start(helper("probe"), env=clean_environment(SLURM_PROCID=0, SLURM_NTASKS=2, **more)))
+        expect(result.code == 0, "a world of one", result)
 
 
 def test_a_world_of_one_needs_nothing():

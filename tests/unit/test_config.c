@@ -53,7 +53,16 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "PMI_SIZE",
                                     "SLURM_PROCID",
                                     "SLURM_NTASKS",
-                                    "SLURM_STEP_ID"};
+                                    "SLURM_STEP_ID",
+                                    "SLURM_JOB_ID",
+                                    "SLURM_STEP_NUM_NODES",
+                                    "SLURM_STEP_NODELIST",
+                                    "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                    "MPI_LOCALNRANKS",
+                                    "PMIX_RANK",
+                                    "PMIX_NAMESPACE",
+                                    "JOB_COMPLETION_INDEX",
+                                    "MLFAB_JOIN"};
 
 /* The environment is exactly these "NAME=value" strings; fills c, which starts as `given`. */
 static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
@@ -214,6 +223,18 @@ static void test_precedence(void **state) {
   rank_is(ENV(SLURM_, PMI_, "SLURM_STEP_ID=0"), 4, 14);
   rank_is(ENV(SLURM_, "SLURM_STEP_ID=0"), 5, 15);
   rank_is(ENV(SLURM_), 0, 0); /* a batch script is not a step */
+  /* Nor is the shell that salloc starts, nor what runs beside a job. */
+  rank_is(ENV(SLURM_, "SLURM_STEP_ID=4294967290"), 0, 0);
+  rank_is(ENV(SLURM_, "SLURM_STEP_ID=4294967292"), 0, 0);
+  /* A rank alone counts where the number of workers is known, and above 1. */
+  rank_is(ENV("JOB_COMPLETION_INDEX=6"), 0, 0);
+  rank_is(ENV("JOB_COMPLETION_INDEX=6", "MLFAB_WORKERS=1"), 0, 1);
+  rank_is(ENV("JOB_COMPLETION_INDEX=6", "MLFAB_WORKERS=16"), 6, 16);
+  rank_is(ENV("JOB_COMPLETION_INDEX=6", "MLFAB_WORKERS=16", "MLFAB_RANK=2"), 2, 16);
+  rank_is(ENV("JOB_COMPLETION_INDEX=6", TORCH_), 2, 12);
+  rank_is(ENV("PMIX_RANK=7"), 0, 0);
+  rank_is(ENV("PMIX_RANK=7", "MLFAB_WORKERS=16", "JOB_COMPLETION_INDEX=6"), 7, 16);
+  rank_is(ENV("PMIX_RANK=7", OMPI_), 3, 13);
   rank_is(ENV("MLFAB_RANK=1", TORCH_), 1, 0);
   rank_is(ENV("MLFAB_WORKERS=40", TORCH_), 2, 40);
   rank_is(ENV("RANK=0", "WORLD_SIZE=1"), 0, 1);
@@ -249,6 +270,76 @@ static void test_master(void **state) {
   assert_string_equal(c.coordinator, "unix:/x");
   FILL("MASTER_PORT=29500"); /* alone it says nothing */
   assert_string_equal(c.coordinator, "");
+  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "MLFAB_TRANSPORT=mpi");
+  assert_string_equal(c.coordinator, ""); /* MPI needs none */
+}
+
+/* `name`: of the socket where the processes meet; NULL: none. */
+static void meets(const char *name, const char *const *set) {
+  mlfab_config c;
+  mlfab_error error;
+  char socket[128] = "";
+  if (fill(NULL, &c, &error, set)) fail_msg("%s", error.text);
+  if (name) snprintf(socket, sizeof socket, "unix:@mlfab-%u-%s", (unsigned)geteuid(), name);
+  assert_string_equal(c.coordinator, socket);
+}
+
+/* Processes that Open MPI or Slurm has started on one host meet without an address; others do not. */
+static void test_one_host(void **state) {
+#define OMPI_ "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4"
+#define SLURM_ "SLURM_PROCID=1", "SLURM_NTASKS=4", "SLURM_JOB_ID=77"
+#define PMI_ "PMI_RANK=1", "PMI_SIZE=4"
+  (void)state;
+  meets("pmix-123", ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=123"));
+  meets("pmix-prterun-a-b-7@1",
+        ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=prterun-a/b,7@1"));
+  meets(NULL, ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=2", "PMIX_NAMESPACE=123"));
+  meets(NULL, ENV(OMPI_, "PMIX_NAMESPACE=123"));
+  meets(NULL, ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4"));
+  meets(NULL,
+        ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4",
+            "PMIX_NAMESPACE=0123456789012345678901234567890123456789012345678901234567890123"));
+  meets(NULL,
+        ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=1", "MLFAB_TRANSPORT=mpi"));
+  meets(NULL, ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=1", "MLFAB_JOIN=1"));
+  meets("slurm-77.3", ENV(SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=1"));
+  meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=2"));
+  meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=3"));
+  meets(NULL, ENV(SLURM_, "SLURM_STEP_ID=4294967290", "SLURM_STEP_NUM_NODES=1"));
+  meets(NULL, ENV("SLURM_PROCID=0", "SLURM_NTASKS=1", "SLURM_JOB_ID=77", "SLURM_STEP_ID=3",
+                  "SLURM_STEP_NUM_NODES=1"));
+  /* srun --mpi=pmi2, and an mpiexec inside a step. */
+  meets("slurm-77.3", ENV(PMI_, SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=1"));
+  meets(NULL, ENV(PMI_, SLURM_, "SLURM_STEP_ID=3", "SLURM_STEP_NUM_NODES=1", "MPI_LOCALNRANKS=4"));
+  meets(NULL, ENV("MLFAB_RANK=1", "MLFAB_WORKERS=4", "SLURM_JOB_ID=77", "SLURM_STEP_ID=3",
+                  "SLURM_STEP_NUM_NODES=1"));
+#undef OMPI_
+#undef SLURM_
+#undef PMI_
+}
+
+/* Several nodes, and nobody has said where they meet. */
+static void no_address(const char *name, const char *value, const char *const *set) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab *fabric = NULL;
+  if (fill(NULL, &c, &error, set)) fail_msg("%s", error.text);
+  assert_int_equal(mlfab_open_env(&fabric, &error), MLFAB_ERR_CONFIG);
+  if (!strstr(error.text, name) || !strstr(error.text, value) ||
+      !strstr(error.text, "MLFAB_COORDINATOR"))
+    fail_msg("\"%s\" does not name %s, %s and MLFAB_COORDINATOR", error.text, name, value);
+}
+
+static void test_no_address(void **state) {
+  (void)state;
+  no_address("OMPI_COMM_WORLD_SIZE", "'8'",
+             ENV("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=8"));
+  no_address("PMI_SIZE", "'8'", ENV("PMI_RANK=0", "PMI_SIZE=8", "MPI_LOCALNRANKS=4"));
+  no_address("SLURM_STEP_NODELIST", "'node[1-2]'",
+             ENV("SLURM_PROCID=1", "SLURM_NTASKS=8", "SLURM_STEP_ID=0", "SLURM_JOB_ID=7",
+                 "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NODELIST=node[1-2]"));
+  no_address("WORLD_SIZE", "'8'", ENV("RANK=0", "WORLD_SIZE=8"));
+  no_address("coordinator", "", ENV("MLFAB_WORKERS=8", "JOB_COMPLETION_INDEX=3"));
 }
 
 /* What is wrong is refused, named with its value, and the configuration stays as it was. */
@@ -296,6 +387,12 @@ static void test_bad_values(void **state) {
   bad("PMI_RANK", "5", ENV("PMI_RANK=5"));
   bad("OMPI_COMM_WORLD_SIZE", "-3", ENV("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=-3"));
   bad("SLURM_NTASKS", "?", ENV("SLURM_PROCID=1", "SLURM_NTASKS=?", "SLURM_STEP_ID=1"));
+  bad("RANK", "4", ENV("RANK=4", "WORLD_SIZE=4"));
+  bad("WORLD_SIZE", "4", ENV("RANK=4", "WORLD_SIZE=4"));
+  bad("OMPI_COMM_WORLD_RANK", "9", ENV("OMPI_COMM_WORLD_RANK=9", "OMPI_COMM_WORLD_SIZE=8"));
+  bad("SLURM_PROCID", "2", ENV("SLURM_PROCID=2", "SLURM_NTASKS=2", "SLURM_STEP_ID=1"));
+  bad("WORLD_SIZE", "4", ENV("WORLD_SIZE=4", "PMI_RANK=0", "PMI_SIZE=4"));
+  bad("JOB_COMPLETION_INDEX", "?", ENV("JOB_COMPLETION_INDEX=?", "MLFAB_WORKERS=2"));
   bad("MASTER_PORT", "http", ENV("MASTER_ADDR=h", "MASTER_PORT=http"));
   bad("MASTER_PORT", "65536", ENV("MASTER_ADDR=h", "MASTER_PORT=65536"));
   bad("MASTER_ADDR", "h", ENV("MASTER_ADDR=h"));
@@ -460,7 +557,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_nothing),       cmocka_unit_test(test_each),
       cmocka_unit_test(test_explicit_wins), cmocka_unit_test(test_precedence),
-      cmocka_unit_test(test_master),        cmocka_unit_test(test_bad_values),
+      cmocka_unit_test(test_master),        cmocka_unit_test(test_one_host),
+      cmocka_unit_test(test_no_address),    cmocka_unit_test(test_bad_values),
       cmocka_unit_test(test_schedule),      cmocka_unit_test(test_uninitialised),
       cmocka_unit_test(test_set),           cmocka_unit_test(test_model_and_filter),
   };
