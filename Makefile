@@ -305,28 +305,32 @@ PACKAGES := libcmocka-dev libsodium-dev libssl-dev libzmq3-dev clang clang-forma
             musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran libopenblas-dev \
             libcurl4-openssl-dev openssl nginx libnginx-mod-http-dav-ext \
             prometheus prometheus-node-exporter prometheus-pushgateway
-# Not every system has these packages; only benchmarks use them, and leave out missing ones.
-OPTIONAL := libgloo-dev
+# What tests/process/launch_test.py runs. These are installed without what they recommend.
+LAUNCHERS := slurmctld slurmd slurm-client munge python3-yaml
+# Not every system has these packages; what uses them is left out where they are missing. python3-torch, for its torchrun,
+# is 146 MB to fetch and 632 MB on disk, and takes two minutes.
+OPTIONAL := libgloo-dev python3-torch
 
 ##: installs what the tests need (apt, as root)
 deps:
 	@missing() { for p in "$$@"; do \
 	  dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' \
 	    || printf ' %s' $$p; done; }; \
-	needed=$$(missing $(PACKAGES)); optional=$$(missing $(OPTIONAL)); \
-	if [ -z "$$needed$$optional" ]; then \
-	  echo "All of $(PACKAGES) $(OPTIONAL) are installed."; exit 0; fi; \
+	needed=$$(missing $(PACKAGES)); launchers=$$(missing $(LAUNCHERS)); optional=$$(missing $(OPTIONAL)); \
+	if [ -z "$$needed$$launchers$$optional" ]; then \
+	  echo "All of $(PACKAGES) $(LAUNCHERS) $(OPTIONAL) are installed."; exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "make deps installs with apt, as root. What is missing:"; \
-	  echo "  apt-get install -y$$needed$$optional"; [ -z "$$needed" ]; exit; fi; \
-	export DEBIAN_FRONTEND=noninteractive; command="apt-get install -y$$needed"; \
+	  echo "  apt-get install -y$$needed$$launchers$$optional"; [ -z "$$needed$$launchers" ]; exit; fi; \
+	export DEBIAN_FRONTEND=noninteractive; \
 	policy=/usr/sbin/policy-rc.d; if [ ! -e $$policy ]; then trap "rm -f $$policy" EXIT; \
 	  printf '\043!/bin/sh\nexit 101\n' >$$policy && chmod 755 $$policy; fi; : no service is started; \
-	if [ -n "$$needed" ]; then echo "$$command"; \
-	  $$command >/dev/null 2>&1 || { apt-get update && $$command; } || exit; fi; \
-	for p in $$optional; do command="apt-get install -y $$p"; echo "$$command"; \
+	install() { echo "$$*"; "$$@" >/dev/null 2>&1 || { apt-get update && "$$@"; }; }; \
+	if [ -n "$$needed" ]; then install apt-get install -y $$needed || exit; fi; \
+	if [ -n "$$launchers" ]; then install apt-get install -y --no-install-recommends $$launchers || exit; fi; \
+	for p in $$optional; do command="apt-get install -y --no-install-recommends $$p"; echo "$$command"; \
 	  { $$command || { apt-get update && $$command; }; } >/dev/null 2>&1 \
-	    || echo "$$p cannot be installed: what is measured against it is left out"; done
+	    || echo "$$p cannot be installed: what needs it is left out"; done
 
 # make looks for installed packages when it starts, so the tests run in a make that starts after deps.
 ##: builds and runs all tests; ends with `N passed, N failed, N skipped`
@@ -337,7 +341,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(CURL_LIBS),$(CURL_HELPERS)) $(if $(STORE_LIBS),$(STORE_HELPERS)) cblas-built
 
 # Long tests have their time limit in seconds after an @.
-LIMITS := tests/process/mpi_test.py@900 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400 tests/process/store_test.py@600
+LIMITS := tests/process/mpi_test.py@900 tests/process/launch_test.py@600 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400 tests/process/store_test.py@600
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 # Tests with one thread run on all processors; tests with several processes or threads run alone.
