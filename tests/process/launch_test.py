@@ -107,16 +107,19 @@ def program(name):
 
 
 class Slurm:
-    """slurmctld, slurmd and munged of this test alone, on loopback, with all files in a folder of their own."""
+    """slurmctld, slurmd and munged of this test alone, with all files in a folder of their own: one node, on loopback, or
+    two nodes, each in a network namespace."""
 
-    def __init__(self):
+    def __init__(self, nodes=()):
         wanted = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
         lacking = [name for name in wanted if not program(name)]
         if lacking:
             raise Skip("not installed: %s (slurmctld, slurmd, slurm-client, munge)" % ", ".join(lacking))
+        self.pods = Pods(nodes, "cluster") if nodes else None
+        self.nodes = nodes or [socket.gethostname().split(".")[0]]
         self.folder = tempfile.mkdtemp(prefix="mlfab-slurm-", dir="/tmp")
         os.chmod(self.folder, 0o711)
-        for name in ("state", "spool", "munge"):
+        for name in ("state", "spool", "munge", *(os.path.join("spool", node) for node in self.nodes)):
             os.mkdir(os.path.join(self.folder, name), 0o711)
         self.daemons = []
         try:
@@ -132,39 +135,46 @@ class Slurm:
         with open(self.path("munge", "key"), "wb") as key:
             key.write(os.urandom(128))
         os.chmod(self.path("munge", "key"), 0o600)
-        here, who, mine = socket.gethostname().split(".")[0], getpass.getuser(), self.path
+        first, who, mine = self.nodes[0], getpass.getuser(), self.path
         settings = dict(
-            ClusterName="mlfab", SlurmctldHost="%s(127.0.0.1)" % here, SlurmUser=who, SlurmdUser=who,
+            ClusterName="mlfab", SlurmctldHost=first if self.pods else first + "(127.0.0.1)", SlurmUser=who, SlurmdUser=who,
             AuthType="auth/munge", AuthInfo="socket=" + mine("munge", "s"), CredType="cred/munge",
             SlurmctldPort=free_port(), SlurmdPort=free_port(), StateSaveLocation=mine("state"),
-            SlurmdSpoolDir=mine("spool"), SlurmctldPidFile=mine("ctld.pid"), SlurmdPidFile=mine("slurmd.pid"),
-            SlurmctldLogFile=mine("ctld.log"), SlurmdLogFile=mine("slurmd.log"), ProctrackType="proctrack/linuxproc",
+            SlurmdSpoolDir=mine("spool", "%n"), SlurmctldPidFile=mine("ctld.pid"), SlurmdPidFile=mine("slurmd-%n.pid"),
+            SlurmctldLogFile=mine("ctld.log"), SlurmdLogFile=mine("slurmd-%n.log"), ProctrackType="proctrack/linuxproc",
             TaskPlugin="task/none", SelectType="select/cons_tres", SelectTypeParameters="CR_CPU", SwitchType="switch/none",
-            MpiDefault="none", ReturnToService=2, CommunicationParameters="NoCtldInAddrAny,NoInAddrAny",
+            MpiDefault="none", ReturnToService=2, TmpFS=mine("spool", "%n"),
+            CommunicationParameters="NoAddrCache" if self.pods else "NoCtldInAddrAny,NoInAddrAny",
             SchedulerParameters="sched_interval=1", SlurmdParameters="config_overrides")
         with open(mine("slurm.conf"), "w", encoding="ascii") as file:
             for name, value in settings.items():
                 file.write("%s=%s\n" % (name, value))
-            file.write("NodeName=%s NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN\n" % here)
+            for node in self.nodes:
+                file.write("NodeName=%s NodeAddr=%s CPUs=8 State=UNKNOWN\n" % (node, node if self.pods else "127.0.0.1"))
             file.write("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES\n")
         self.daemon("munged", "--foreground", "--force", "--key-file=" + mine("munge", "key"), "--socket=" + mine("munge", "s"),
                     "--pid-file=" + mine("munge", "pid"), "--log-file=" + mine("munge", "log"),
                     "--seed-file=" + mine("munge", "seed"), "--num-threads=2")
         wait_until(lambda: os.path.exists(mine("munge", "s")), 20, self.logs)
         self.daemon("slurmctld", "-D", "-i")
-        self.daemon("slurmd", "-D")
-        wait_until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", timeout=60).out, 60, self.logs)
+        for k in range(len(self.nodes)):
+            self.daemon("slurmd", "-D", host=k)
+        wait_until(lambda: self.run("sinfo", "-h", "-N", "-o", "%T", timeout=60).out.split() == ["idle"] * len(self.nodes),
+                   60, self.logs)
 
     def environment(self, **more):
         return clean_environment(SLURM_CONF=self.path("slurm.conf"), **more)
 
-    def daemon(self, name, *arguments):
-        with open(self.path(name + ".err"), "wb") as log:
-            self.daemons.append(subprocess.Popen([program(name), *arguments], env=self.environment(), stdin=subprocess.DEVNULL,
+    def prefix(self, host=0):
+        return self.pods.prefix(host) if self.pods else []
+
+    def daemon(self, name, *arguments, host=0):
+        with open(self.path("%s-%d.err" % (name, host)), "wb") as log:
+            self.daemons.append(subprocess.Popen([*self.prefix(host), program(name), *arguments], env=self.environment(), stdin=subprocess.DEVNULL,
                                                  stdout=log, stderr=log, cwd=self.folder))
 
     def logs(self):
-        text = "Slurm does not start\n"
+        text = "Slurm:\n"
         for path in sorted(glob.glob(self.path("*.err")) + glob.glob(self.path("*.log"))):
             with open(path, encoding="utf-8", errors="replace") as file:
                 text += "%s:\n%s\n" % (path, file.read()[-2000:])
@@ -172,7 +182,7 @@ class Slurm:
 
     def run(self, *command, **more):
         timeout = more.pop("timeout", 90)
-        return run(*command, env=self.environment(**more), timeout=timeout, cwd=self.folder)
+        return run(*self.prefix(), *command, env=self.environment(**more), timeout=timeout, cwd=self.folder)
 
     def batch(self, *arguments, **more):
         """sbatch with the script of the examples; what the job has written."""
@@ -196,7 +206,7 @@ class Slurm:
         return [pid for pid in found if pid not in own and is_alive(pid)]
 
     def down(self):
-        if len(self.daemons) == 3:
+        if len(self.daemons) == 2 + len(self.nodes):
             self.run("scancel", "--user", getpass.getuser(), timeout=30)
             deadline = time.monotonic() + 10
             while self.steps() and time.monotonic() < deadline:
@@ -211,6 +221,8 @@ class Slurm:
         for pid in self.steps():
             os.kill(pid, 9)
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.pods:
+            self.pods.down()
 
 
 SLURM = []
@@ -263,18 +275,44 @@ def test_several_nodes_need_an_address():
            "both say so", result)
 
 
-def test_srun_over_mpi():
-    """Slurm's PMIx starts Open MPI, its PMI-2 starts MPICH where that was built for it."""
-    cluster = slurm()
-    kinds = {"openmpi": ("pmix",), "mpich": ("pmi2",)}
-    tell("srun --mpi=list: " + " ".join((lambda r: r.out + r.err)(cluster.run("srun", "--mpi=list")).split()))
+def test_slurm_with_two_nodes():
+    """Each node has a network, a host name and a /dev/shm of its own. The script finds the address."""
+    cluster = Slurm(["node1", "node2"])
+    try:
+        result = cluster.run("srun", "-N", 2, "-n", 2, TRAINER)
+        expect(result.code != 0 and result.err.count("SLURM_STEP_NODELIST='node[1-2]': and no address of rank 0") == 2,
+               "without it, an error", result)
+        with key_file() as key:
+            result = cluster.batch("--nodes=2", "--ntasks-per-node=2", os.path.join(SCRIPTS, "slurm.sh"), TRAINER,
+                                   MLFAB_KEY_FILE=key.name, MLFAB_TIMEOUT_MS=30000)
+        sums(result, 4)
+        where = cluster.run("srun", "-N", 2, "-n", 2, "hostname").out.split()
+        expect(sorted(where) == ["node1", "node2"], "the tasks are on both", where)
+        over_mpi(cluster, 4, 2)
+    finally:
+        cluster.down()
+
+
+def over_mpi(cluster, tasks, nodes):
+    """Slurm's PMIx starts Open MPI, its PMI-2 starts MPICH. Between nodes, MPI_Finalize of Debian 12's MPICH does not
+    return in most runs, with programs without mlfab too (tests/mpi/plain.c): so MPICH is left out there."""
     for mpi in every_mpi():
-        for kind in kinds.get(mpi, ()):
-            result = cluster.run("srun", "--mpi=" + kind, "-n", 3, os.path.join(BUILD, "mpi", mpi, "world"),
-                                 MLFAB_TRANSPORT="mpi", MLFAB_TIMEOUT_MS=30000, **MPI_ENVIRONMENT)
-            expect(result.code == 0 and len(re.findall("^ok rank . of 3 as", result.out, re.M)) == 3,
-                   "%s by srun --mpi=%s" % (mpi, kind), result)
-            tell("%s by srun --mpi=%s: all work" % (mpi, kind))
+        kind = {"openmpi": "pmix", "mpich": "pmi2"}.get(mpi)
+        if not kind or (mpi == "mpich" and nodes > 1):
+            continue
+        result = cluster.batch("--nodes=%d" % nodes, "--ntasks-per-node=%d" % (tasks // nodes),
+                               os.path.join(SCRIPTS, "slurm.sh"), "--mpi=" + kind, os.path.join(BUILD, "mpi", mpi, "world"),
+                               MLFAB_TRANSPORT="mpi", MLFAB_TIMEOUT_MS=40000,
+                               **dict(MPI_ENVIRONMENT, OMPI_MCA_btl="self,vader,tcp"))
+        expect(result.code == 0 and len(re.findall("^ok rank . of %d as" % tasks, result.out, re.M)) == tasks,
+               "%s by srun --mpi=%s" % (mpi, kind), (result, cluster.logs()))
+        tell("%s by srun --mpi=%s on %d nodes: all work" % (mpi, kind, nodes))
+
+
+def test_srun_over_mpi():
+    cluster = slurm()
+    tell("srun --mpi=list: " + " ".join((lambda r: r.out + r.err)(cluster.run("srun", "--mpi=list")).split()))
+    over_mpi(cluster, 3, 1)
 
 
 # --- torchrun
@@ -352,7 +390,8 @@ class Pods:
         if os.geteuid() != 0 or not shutil.which("ip"):
             raise Skip("network namespaces need root and iproute2")
         self.tag = "mp%d" % (os.getpid() % 100000)
-        self.names, self.domain, self.folders = names, domain, []
+        self.names, self.domain = names, domain
+        self.folder = tempfile.mkdtemp(prefix="mlfab-hosts-")
         try:
             self.up()
         except BaseException:
@@ -368,6 +407,8 @@ class Pods:
         return "%sn%d" % (self.tag, k)
 
     def up(self):
+        with open(os.path.join(self.folder, ".resolv.conf"), "w", encoding="ascii") as file:
+            file.write("nameserver 127.0.0.1\n")
         self.must("link", "add", self.tag + "b", "type", "bridge")
         self.must("link", "set", self.tag + "b", "up")
         for k in range(len(self.names)):
@@ -378,34 +419,35 @@ class Pods:
             self.must("-n", space, "addr", "add", "10.79.0.%d/24" % (k + 1), "dev", "eth0")
             self.must("-n", space, "link", "set", "lo", "up")
             self.must("-n", space, "link", "set", "eth0", "up")
-            # ip netns exec mounts these over /etc.
-            folder = os.path.join("/etc/netns", space)
-            os.makedirs(folder)
-            self.folders.append(folder)
-            with open(os.path.join(folder, "resolv.conf"), "w", encoding="ascii") as file:
-                file.write("nameserver 127.0.0.1\n")
             self.hosts(k, range(len(self.names)))
+        result = run(*self.prefix(0), "true")
+        if result.code:
+            raise Skip("processes with mount and UTS namespaces of their own cannot be made here: " + result.err.strip()[:120])
 
     def hosts(self, k, known):
-        """The names that pod k can resolve. Written in place: what ip netns exec has mounted is this very file."""
+        """The names that pod k can resolve. Written in place: the pod's /etc/hosts is this very file."""
         lines = ["127.0.0.1 localhost"]
         lines += ["10.79.0.%d %s.%s.default.svc.cluster.local %s.%s %s" % (i + 1, name, self.domain, name, self.domain, name)
                   for i, name in enumerate(self.names) if i in known]
-        with open(os.path.join("/etc/netns", self.space(k), "hosts"), "w", encoding="ascii") as file:
+        with open(os.path.join(self.folder, self.names[k]), "w", encoding="ascii") as file:
             file.write("\n".join(lines) + "\n")
 
+    def prefix(self, k):
+        """What to write before a command that runs in pod k. No name server is asked."""
+        inside = ('mount --bind "$1" /etc/hosts && mount --bind "$2" /etc/resolv.conf && mount -t tmpfs tmpfs /dev/shm '
+                  '&& hostname "$0" && shift 2 && exec "$@"')
+        return ["nsenter", "--net=/run/netns/" + self.space(k), "unshare", "--mount", "--uts", "--ipc", "sh", "-c", inside,
+                self.names[k], os.path.join(self.folder, self.names[k]), os.path.join(self.folder, ".resolv.conf")]
+
     def start(self, k, command, **environment):
-        inside = 'mount -t tmpfs tmpfs /dev/shm && hostname "$HOSTNAME" && exec "$@"'
-        return start("ip", "netns", "exec", self.space(k), "unshare", "--uts", "--ipc", "sh", "-c", inside, "sh", *command,
-                     env=clean_environment(HOSTNAME=self.names[k], **environment))
+        return start(*self.prefix(k), *command, env=clean_environment(HOSTNAME=self.names[k], **environment))
 
     def down(self):
         for k in range(len(self.names)):
             run("ip", "netns", "del", self.space(k))
             run("ip", "link", "del", "%sv%d" % (self.tag, k))
         run("ip", "link", "del", self.tag + "b")
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def on_hosts(names, domain, begin):
