@@ -53192,6 +53192,9 @@ MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why
 /* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
+/* For a configuration that is all from the environment: CONFIG, with the launcher's variable, when a launcher has started
+ * several workers and nobody has said where they meet. */
+MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error);
 /* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
  * wrong. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -53575,7 +53578,8 @@ MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error) 
 /* config.c - fills a configuration from the environment, which no other file reads.
  *
  * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
- * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
+ * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step), then a rank alone
+ * (PMIx, an indexed Job of Kubernetes), which counts where the number of workers is known. */
 
 #include <errno.h>
 #include <math.h>
@@ -53835,33 +53839,81 @@ static int config_role(mlfab_config *c, const char *name, const char *text, mlfa
   return 0;
 }
 
-/* Rank and size from the first source that has a rank. */
-static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
-  static const char *const sources[][2] = {{"MLFAB_RANK", "MLFAB_WORKERS"},
-                                           {"RANK", "WORLD_SIZE"},
-                                           {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                           {"PMI_RANK", "PMI_SIZE"},
-                                           {"SLURM_PROCID", "SLURM_NTASKS"}};
-  for (size_t i = 0; i < MLFAB__COUNT(sources); i++) {
-    uint64_t rank = 0, size = 0;
-    const char *text = getenv(sources[i][0]), *world = getenv(sources[i][1]);
-    if (world && !*world) world = NULL;
-    if (i == 1 && (!text || !*text) && world)
-      return config_bad(error, sources[i][1], world, "is set, but RANK is not");
-    if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
-    int code = config_number(sources[i][0], text, 0, INT32_MAX, &rank, error);
-    if (code) return code;
-    if (!rank_given) c->rank = (int32_t)rank;
-    if (c->workers) return 0;
-    if (!world && i > 0)
-      return config_bad(error, sources[i][0], text,
-                        "is set, but the variable with the number of processes is not");
-    if (!world) return 0;
-    code = config_number(sources[i][1], world, 1, 65536, &size, error);
-    if (!code) c->workers = (uint32_t)size;
-    return code;
+/* Who starts processes, in the order in which they are asked. `size` NULL: the launcher tells a rank only, and also of
+ * processes that have nothing to do with each other, so the rank counts only where the number of workers is known. */
+enum config_launcher {
+  CONFIG_MLFAB,
+  CONFIG_TORCHRUN,
+  CONFIG_OPENMPI,
+  CONFIG_PMI,
+  CONFIG_SLURM,
+  CONFIG_PMIX,
+  CONFIG_KUBERNETES,
+  CONFIG_NOBODY
+};
+
+static const struct {
+  const char *rank, *size;
+} config_launchers[CONFIG_NOBODY] = {
+    [CONFIG_MLFAB] = {"MLFAB_RANK", "MLFAB_WORKERS"},
+    [CONFIG_TORCHRUN] = {"RANK", "WORLD_SIZE"},
+    [CONFIG_OPENMPI] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+    [CONFIG_PMI] = {"PMI_RANK", "PMI_SIZE"},
+    [CONFIG_SLURM] = {"SLURM_PROCID", "SLURM_NTASKS"},
+    [CONFIG_PMIX] = {"PMIX_RANK", NULL},
+    [CONFIG_KUBERNETES] = {"JOB_COMPLETION_INDEX", NULL}};
+
+/* The value of a variable; NULL also for an empty one. */
+static const char *config_variable(const char *name) {
+  const char *text = name ? getenv(name) : NULL;
+  return text && *text ? text : NULL;
+}
+
+/* 1 in a process that srun has started. Batch scripts and the shell that salloc starts have SLURM_PROCID, too; Slurm
+ * numbers such steps from 4294967291 on. */
+static int config_is_task(void) {
+  const char *step = config_variable("SLURM_STEP_ID");
+  return step && (MLFAB__PLANTED(265) || strtoull(step, NULL, 10) < 0xfffffff0u);
+}
+
+/* The first launcher that tells a rank. `workers`: their number, when it is known otherwise. */
+static enum config_launcher config_launcher(uint32_t workers) {
+  int i = CONFIG_MLFAB;
+  for (; i < CONFIG_NOBODY; i++) {
+    if (!config_variable(config_launchers[i].rank)) continue;
+    if (i == CONFIG_SLURM && !config_is_task()) continue;
+    if (config_launchers[i].size || workers > 1 || MLFAB__PLANTED(266)) break;
   }
-  return 0;
+  return (enum config_launcher)i;
+}
+
+/* Rank and size from the launcher. */
+static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
+  enum config_launcher from = config_launcher(c->workers);
+  uint64_t rank = 0, size = 0;
+  const char *lost = config_variable("WORLD_SIZE");
+  if (from > CONFIG_TORCHRUN && lost)
+    return config_bad(error, "WORLD_SIZE", lost, "is set, but RANK is not");
+  const char *name = from == CONFIG_NOBODY ? NULL : config_launchers[from].rank;
+  const char *text = config_variable(name);
+  if (!text) return 0;
+  const char *world = config_variable(config_launchers[from].size);
+  int code = config_number(name, text, 0, INT32_MAX, &rank, error);
+  if (code) return code;
+  if (!rank_given) c->rank = (int32_t)rank;
+  if (c->workers || (!world && from == CONFIG_MLFAB)) return 0;
+  if (!world)
+    return config_bad(error, name, text,
+                      "is set, but the variable with the number of processes is not");
+  code = config_number(config_launchers[from].size, world, 1, 65536, &size, error);
+  if (code) return code;
+  c->workers = (uint32_t)size;
+  if (from == CONFIG_MLFAB || rank < size)
+    return 0; /* dedicated servers have numbers of their own */
+  char want[80];
+  snprintf(want, sizeof want, "with %s=%u the ranks are 0..%u", config_launchers[from].size,
+           (unsigned)size, (unsigned)size - 1);
+  return config_bad(error, name, text, want);
 }
 
 /* Are all processes on this host? The launcher tells how many it has started here, or the address is the loopback's. */
@@ -53877,15 +53929,40 @@ static int config_is_one_host(const char *host) {
          !strcmp(host, "[::1]");
 }
 
-/* A Unix socket, which needs no key: the kernel tells whose process is at the other end. */
-static void config_meet_here(mlfab_config *c, unsigned port) {
+/* A Unix socket, which needs no key: the kernel tells whose process is at the other end. `name`: the same in all
+ * processes of the run, and in no other run of this user on this host. 0 when it is too long for an address. */
+static int config_meet_here(mlfab_config *c, const char *name) {
 #if defined(__linux__)
   static const char place[] = "@";
 #else
   static const char place[] = "/tmp/";
 #endif
-  snprintf(c->coordinator, sizeof c->coordinator, "unix:%smlfab-%u-%u", place, (unsigned)geteuid(),
-           port);
+  if (strlen(name) > 64) return 0;
+  int n = snprintf(c->coordinator, sizeof c->coordinator, "unix:%smlfab-%u-", place,
+                   (unsigned)geteuid());
+  for (char *to = c->coordinator + n; (*to = *name) != 0; to++, name++) {
+    if (*to == '/' || *to == ',') *to = '-'; /* a comma is between two addresses */
+  }
+  return 1;
+}
+
+/* Processes of one host that Open MPI or Slurm has started meet at a socket with the name of the launcher's job. */
+static void config_meet(mlfab_config *c) {
+  char name[256];
+  enum config_launcher from = config_launcher(c->workers);
+  const char *job = config_variable("PMIX_NAMESPACE"), *step = config_variable("SLURM_STEP_ID");
+  const char *nodes = config_variable("SLURM_STEP_NUM_NODES");
+  if (c->coordinator[0] || c->workers < 2) return;
+  if (from == CONFIG_OPENMPI && job && (MLFAB__PLANTED(267) || config_is_one_host(""))) {
+    snprintf(name, sizeof name, "pmix-%s", job);
+    (void)config_meet_here(c, name);
+  }
+  /* PMI's variables are srun's own (--mpi=pmi2), or those of an mpiexec inside the step, which tells of local ranks. */
+  if (from != CONFIG_SLURM && (from != CONFIG_PMI || config_variable("MPI_LOCALNRANKS"))) return;
+  job = config_variable("SLURM_JOB_ID");
+  if (!config_is_task() || !job || !nodes || strcmp(nodes, "1") != 0) return;
+  snprintf(name, sizeof name, "slurm-%s.%s", job, step);
+  (void)config_meet_here(c, name);
 }
 
 static int config_master(mlfab_config *c, mlfab_error *error) {
@@ -53897,8 +53974,11 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
   int code = config_number("MASTER_PORT", port, 1, 65535, &number, error);
   if (code) return code;
   if (!c->key[0] && !c->key_file[0] && !c->key_from && !c->allow_insecure &&
-      config_is_one_host(host))
-    return config_meet_here(c, (unsigned)number), 0;
+      config_is_one_host(host)) {
+    char name[24];
+    snprintf(name, sizeof name, "%u", (unsigned)number);
+    return (void)config_meet_here(c, name), 0;
+  }
   int bare6 = strchr(host, ':') && host[0] != '[';
   int n = snprintf(c->coordinator, sizeof c->coordinator, bare6 ? "tcp:[%s]:%u" : "tcp:%s:%u", host,
                    (unsigned)number);
@@ -53935,9 +54015,27 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
   if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
   if (!code && !c.join) code = config_rank(&c, rank_given, error_p); /* else server 0 tells */
-  if (!code) code = config_master(&c, error_p);
+  /* Over MPI nobody needs an address. */
+  if (!code && !(c.transports & MLFAB_USE_MPI)) {
+    code = config_master(&c, error_p);
+    if (!code && !c.join) config_meet(&c);
+  }
   if (!code) *config = c;
   return code;
+}
+
+MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error) {
+  enum config_launcher from = config_launcher(config->workers);
+  const char *name = from == CONFIG_NOBODY ? NULL : config_launchers[from].size;
+  if (config->coordinator[0] || config->workers < 2 || config->join ||
+      config->transports & MLFAB_USE_MPI)
+    return 0;
+  if (from == CONFIG_SLURM && config_variable("SLURM_STEP_NODELIST")) name = "SLURM_STEP_NODELIST";
+  if (!config_variable(name)) return 0; /* mlfab_open says that there is none */
+  return config_bad(
+      error, name, getenv(name),
+      "and no address of rank 0: set MLFAB_COORDINATOR for all to tcp:HOST:PORT, with "
+      "its host, or on one host to unix:@any-name");
 }
 
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
@@ -65202,6 +65300,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, error_p);
+  if (!code) code = mlfab__config_has_address(&config, error_p);
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   open_forget(&config);
   if (code) return code;
