@@ -1948,8 +1948,10 @@ MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
  * Price. Bulks are copied into blocks that MPI sends: at most 2.5 MiB for each link and direction. MPI cannot wake a
  * sleeper: a waiter that has spun polls with naps of up to 1 ms; mlfab_fd returns UNSUPPORTED. When a process dies, MPI
  * ends the job: take checkpoints (section 7).
- * Errors of mlfab_open: CONFIG (thread level, roles), STATE (MPI was finalised; wrong thread), WORLD and JOB (settings
- * differ; names the MPI rank), TIMEOUT (a process has not opened), IO. */
+ * Errors of mlfab_open: CONFIG (thread level, roles), STATE (MPI was finalised; wrong thread; an open over this
+ * communicator has failed before), WORLD and JOB (settings differ), TIMEOUT (processes have not opened), IO. The texts
+ * name MPI ranks; `rank` is MLFAB_NO_RANK. Before an opening that takes too long fails, processes ask each other over
+ * the program's communicator, by empty messages with the largest tag (MPI_TAG_UB). */
 MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
 
 #ifdef __cplusplus

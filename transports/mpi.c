@@ -42,7 +42,13 @@
  * Progress. MPI moves messages only while both processes call it. So the close of a process's last end waits, at most
  * MPT_LAST_NS, until MPI has what was sent; and a link that was closed does not wait longer than MPT_REST_NS for a bulk.
  *
- * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS. */
+ * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS.
+ *
+ * Opening is collective, and a collective of MPI does not tell whom it waits for. So there is a roll call: a process
+ * whose time to open is nearly over says HERE to all others, in an empty message; one that hears it while it opens, says
+ * it, too. At the deadline those that have not said it are named. While the duplicate is being made these messages go
+ * over the program's own communicator, with the largest tag that MPI has; when it is made, every process takes those
+ * that were sent to it. Only an opening that fails leaves some behind, at processes that have not called mlfab_open. */
 #include "mpi.h"
 
 #include "../core/base/env.h"
@@ -56,6 +62,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 #include <mpi.h>
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +77,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 enum {
   MPT_HEADS = 1, /* tags */
   MPT_BULKS = 2,
+  MPT_HERE = 3, /* the first of MPT_HERES, one an opening */
+  MPT_HERES = 16384,
   MPT_ENVELOPE = 32,
   MPT_INLINE = 8192,
   MPT_WINDOW = 2621440, /* two of the largest frames */
@@ -84,6 +93,7 @@ enum {
 #define MPT_ANSWER_NS (5 * MPT_SECOND_NS) /* for which a call waits */
 #define MPT_REST_NS (2 * MPT_SECOND_NS)   /* for which a closed link waits for a bulk */
 #define MPT_DRAIN_NS (5 * MPT_SECOND_NS)  /* for which MPI_Finalize waits for the other processes */
+#define MPT_ROLL_NS MPT_SECOND_NS         /* for which a roll call has time */
 #define MPT_LAST_NS MPT_SECOND_NS         /* for which the close of a process's last end does */
 
 _Static_assert(2 * (MPT_ENVELOPE + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) <
@@ -172,6 +182,9 @@ typedef struct mpi_engine {
   pthread_mutex_t lock; /* guards what follows, and every MPI call on comm */
   bool over;            /* MPI was finalised, or has failed: nothing can be sent */
   bool spoilt;          /* a collective did not end: comm can carry no other */
+  char missing[128];    /* spoilt: the processes that it waited for */
+  char why[256];        /* over: what has failed */
+  uint32_t opens;       /* openings that have got so far as to exchange cards */
   mpi_end *ends;
   uint32_t next_end;
   mpi_link **links; /* of all ends, at number % links_room */
@@ -283,26 +296,47 @@ static void mpi_end_link(mpi_link *link, int code, const char *why) {
   mpi_make_ready(link);
 }
 
-/* An MPI call has failed, or MPI is finalised: all links end. */
-static void mpi_fail(mpi_engine *e, int code, const char *why) {
+/* An MPI call has failed, or MPI is finalised: all links end, for this reason. */
+static void mpi_fail(mpi_engine *e, int code, const char *format, ...) MLFAB__PRINTF(3, 4);
+static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
+  va_list arguments;
   if (e->over) return;
   e->over = true;
+  va_start(arguments, format);
+  vsnprintf(e->why, sizeof e->why, format, arguments);
+  va_end(arguments);
   for (mpi_end *t = e->ends; t; t = t->next) {
-    for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, why);
+    for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, e->why);
   }
 }
 
-/* Checks the result of an MPI call. */
-static bool mpi_ok(mpi_engine *e, int result) {
+/* What MPI says of an error, at most 127 bytes of it. */
+static const char *mpi_says(int result, char text[128]) {
+  char whole[MPI_MAX_ERROR_STRING];
+  int n = 0;
+  if (MPI_Error_string(result, whole, &n) != MPI_SUCCESS) n = 0;
+  snprintf(text, 128, "%.*s", n, whole);
+  return text;
+}
+
+/* Checks the result of an MPI call, which concerns this process (MPI_ANY_SOURCE: all). */
+static bool mpi_ok(mpi_engine *e, int result, const char *call, int peer) {
+  char text[128];
   if (MLFAB__LIKELY(result == MPI_SUCCESS)) return true;
-  mpi_fail(e, MLFAB_ERR_IO, "MPI reports an error");
+  if (peer == MPI_ANY_SOURCE)
+    mpi_fail(e, MLFAB_ERR_IO, "%s failed at MPI rank %d: %s", call, e->rank,
+             mpi_says(result, text));
+  else
+    mpi_fail(e, MLFAB_ERR_IO, "%s between MPI ranks %d and %d failed: %s", call, e->rank, peer,
+             mpi_says(result, text));
   return false;
 }
 
 /* Begins to send a block, which belongs to the engine until MPI has let go. There is room for the operation. */
 static void mpi_post_send(mpi_engine *e, mpi_block *block, uint32_t bytes, int to, int tag) {
   int at = e->operations_count;
-  if (!mpi_ok(e, MPI_Isend(block->bytes, (int)bytes, MPI_BYTE, to, tag, e->comm, &e->requests[at])))
+  if (!mpi_ok(e, MPI_Isend(block->bytes, (int)bytes, MPI_BYTE, to, tag, e->comm, &e->requests[at]),
+              "MPI_Isend", to))
     return;
   e->operations[at] = (mpi_operation){block, NULL};
   e->operations_count++;
@@ -324,7 +358,9 @@ static void mpi_end_operation(mpi_engine *e, const mpi_operation *operation) {
 static void mpi_complete(mpi_engine *e) {
   int n = 0, kept = 0;
   if (e->operations_count == 0) return;
-  if (!mpi_ok(e, MPI_Testsome(e->operations_count, e->requests, &n, e->done, e->statuses))) return;
+  if (!mpi_ok(e, MPI_Testsome(e->operations_count, e->requests, &n, e->done, e->statuses),
+              "MPI_Testsome", MPI_ANY_SOURCE))
+    return;
   if (n <= 0) return;
   for (int i = 0; i < n; i++) mpi_end_operation(e, &e->operations[e->done[i]]);
   for (int i = 0; i < e->operations_count; i++) {
@@ -366,7 +402,8 @@ static void mpi_tell(mpi_engine *e, int peer, const mpi_envelope *envelope) {
   if (e->over) return;
   mpi_block *block = mpi_reserve_operations(e, 1) ? mpi_take_block(e, MPT_ENVELOPE) : NULL;
   if (!block) {
-    mpi_fail(e, MLFAB_ERR_MEMORY, "out of memory for a message");
+    mpi_fail(e, MLFAB_ERR_MEMORY, "MPI rank %d is out of memory for a message to MPI rank %d",
+             e->rank, peer);
     return;
   }
   mpi_write(block->bytes, envelope);
@@ -581,8 +618,10 @@ static bool mpi_unpark(mpi_engine *e) {
   int at = e->operations_count;
   e->parked = NULL;
   head->bulk = bulk;
-  if (!mpi_ok(e, MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source,
-                           MPT_BULKS, e->comm, &e->requests[at]))) {
+  if (!mpi_ok(e,
+              MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source, MPT_BULKS,
+                        e->comm, &e->requests[at]),
+              "MPI_Irecv", e->parked_source)) {
     mpi_put_frame(e, head);
     return true;
   }
@@ -606,7 +645,8 @@ static void mpi_dispatch(mpi_engine *e, mpi_block *block, uint32_t bytes, int so
   mpi_envelope in = mpi_read(block->bytes);
   if (bytes < MPT_ENVELOPE || in.kind < MPT_CALL || in.kind > MPT_CLOSED ||
       (in.kind == MPT_FRAME && !mpi_frame_fits(&in, bytes))) {
-    mpi_fail(e, MLFAB_ERR_FRAME, "a message on the communicator is not mlfab's");
+    mpi_fail(e, MLFAB_ERR_FRAME, "a message of MPI rank %d on the communicator is not mlfab's",
+             source);
     mpi_put_block(e, block);
     return;
   }
@@ -644,7 +684,8 @@ static int mpi_take(mpi_engine *e) {
   MPI_Status status;
   int found = 0;
   if (e->message == MPI_MESSAGE_NULL) {
-    if (!mpi_ok(e, MPI_Improbe(MPI_ANY_SOURCE, MPT_HEADS, e->comm, &found, &e->message, &status)))
+    if (!mpi_ok(e, MPI_Improbe(MPI_ANY_SOURCE, MPT_HEADS, e->comm, &found, &e->message, &status),
+                "MPI_Improbe", MPI_ANY_SOURCE))
       return 0;
     if (!found) {
       e->message = MPI_MESSAGE_NULL;
@@ -653,13 +694,15 @@ static int mpi_take(mpi_engine *e) {
     MPI_Get_count(&status, MPI_BYTE, &e->message_bytes);
     e->message_source = status.MPI_SOURCE;
     if (e->message_bytes > 1 << MPT_BLOCK_MOST) {
-      mpi_fail(e, MLFAB_ERR_FRAME, "a message on the communicator is not mlfab's");
+      mpi_fail(e, MLFAB_ERR_FRAME, "a message of MPI rank %d on the communicator is not mlfab's",
+               e->message_source);
       return 0;
     }
   }
   mpi_block *block = mpi_take_block(e, (uint32_t)e->message_bytes);
   if (!block) return 0;
-  if (!mpi_ok(e, MPI_Mrecv(block->bytes, e->message_bytes, MPI_BYTE, &e->message, &status))) {
+  if (!mpi_ok(e, MPI_Mrecv(block->bytes, e->message_bytes, MPI_BYTE, &e->message, &status),
+              "MPI_Mrecv", e->message_source)) {
     mpi_put_block(e, block);
     return 0;
   }
@@ -757,44 +800,171 @@ static int mpi_begin(int *level_p, mlfab_error *error) {
   return 0;
 }
 
-/* Waits for a collective of the engine's, at most until `until`. 0 or TIMEOUT. */
-static int mpi_await(MPI_Request *request, uint64_t until) {
+/* ---- the roll call of an opening ---- */
+
+typedef struct mpi_roll {
+  MPI_Comm comm;
+  int tag, rank, size;
+  uint32_t heard;      /* others that have said HERE */
+  int said;            /* this process has */
+  int *told;           /* by rank: whether it has said HERE */
+  unsigned char *here; /* by rank: whether its HERE was taken */
+} mpi_roll;
+
+static void mpi_roll_end(mpi_roll *roll) {
+  free(roll->told);
+  free(roll->here);
+}
+
+static int mpi_roll_begin(mpi_roll *roll, MPI_Comm comm, int tag, mlfab_error *error) {
+  *roll = (mpi_roll){.comm = comm, .tag = tag};
+  MPI_Comm_rank(comm, &roll->rank);
+  MPI_Comm_size(comm, &roll->size);
+  roll->told = calloc((size_t)roll->size, sizeof *roll->told);
+  roll->here = calloc((size_t)roll->size, 1);
+  if (roll->told && roll->here) {
+    roll->here[roll->rank] = 1;
+    return 0;
+  }
+  mpi_roll_end(roll);
+  return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+}
+
+static void mpi_roll_say(mpi_roll *roll) {
+  MPI_Request request;
+  if (roll->said || MLFAB__PLANTED(270)) return;
+  roll->said = 1;
+  for (int r = 0; r < roll->size; r++) {
+    if (r == roll->rank) continue;
+    MPI_Isend(NULL, 0, MPI_BYTE, r, roll->tag, roll->comm, &request);
+    MPI_Request_free(&request); /* nothing is borrowed */
+  }
+}
+
+static void mpi_roll_hear(mpi_roll *roll) {
+  MPI_Status status;
+  int found = 0;
+  while (MPI_Iprobe(MPI_ANY_SOURCE, roll->tag, roll->comm, &found, &status) == MPI_SUCCESS &&
+         found) {
+    MPI_Recv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, roll->tag, roll->comm, MPI_STATUS_IGNORE);
+    roll->heard += !roll->here[status.MPI_SOURCE];
+    roll->here[status.MPI_SOURCE] = 1;
+  }
+}
+
+/* Takes the HEREs that were sent to this process, and are still on the way. `told` says whose. */
+static void mpi_roll_drain(mpi_roll *roll) {
+  for (int r = 0; r < roll->size; r++) {
+    if (!roll->told[r] || roll->here[r]) continue;
+    MPI_Recv(NULL, 0, MPI_BYTE, r, roll->tag, roll->comm, MPI_STATUS_IGNORE);
+  }
+}
+
+/* Appends a rank to a list as "2, 5"; `left` places are left, then "and more". */
+static void mpi_list(char *text, size_t room, int rank, uint32_t count) {
+  size_t n = strlen(text);
+  if (count < 12)
+    snprintf(text + n, room - n, "%s%d", count ? ", " : "", rank);
+  else if (count == 12)
+    snprintf(text + n, room - n, " and more");
+}
+
+/* Writes who has not said HERE: "MPI rank 2 has", "MPI ranks 2, 5 have". 0: all have. */
+static uint32_t mpi_roll_missing(const mpi_roll *roll, char *text, size_t room) {
+  char list[96] = "";
+  uint32_t n = 0;
+  for (int r = 0; r < roll->size; r++) {
+    if (!roll->here[r]) mpi_list(list, sizeof list, r, n++);
+  }
+  snprintf(text, room, n == 1 ? "MPI rank %s has" : "MPI ranks %s have", list);
+  return n;
+}
+
+/* Waits for a collective of an opening, at most until `until`. 0, TIMEOUT or IO. */
+static int mpi_await(MPI_Request *request, uint64_t until, mpi_roll *roll) {
   int done = 0;
-  uint64_t nap = MPT_NAP_LEAST_NS;
+  uint64_t nap = MPT_NAP_LEAST_NS, now = mpi_now();
+  uint64_t call = now < until ? until - mlfab__min((until - now) / 4, MPT_ROLL_NS) : now;
   while (MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-    if (mpi_now() >= until) return MLFAB_ERR_TIMEOUT;
+    now = mpi_now();
+    mpi_roll_hear(roll);
+    if (now >= until) return MLFAB_ERR_TIMEOUT;
+    if (now >= call || roll->heard > 0) mpi_roll_say(roll);
     mpi_nap(nap);
     nap = mlfab__min(2 * nap, MPT_NAP_NS);
   }
   return done ? 0 : MLFAB_ERR_IO;
 }
 
-static int mpi_absent(mlfab_error *error, int code, int size, uint64_t timeout_ns) {
+/* A collective of an opening has not ended: the error, and the engine is spoilt. */
+static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t timeout_ns,
+                      mlfab_error *error) {
   char waited[24];
-  if (code != MLFAB_ERR_TIMEOUT) return MLFAB__FAIL(error, code, "mpi: MPI reports an error");
+  uint32_t missing = mpi_roll_missing(roll, e->missing, sizeof e->missing);
+  e->spoilt = true;
+  if (missing == 0)
+    snprintf(e->missing, sizeof e->missing, "a process that came too late, or MPI rank %d has",
+             roll->rank);
+  if (code != MLFAB_ERR_TIMEOUT)
+    return MLFAB__FAIL(error, code,
+                       "mpi: MPI reports an error at MPI rank %d while mlfab_open waits for the "
+                       "other processes",
+                       roll->rank);
+  mlfab__duration(waited, timeout_ns);
+  if (missing == 0)
+    return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
+                        "mpi: after %s mlfab_open still waits at MPI rank %d, though all %d "
+                        "processes have called it: some had given up before the last one came",
+                        waited, roll->rank, roll->size);
   return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
-                      "mpi: after %s not all %d processes of the communicator have called "
-                      "mlfab_open, which is collective over MPI",
-                      mlfab__duration(waited, timeout_ns), size);
+                      "mpi: after %s %s not called mlfab_open, which is collective over MPI: %u of "
+                      "%d processes have",
+                      waited, e->missing, (uint32_t)roll->size - missing, roll->size);
 }
 
-/* Makes the engine of a communicator: duplicates it, which waits for its other processes. */
+/* ---- making an engine ---- */
+
+/* Duplicates the communicator, which waits for its other processes. What MPI may still write stays on an error. */
+static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, mlfab_error *error) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  mpi_roll roll;
+  int found = 0, *most = NULL, mine;
+  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found);
+  int code = mpi_roll_begin(&roll, parent, found ? *most : 32767, error);
+  if (code) return code;
+  code = MPI_Comm_idup(parent, &e->comm, &request) == MPI_SUCCESS ? 0 : MLFAB_ERR_IO;
+  if (!code) code = mpi_await(&request, until, &roll);
+  if (code) {
+    code = mpi_absent(e, &roll, code, timeout_ns, error);
+    mpi_roll_end(&roll);
+    return code;
+  }
+  MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
+  mine = roll.told[roll.rank] = roll.said;
+  code = MPI_Iallgather(&mine, 1, MPI_INT, roll.told, 1, MPI_INT, e->comm, &request) == MPI_SUCCESS
+             ? 0
+             : MLFAB_ERR_IO;
+  if (!code) code = mpi_await(&request, until, &roll);
+  if (code) return mpi_absent(e, &roll, code, timeout_ns, error);
+  mpi_roll_drain(&roll);
+  mpi_roll_end(&roll);
+  return 0;
+}
+
+/* Makes the engine of a communicator. */
 static int mpi_make_engine(MPI_Comm parent, uint64_t timeout_ns, mpi_engine **engine_p,
                            mlfab_error *error) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  int keyval = MPI_KEYVAL_INVALID, size = 0;
+  int keyval = MPI_KEYVAL_INVALID;
   mpi_engine *e = calloc(1, sizeof *e);
   if (!e) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
   e->message = MPI_MESSAGE_NULL;
   e->pid = getpid();
   pthread_mutex_init(&e->lock, NULL);
-  MPI_Comm_size(parent, &size);
-  int code = MPI_Comm_idup(parent, &e->comm, &request) == MPI_SUCCESS ? 0 : MLFAB_ERR_IO;
-  if (!code) code = mpi_await(&request, mlfab__add_sat(mpi_now(), timeout_ns));
+  int code = mpi_duplicate(e, parent, timeout_ns, error);
   if (code) { /* MPI may still write e->comm: e stays */
     e->spoilt = e->over = true;
   } else {
-    MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(e->comm, &e->rank);
     MPI_Comm_size(e->comm, &e->size);
     MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, mpi_at_finalize, &keyval, NULL);
@@ -806,7 +976,7 @@ static int mpi_make_engine(MPI_Comm parent, uint64_t timeout_ns, mpi_engine **en
   e->next = mpi_engines;
   mpi_engines = e;
   *engine_p = e;
-  return code ? mpi_absent(error, code, size, timeout_ns) : 0;
+  return code;
 }
 
 /* The engine of a communicator; NULL is MPI_COMM_WORLD. */
@@ -829,8 +999,9 @@ static int mpi_get_engine(const MPI_Comm *comm, uint64_t timeout_ns, mpi_engine 
   pthread_mutex_unlock(&mpi_lock);
   if (!code && (*engine_p)->spoilt)
     code = MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       "mpi: an earlier mlfab_open over this communicator did not end in all "
-                       "processes, so it cannot be used again");
+                       "mpi: %s not taken part in an earlier mlfab_open over this communicator, so "
+                       "it cannot be used again",
+                       (*engine_p)->missing);
   return code;
 }
 
@@ -899,16 +1070,30 @@ static uint32_t mpi_count_roles(const mpi_card *cards, int size, uint32_t role) 
   return count;
 }
 
+/* Which have this role: ": MPI ranks 0, 1"; "" where none has. */
+static const char *mpi_name_roles(const mpi_card *cards, int size, uint32_t role, char text[128]) {
+  char list[96] = "";
+  uint32_t n = 0;
+  for (int r = 0; r < size; r++) {
+    if (cards[r].roles == role) mpi_list(list, sizeof list, r, n++);
+  }
+  text[0] = 0;
+  if (n > 0) snprintf(text, 128, n == 1 ? ": MPI rank %s" : ": MPI ranks %s", list);
+  return text;
+}
+
 /* Decides the role of every process; with `dedicated` or a scheduler of its own these are in the cards then. */
 static int mpi_cast(mpi_card *cards, int size, mlfab_config *c, mlfab_error *error) {
   uint32_t own = c->scheduler == MLFAB_SCHEDULER_OWN, servers = 0;
+  char who[128];
   if (own && mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER) == 0)
     mpi_give_roles(cards, size, 1, MLFAB_ROLE_SCHEDULER);
   if (mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER) != own)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "mpi: %u processes have the role scheduler; with `scheduler` own it is one, "
-                       "else none",
-                       mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER));
+                       "else none%s",
+                       mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER),
+                       mpi_name_roles(cards, size, MLFAB_ROLE_SCHEDULER, who));
   if (c->dedicated) {
     servers = mpi_count_roles(cards, size, MLFAB_ROLE_SERVER);
     if (servers == 0) {
@@ -917,8 +1102,8 @@ static int mpi_cast(mpi_card *cards, int size, mlfab_config *c, mlfab_error *err
     }
     if (c->servers && servers != c->servers)
       return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                         "mpi: servers is %u, and %u processes have the role server", c->servers,
-                         servers);
+                         "mpi: servers is %u, and %u processes have the role server%s", c->servers,
+                         servers, mpi_name_roles(cards, size, MLFAB_ROLE_SERVER, who));
     c->servers = servers;
   }
   if (servers + own >= (uint32_t)size)
@@ -984,17 +1169,25 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
   int wrong = mpi_check_config(c, level, error);
   mpi_card *cards = calloc((size_t)e->size + 1, sizeof *cards); /* behind the others: this one's */
   if (!cards) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+  mpi_roll roll;
+  code = mpi_roll_begin(&roll, e->comm, MPT_HERE + (int)(e->opens++ % MPT_HERES), error);
+  if (code) {
+    free(cards);
+    return code;
+  }
   pthread_mutex_lock(&e->lock);
   cards[e->size] = mpi_make_card(c, wrong, e->next_end++);
   MPI_Request request = MPI_REQUEST_NULL;
   int result = MPI_Iallgather(&cards[e->size], MPT_CARD_WORDS, MPI_UINT64_T, cards, MPT_CARD_WORDS,
                               MPI_UINT64_T, e->comm, &request);
   pthread_mutex_unlock(&e->lock);
-  code = result == MPI_SUCCESS ? mpi_await(&request, until) : MLFAB_ERR_IO;
+  code = result == MPI_SUCCESS ? mpi_await(&request, until, &roll) : MLFAB_ERR_IO;
   if (code) { /* MPI may still write the cards: they stay */
-    e->spoilt = true;
-    return wrong ? wrong : mpi_absent(error, code, e->size, timeout_ns);
+    mlfab_error absent;
+    code = mpi_absent(e, &roll, code, timeout_ns, wrong ? &absent : error);
   }
+  mpi_roll_end(&roll);
+  if (code) return wrong ? wrong : code;
   if (!wrong) wrong = mpi_compare(cards, e->size, error);
   if (!wrong) wrong = mpi_cast(cards, e->size, c, error);
   if (!wrong) wrong = mpi_number(cards, e, c);
@@ -1230,7 +1423,10 @@ static int mpi_report_down(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
   event->code = link->code;
   if (link->peer_link) {
     event->link = link->number;
-    snprintf(t->text, sizeof t->text, "mpi: MPI rank %d: %s", link->peer, link->why);
+    snprintf(t->text, sizeof t->text,
+             link->why == t->engine->why ? "mpi: the link to MPI rank %d ends: %s"
+                                         : "mpi: MPI rank %d: %s",
+             link->peer, link->why);
   } else {
     event->token = link->token;
     snprintf(t->text, sizeof t->text, "mpi: %s mpi:%d/%u", link->why, link->peer, link->peer_end);

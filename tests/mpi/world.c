@@ -5,8 +5,9 @@
  *    split=N            processes whose MPI rank has the same remainder modulo N are a fabric of their own
  *    roles=3s,0c        MPI rank 3 has the role server, 0 scheduler; in a split, ranks of the part
  *    RANK:NAME=VALUE    mlfab_config_set in the process with this MPI rank; without `RANK:` in all
- *    absent=RANK        this process does not open a context
- *    opens=N            opens and closes so many contexts one after the other (1)
+ *    absent=RANKS       these processes do not open a context; or, with late=MS, so much later than the others
+ *    opens=N            opens and closes so many contexts one after the other (1), also after one that fails
+ *    once=RANK          this process opens one context only
  *    idle=MS            the worker with rank 0 naps so long; the others wait for it in a barrier, and tell their
  *                       processor time
  *    open=1             MPI_Finalize comes before mlfab_close
@@ -154,8 +155,8 @@ static void set_roles(const char *roles, int rank) {
 
 /* The settings that are mlfab's. */
 static int set_config(int argc, char **argv, int rank) {
-  static const char *const own[] = {"init",  "split", "roles", "absent",
-                                    "opens", "idle",  "open",  "bare"};
+  static const char *const own[] = {"init", "split", "roles", "absent", "late",
+                                    "once", "opens", "idle",  "open",   "bare"};
   for (int i = 1; i < argc; i++) {
     char name[64] = "", *at = argv[i];
     size_t n = strcspn(at, ":=");
@@ -189,6 +190,25 @@ static int initialise(const char *how) {
   return 1;
 }
 
+static int is_listed(const char *list, int rank) {
+  for (; *list; list += strcspn(list, ","), list += *list == ',')
+    if (atoi(list) == rank) return 1;
+  return 0;
+}
+
+/* The program's communicator carries no message of mlfab's. */
+static int stray(void) {
+  MPI_Status status;
+  int found = 0;
+  MPI_Barrier(MPI_COMM_WORLD);
+  for (int i = 0; i < 100 && !found; i++) {
+    struct timespec nap = {0, 1000000};
+    nanosleep(&nap, NULL);
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, &status);
+  }
+  return found ? wrong("the source of a stray message", status.MPI_SOURCE, -1) : 0;
+}
+
 /* The rank that the launcher has told this process, before MPI is initialised. */
 static int launched_rank(void) {
   const char *rank = getenv("OMPI_COMM_WORLD_RANK");
@@ -217,12 +237,20 @@ int main(int argc, char **argv) {
     config.transport_user = &part;
   }
   code = set_config(argc, argv, rank);
-  int absent = atoi(value_of(argc, argv, "absent", "-1")) == mpi_rank;
-  for (int i = 0; i < opens && !code && !absent; i++) code = open_and_work(bare, open);
+  if (code) return 1;
+  int late_ms = atoi(value_of(argc, argv, "late", "0"));
+  if (is_listed(value_of(argc, argv, "once", ""), mpi_rank)) opens = 1;
+  int absent = !code && is_listed(value_of(argc, argv, "absent", ""), mpi_rank);
   if (absent) {
-    struct timespec nap = {4, 0};
+    long ms = late_ms ? late_ms : 4000;
+    struct timespec nap = {ms / 1000, ms % 1000 * 1000000};
     nanosleep(&nap, NULL);
   }
+  for (int i = 0; i < opens && !(absent && !late_ms); i++) {
+    int ended = open_and_work(bare, open);
+    if (!code) code = ended;
+  }
+  if (late_ms && !code && mine) code = stray();
   if (mine && !open) MPI_Finalize();
   free(data);
   free(model);

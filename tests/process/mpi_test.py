@@ -168,9 +168,9 @@ def test_one_process_that_cannot_open():
 
 
 def test_roles_that_do_not_fit():
-    fails(3, "init=multiple", "dedicated=1", "servers=1", "roles=0s,1s", names="CONFIG", text="2 processes have the role server")
+    fails(3, "init=multiple", "dedicated=1", "servers=1", "roles=0s,1s", names="CONFIG", text="2 processes have the role server: MPI ranks 0, 1")
     fails(2, "init=multiple", "dedicated=1", "servers=2", names="CONFIG", text="no worker is left")
-    fails(3, "init=multiple", "roles=1c", names="CONFIG", text="1 processes have the role scheduler")
+    fails(3, "init=multiple", "roles=1c", names="CONFIG", text="1 processes have the role scheduler.*: MPI rank 1$")
 
 
 def test_what_mpi_cannot_do():
@@ -181,7 +181,29 @@ def test_what_mpi_cannot_do():
 
 def test_a_process_that_does_not_open():
     fails(3, "init=multiple", "absent=2", "timeout_ms=1500", names="TIMEOUT", times=2,
-          text="not all 3 processes of the communicator have called mlfab_open")
+          text="MPI rank 2 has not called mlfab_open.*2 of 3 processes have")
+    fails(4, "init=multiple", "absent=1,3", "0:timeout_ms=3000", "timeout_ms=1500", names="TIMEOUT", times=2,
+          text="MPI ranks 1, 3 have not called mlfab_open.*2 of 4 processes have")
+
+
+def test_a_communicator_over_which_an_open_failed():
+    for mpi in every_mpi():
+        result = mpirun(mpi, 3, "world", "init=multiple", "absent=2", "timeout_ms=1500", "opens=2")
+        told = re.findall(r"^fail MLFAB_ERR_STATE -?\d+ (.*)", result.out, re.M)
+        expect(len(told) == 2 and all("MPI rank 2 has not taken part" in text for text in told),
+               "%s: both are told who was missing" % mpi, result)
+
+
+def test_a_process_that_does_not_open_again():
+    for mpi in every_mpi():
+        result = mpirun(mpi, 3, "world", "init=multiple", "once=1", "timeout_ms=1500", "opens=2")
+        told = re.findall(r"^fail MLFAB_ERR_TIMEOUT -?\d+ (.*)", result.out, re.M)
+        expect(len(told) == 2 and all("MPI rank 1 has not called mlfab_open" in text for text in told),
+               "%s: both are told who is missing" % mpi, result)
+
+
+def test_a_process_that_opens_late():
+    works(3, "init=multiple", "absent=1", "late=2600", "timeout_ms=3000", workers=3)
 
 
 def test_a_process_that_ends_without_closing_ends_the_job():
