@@ -266,7 +266,7 @@ $(BUILD)/mpi/$(1)/libmlfab_mpi.so: extras/mlfab_mpi.c $(BUILD)/mpi/$(1)/mlfab.o
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d -fPIC -shared \
 	  -Wl,--version-script=$$(@D)/exports.map -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
 
-$(BUILD)/mpi/$(1)/apart: tests/mpi/apart.c $(BUILD)/mpi/$(1)/mlfab.o
+$(BUILD)/mpi/$(1)/apart $(BUILD)/mpi/$(1)/held: $(BUILD)/mpi/$(1)/%: tests/mpi/%.c $(BUILD)/mpi/$(1)/mlfab.o
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d \
 	  -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) -lcmocka $$(LIBS)
 
@@ -286,7 +286,7 @@ $(BUILD)/mpi/$(1)/%: tests/mpi/%.c $(BUILD)/mpi/$(1)/mlfab.o
 	  -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
 
 mpi-built: $(BUILD)/mpi/$(1)/libmlfab_mpi.so $(if $(shell command -v $(call MPIFORT,$(1))),$(BUILD)/mpi/$(1)/13_mpi)
-mpi-built: $(addprefix $(BUILD)/mpi/$(1)/,$(if $(HAVE_CMOCKA),$(MPI_PROGRAMS),$(filter-out conform apart,$(MPI_PROGRAMS))))
+mpi-built: $(addprefix $(BUILD)/mpi/$(1)/,$(if $(HAVE_CMOCKA),$(MPI_PROGRAMS),$(filter-out conform apart held,$(MPI_PROGRAMS))))
 endef
 $(foreach mpi,$(MPIS),$(eval $(call MPI_RULES,$(mpi))))
 

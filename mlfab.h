@@ -601,6 +601,10 @@ typedef struct mlfab_config {
   uint32_t ack; /* workers: MLFAB_ACK_* of updates whose options do not say; 0: MLFAB_ACK_APPLIED */
   /* MLFAB_KERNELS_*; the same on all nodes: server 0 refuses a node with another one (MLFAB_ERR_WORLD). */
   uint32_t kernels;
+  /* Over MPI (section 13). 1: MPI sends large updates and large data of plain collectives from the caller's buffers,
+   * without a copy. Price: a request that was cancelled, or that has failed, is open until MPI has let go of its
+   * buffers. */
+  uint32_t mpi_lend;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -611,7 +615,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
- * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "replicas" (0, 1),
+ * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "mpi_lend" (0, 1), "replicas" (0, 1),
  * "replaces" (0, 1), "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join" before
  * "role" server, which means nothing without them.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
@@ -1125,7 +1129,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 typedef void (*mlfab_done_fn)(void *user, mlfab_request request, const mlfab_result *result);
 MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request request, mlfab_done_fn fn, void *user);
 
-/* Cancels a request; its buffers are the caller's again on return. End it with test or wait, which return CANCELLED
+/* Cancels a request; its buffers are the caller's again on return (with mpi_lend: when it has been ended). End it with test or wait, which return CANCELLED
  * (it was not sent, or the server dropped it), 0 (too late: it was applied), or IN_DOUBT (the server has not said:
  * ask mlfab_push_status later). Cancelling a collective ends all open collectives, on all workers (section 10). */
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request);
@@ -1831,6 +1835,7 @@ typedef struct mlfab_transport_options {
    * transport's until close. */
   const struct mlfab_layer *layer;
   void *layer_user;
+  uint32_t lend; /* mlfab_config.mpi_lend */
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {
@@ -1882,6 +1887,14 @@ typedef struct mlfab_transport {
    * heartbeat. 0: its system acknowledges what was sent, and its process exists. Errors: AGAIN (no acknowledgement,
    * or the process is gone), UNSUPPORTED (this system does not tell). */
   int (*probe)(void *self, uint32_t link);
+  /* Both or neither may be NULL. lend: as send with a token, for memory that the program gets back from finished
+   * requests only. After detach, disconnect or DOWN the transport may go on reading such a bulk; the driver tells
+   * nobody of a finished request while `keeps` counts any. close waits for them.
+   * keeps: writes whom the first one waits for ("MPI rank 2") into `whom`, unless that is NULL. Called often: without
+   * `whom` it costs no more than a load. wait returns when it has become 0. */
+  int (*lend)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
+              uint32_t bulk_bytes, uint64_t token);
+  uint32_t (*keeps)(void *self, char *whom, size_t room);
 } mlfab_transport;
 
 struct iovec; /* <sys/uio.h> */
@@ -1945,7 +1958,16 @@ MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
  * SERIALIZED: no thread is in MPI while another is in mlfab. MPI_THREAD_SINGLE (MPI_Init) is refused. Close contexts
  * before MPI_Finalize.
  *
- * Price. Bulks are copied into blocks that MPI sends: at most 2.5 MiB for each link and direction. MPI cannot wake a
+ * Buffers. Bulks are copied into blocks that MPI sends. With mpi_lend (MLFAB_MPI_LEND=1) MPI sends pushes of more than
+ * 64 KiB and pieces of more than 32 KiB of plain collectives from the caller's buffers. MPI cannot take a send back:
+ * until it has let go of all that was taken back, each request that has finished stays open: mlfab_test says not done,
+ * mlfab_wait returns TIMEOUT and names the MPI rank that has not taken the data, and calls that wait return later than
+ * their deadline. So the rule is the usual one with one exception: after mlfab_cancel the buffers are the
+ * caller's when test or wait has ended the request, not before. mlfab_close and mlfab_abandon wait, at most for
+ * timeout_ns, until MPI has let go of everything; if it has not then (the log says so), the buffers must stay as they
+ * are until MPI_Finalize. MPI lets go when the other process calls mlfab or MPI again.
+ *
+ * Price. At most 2.5 MiB are under way for each link and direction, and as much memory is in blocks. MPI cannot wake a
  * sleeper: a waiter that has spun polls with naps of up to 1 ms; mlfab_fd returns UNSUPPORTED. When a process dies, MPI
  * ends the job: take checkpoints (section 7).
  * Errors of mlfab_open: CONFIG (thread level, roles), STATE (MPI was finalised; wrong thread; an open over this

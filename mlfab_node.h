@@ -70,6 +70,7 @@ typedef struct mlfab_action {
   const void *head; /* copy it before mlfab_node_done */
   const void *bulk; /* borrowed until SENT, DOWN, or a detach */
   uint32_t head_bytes, bulk_bytes;
+  uint32_t callers; /* send with a token: 1: a caller gets bulk back from a finished request only */
   const char
       *address; /* connect: a list separated by blanks, best first; use the first that a transport
                               of this node reaches */

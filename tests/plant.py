@@ -17,6 +17,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), 
 FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
 # The programs with MPI, which are in a folder of their own; "" where no MPI library is installed.
 MPI = next(("mpi/%s/conform" % mpi for mpi in ("mpich", "openmpi") if shutil.which("mpicc." + mpi)), "")
+HELD = MPI.replace("conform", "held")
 # Likewise with cblas.
 CBLAS = any(shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", name]).returncode == 0
             for name in ("openblas", "cblas"))
@@ -78,6 +79,7 @@ LIKELY = {16: "sim/test_schedule",
           230: "sim/test_failover",
           116: "unit/test_blake2b",
           **{number: MPI for number in range(170, 173)},
+          **{number: HELD for number in range(270, 275)},
           **{number: "unit/test_telemetry" for number in range(190, 194)},
           202: "extras/test_tls_conform",
           204: "extras/test_tls",
@@ -170,7 +172,7 @@ def fails(program, seconds, cpu_seconds=None, number=0):
 
 def place(test):
     """The program of a test, in the folder of the build."""
-    return test if test == MPI else "tests/" + test
+    return test if test in (MPI, HELD) else "tests/" + test
 
 
 def notices(test, number):
@@ -199,7 +201,7 @@ def main():
     shutil.rmtree(os.path.join(ROOT, FOLDER), ignore_errors=True)
     print("1..%d" % (len(numbers) + 1), flush=True)
     try:
-        make("tests-built", *(["%s/%s" % (FOLDER, MPI)] if MPI else []))
+        make("tests-built", *(["%s/%s" % (FOLDER, program) for program in (MPI, HELD)] if MPI else []))
     except subprocess.CalledProcessError as error:
         print("Bail out! the build with planted bugs fails")
         print(error.stderr.decode("utf-8", "replace"), file=sys.stderr)

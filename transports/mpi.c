@@ -32,12 +32,25 @@
  *      released in `credit`. So a receiver that does not poll stops its senders, and blocks are bounded: MPT_WINDOW
  *      for each link and direction.
  *  (2) `send` copies bulks into blocks: nothing of the caller is borrowed once it returns, so detach and disconnect
- *      have nothing to wait for. A block is free again when MPI_Testsome says so.
+ *      have nothing to wait for. A block is free again when MPI_Testsome says so. `lend` is below.
  *  (3) Every bulk announced by a head is received, also when its link is closed by then (into a block that is dropped),
  *      or later bulks would meet the wrong receive.
  *  (4) An answer or a frame counts only if both links and the sender's rank are those of the envelope.
  *  (5) When `lingering` is 0 and no operation is under way, no other process has sent this one anything that is not
  *      received, but for calls: a CLOSED is the last message of a link. MPI_Finalize begins with waiting for that.
+ *
+ * Loans. With the option mpi_lend, `lend` has MPI send a bulk of more than MPT_INLINE bytes from where it is. MPI cannot
+ * take such a send back, so an operation with a loan is
+ *
+ *    LENT --MPI has let go--> SENT reported
+ *      '--detach, or the link is disconnected or DOWN--> KEPT --MPI has let go--> gone, without an event
+ *
+ *  (6) end.lent is the number of the end's loans, end.kept of those that are KEPT. Memory of a loan is neither freed nor
+ *      written by mlfab or its caller while the loan is LENT or KEPT: of a LENT one the node knows; for the KEPT ones the
+ *      context tells no caller that a request has finished while `keeps` is not 0. (A collective may overwrite what its
+ *      peer has acknowledged, and the peer does that when MPI has delivered all of it.)
+ *  (7) The end whose loans they are outlives them: close waits, until the deadline; then it tells the log, and the loans
+ *      are nobody's. When MPI itself has failed or is finalised, no loan is counted any more: nothing more can be known.
  *
  * Progress. MPI moves messages only while both processes call it. So the close of a process's last end waits, at most
  * MPT_LAST_NS, until MPI has what was sent; and a link that was closed does not wait longer than MPT_REST_NS for a bulk.
@@ -63,6 +76,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,8 +145,12 @@ typedef struct mpi_block {
 
 /* An MPI request under way. */
 typedef struct mpi_operation {
-  mpi_block *block; /* what MPI reads or writes */
-  mpi_block *head;  /* of a receive: the frame; NULL: a send */
+  mpi_block *block;      /* what MPI reads or writes; NULL: memory of the caller */
+  mpi_block *head;       /* of a receive: the frame; NULL: a send */
+  struct mpi_end *lends; /* a loan: whose; NULL: none, or nobody's */
+  uint32_t link;         /* a loan: LENT on this link; 0: KEPT */
+  int peer;              /* a loan: the MPI rank that it goes to */
+  uint64_t token;        /* a loan */
 } mpi_operation;
 
 typedef struct mpi_link {
@@ -167,8 +185,13 @@ typedef struct mpi_end {
   mpi_link *ready_first, *ready_last; /* links with something to report */
   uint32_t calling, ended;            /* links that are CALLING; that have ended */
   uint64_t looked_ns;
-  mpi_sent *sent; /* a ring of sent_room, a power of two */
-  uint32_t sent_first, sent_count, sent_room;
+  mpi_sent *sent;                             /* a ring of sent_room, a power of two */
+  uint32_t sent_first, sent_count, sent_room; /* room: for `lent` more */
+  uint32_t lent;                              /* loans, LENT or KEPT */
+  _Atomic uint32_t kept;                      /* KEPT loans; changes under the lock */
+  bool lends;                                 /* the option */
+  bool let_go;                                /* kept has become 0: wait ends */
+  uint64_t timeout_ns;
   bool woken;
   pthread_cond_t wakes;
   char text[256]; /* of the last DOWN */
@@ -296,6 +319,13 @@ static void mpi_end_link(mpi_link *link, int code, const char *why) {
   mpi_make_ready(link);
 }
 
+/* A KEPT loan is gone. */
+static void mpi_let_go(mpi_end *t, uint32_t loans) {
+  if (loans == 0 || atomic_fetch_sub(&t->kept, loans) > loans) return;
+  t->let_go = true;
+  pthread_cond_signal(&t->wakes);
+}
+
 /* An MPI call has failed, or MPI is finalised: all links end, for this reason. */
 static void mpi_fail(mpi_engine *e, int code, const char *format, ...) MLFAB__PRINTF(3, 4);
 static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
@@ -307,6 +337,8 @@ static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
   va_end(arguments);
   for (mpi_end *t = e->ends; t; t = t->next) {
     for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, e->why);
+    mpi_let_go(t, atomic_load(&t->kept));
+    t->lent = 0;
   }
 }
 
@@ -338,13 +370,57 @@ static void mpi_post_send(mpi_engine *e, mpi_block *block, uint32_t bytes, int t
   if (!mpi_ok(e, MPI_Isend(block->bytes, (int)bytes, MPI_BYTE, to, tag, e->comm, &e->requests[at]),
               "MPI_Isend", to))
     return;
-  e->operations[at] = (mpi_operation){block, NULL};
+  e->operations[at] = (mpi_operation){.block = block};
   e->operations_count++;
+}
+
+/* Begins to send a bulk from where it is. There is room for the operation, and to report it. */
+static void mpi_post_loan(const mpi_link *link, const void *bulk, uint32_t bytes, uint64_t token) {
+  mpi_end *t = link->end;
+  mpi_engine *e = t->engine;
+  int at = e->operations_count;
+  if (e->over || !mpi_ok(e,
+                         MPI_Isend(bulk, (int)bytes, MPI_BYTE, link->peer, MPT_BULKS, e->comm,
+                                   &e->requests[at]),
+                         "MPI_Isend", link->peer))
+    return;
+  e->operations[at] =
+      (mpi_operation){.lends = t, .link = link->number, .peer = link->peer, .token = token};
+  e->operations_count++;
+  t->lent++;
+}
+
+/* Takes back the loans on this link with this token, or (`all`) with any. */
+static void mpi_take_back(const mpi_link *link, uint64_t token, bool all) {
+  mpi_end *t = link->end;
+  mpi_engine *e = t->engine;
+  for (int i = 0; t->lent > atomic_load(&t->kept) && i < e->operations_count; i++) {
+    mpi_operation *operation = &e->operations[i];
+    if (operation->lends != t || operation->link != link->number) continue;
+    if (!all && operation->token != token) continue;
+    operation->link = 0;
+    if (!MLFAB__PLANTED(271)) atomic_fetch_add(&t->kept, 1);
+  }
+}
+
+/* MPI has let go of a loan. */
+static void mpi_end_loan(const mpi_operation *operation) {
+  mpi_end *t = operation->lends;
+  if (t->lent == 0) return; /* MPI had failed */
+  t->lent--;
+  if (operation->link == 0) {
+    if (atomic_load(&t->kept) > 0) mpi_let_go(t, 1);
+    return;
+  }
+  t->sent[(t->sent_first + t->sent_count++) & (t->sent_room - 1)] =
+      (mpi_sent){operation->link, operation->token};
 }
 
 static void mpi_end_operation(mpi_engine *e, const mpi_operation *operation) {
   mpi_block *head = operation->head;
-  if (!head) {
+  if (operation->lends) {
+    mpi_end_loan(operation);
+  } else if (!head) {
     mpi_put_block(e, operation->block);
   } else if (head->dropped) {
     mpi_put_frame(e, head);
@@ -480,6 +556,7 @@ static void mpi_free_link(mpi_link *link) {
   mpi_end *t = link->end;
   mpi_engine *e = t->engine;
   mpi_drop_frames(link);
+  if (!MLFAB__PLANTED(274)) mpi_take_back(link, 0, true);
   for (uint32_t i = 0; i < t->sent_count; i++) {
     mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
     if (sent->link == link->number) sent->link = 0;
@@ -625,7 +702,7 @@ static bool mpi_unpark(mpi_engine *e) {
     mpi_put_frame(e, head);
     return true;
   }
-  e->operations[at] = (mpi_operation){bulk, head};
+  e->operations[at] = (mpi_operation){.block = bulk, .head = head};
   e->operations_count++;
   mpi_on_frame(e, link, head);
   return true;
@@ -1233,6 +1310,8 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
   pthread_condattr_destroy(&attributes);
   t->env = env;
   t->engine = e;
+  t->lends = options->lend != 0;
+  t->timeout_ns = timeout_ns;
   pthread_mutex_lock(&e->lock);
   t->number = given ? number : e->next_end++;
   if (given && number >= e->next_end) e->next_end = number + 1;
@@ -1254,6 +1333,31 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
   return 0;
 }
 
+/* Waits until MPI has let go of the end's loans, at most until the deadline; then they are nobody's. The lock is free
+ * between two looks. */
+static void mpi_end_loans(mpi_end *t) {
+  mpi_engine *e = t->engine;
+  uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
+  while (t->lent > 0 && !e->over && mpi_now() < until && !MLFAB__PLANTED(272)) {
+    mpi_progress(e);
+    if (t->lent == 0) return;
+    pthread_mutex_unlock(&e->lock);
+    mpi_nap(nap);
+    nap = mlfab__min(2 * nap, MPT_NAP_NS);
+    pthread_mutex_lock(&e->lock);
+  }
+  for (int i = 0; i < e->operations_count; i++) {
+    mpi_operation *operation = &e->operations[i];
+    if (operation->lends != t) continue;
+    operation->lends = NULL;
+    if (!e->over)
+      mlfab__log(&t->env, MLFAB_LOG_ERROR,
+                 "mpi: close: MPI rank %d has not taken what is being sent from a buffer, which "
+                 "must stay as it is until MPI_Finalize",
+                 operation->peer);
+  }
+}
+
 /* In a forked child the engine, its lock included, is the parent's. */
 static void mpi_shut(void *self) {
   mpi_end *t = self;
@@ -1266,6 +1370,7 @@ static void mpi_shut(void *self) {
     while (*at != t) at = &(*at)->next;
     *at = t->next;
     mpi_progress(e);
+    mpi_end_loans(t);
     if (!e->ends) mpi_drain(e, mpi_now() + MPT_LAST_NS, false);
     pthread_mutex_unlock(&e->lock);
     pthread_cond_destroy(&t->wakes);
@@ -1322,7 +1427,7 @@ static void mpi_disconnect(void *self, uint32_t number) {
 
 /* Makes room to record one more SENT. */
 static bool mpi_reserve_sent(mpi_end *t) {
-  if (t->sent_count < t->sent_room) return true;
+  if (t->sent_count + t->lent < t->sent_room) return true;
   uint32_t room = t->sent_room ? 2 * t->sent_room : 64;
   mpi_sent *sent = mlfab__alloc_array(&t->env, room, sizeof *sent);
   if (!sent) return false;
@@ -1337,13 +1442,13 @@ static bool mpi_reserve_sent(mpi_end *t) {
 
 /* Copies a frame into blocks and posts them. Errors: AGAIN (no memory). */
 static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes, const void *bulk,
-                          uint32_t bulk_bytes) {
+                          uint32_t bulk_bytes, uint64_t token, bool lent) {
   mpi_engine *e = link->end->engine;
   uint32_t inside = bulk_bytes <= MPT_INLINE ? bulk_bytes : 0, behind = bulk_bytes - inside;
   uint32_t bytes = MPT_ENVELOPE + mpi_up8(head_bytes) + inside;
   mpi_block *first = mpi_reserve_operations(e, 2) ? mpi_take_block(e, bytes) : NULL;
-  mpi_block *second = first && behind ? mpi_take_block(e, behind) : NULL;
-  if (!first || (behind && !second)) {
+  mpi_block *second = first && behind && !lent ? mpi_take_block(e, behind) : NULL;
+  if (!first || (behind && !lent && !second)) {
     mpi_put_block(e, first);
     return MLFAB_ERR_AGAIN;
   }
@@ -1359,6 +1464,7 @@ static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes,
   memset(first->bytes + MPT_ENVELOPE + head_bytes, 0, mpi_up8(head_bytes) - head_bytes);
   if (inside) memcpy(first->bytes + MPT_ENVELOPE + mpi_up8(head_bytes), bulk, inside);
   mpi_post_send(e, first, bytes, link->peer, MPT_HEADS);
+  if (lent) mpi_post_loan(link, bulk, behind, token);
   if (!second) return 0;
   memcpy(second->bytes, bulk, behind);
   mpi_post_send(e, second, behind, link->peer, MPT_BULKS);
@@ -1366,7 +1472,7 @@ static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes,
 }
 
 static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32_t head_bytes,
-                           const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+                           const void *bulk, uint32_t bulk_bytes, uint64_t token, bool lent) {
   mpi_link *link = mpi_find(t, number);
   if (!link || link->ended || !link->peer_link) return MLFAB_ERR_PEER_CLOSED;
   if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
@@ -1377,7 +1483,7 @@ static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32
   int code = mpi_has_room(link, cost) ? 0 : MLFAB_ERR_AGAIN;
   int waits = code != 0; /* for credit; else for memory */
   if (!code && token && !mpi_reserve_sent(t)) code = MLFAB_ERR_AGAIN;
-  if (!code) code = mpi_post_frame(link, head, head_bytes, bulk, bulk_bytes);
+  if (!code) code = mpi_post_frame(link, head, head_bytes, bulk, bulk_bytes, token, lent);
   if (code) {
     link->blocked = true;
     link->wants = cost;
@@ -1385,7 +1491,7 @@ static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32
     return code;
   }
   link->unreleased += cost;
-  if (token)
+  if (token && !lent)
     t->sent[(t->sent_first + t->sent_count++) & (t->sent_room - 1)] = (mpi_sent){number, token};
   return 0;
 }
@@ -1394,9 +1500,34 @@ static int mpi_send(void *self, uint32_t number, const void *head, uint32_t head
                     const void *bulk, uint32_t bulk_bytes, uint64_t token) {
   mpi_end *t = self;
   pthread_mutex_lock(&t->engine->lock);
-  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token);
+  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token, false);
   pthread_mutex_unlock(&t->engine->lock);
   return code;
+}
+
+static int mpi_lend(void *self, uint32_t number, const void *head, uint32_t head_bytes,
+                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  mpi_end *t = self;
+  bool lent = t->lends && token && bulk_bytes > MPT_INLINE;
+  pthread_mutex_lock(&t->engine->lock);
+  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token, lent);
+  pthread_mutex_unlock(&t->engine->lock);
+  return code;
+}
+
+static uint32_t mpi_keeps(void *self, char *whom, size_t room) {
+  mpi_end *t = self;
+  mpi_engine *e = t->engine;
+  uint32_t kept = atomic_load_explicit(&t->kept, memory_order_acquire);
+  if (kept == 0 || !whom) return kept;
+  pthread_mutex_lock(&e->lock);
+  for (int i = e->operations_count - 1; i >= 0; i--) {
+    const mpi_operation *operation = &e->operations[i];
+    if (operation->lends == t && operation->link == 0)
+      snprintf(whom, room, "MPI rank %d", operation->peer);
+  }
+  pthread_mutex_unlock(&e->lock);
+  return kept;
 }
 
 static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
@@ -1473,6 +1604,11 @@ static int mpi_report(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
 }
 
 static int mpi_poll_locked(mpi_end *t, mlfab_io_event *event) {
+  t->let_go = false;
+  if (!t->ready_first && t->sent_count == 0) {
+    mpi_progress(t->engine);
+    mpi_look(t);
+  }
   while (t->sent_count > 0) {
     mpi_sent sent = t->sent[t->sent_first];
     t->sent_first = (t->sent_first + 1) & (t->sent_room - 1);
@@ -1482,10 +1618,6 @@ static int mpi_poll_locked(mpi_end *t, mlfab_io_event *event) {
     event->link = sent.link;
     event->token = sent.token;
     return 1;
-  }
-  if (!t->ready_first) {
-    mpi_progress(t->engine);
-    mpi_look(t);
   }
   while (t->ready_first) {
     mpi_link *link = t->ready_first;
@@ -1520,17 +1652,23 @@ static void mpi_release(void *self, const mlfab_io_event *event) {
   pthread_mutex_unlock(&t->engine->lock);
 }
 
-static int mpi_detach(void *self, uint32_t link, uint64_t token) {
-  (void)self, (void)link, (void)token; /* send copies: nothing is borrowed */
+/* What `send` was given is copied. */
+static int mpi_detach(void *self, uint32_t number, uint64_t token) {
+  mpi_end *t = self;
+  if (!t->lends) return 0;
+  pthread_mutex_lock(&t->engine->lock);
+  const mpi_link *link = mpi_find(t, number);
+  if (link) mpi_take_back(link, token, false);
+  pthread_mutex_unlock(&t->engine->lock);
   return 0;
 }
 
 /* Would poll find something? */
 static bool mpi_anything(mpi_end *t) {
-  if (t->sent_count > 0 || t->ready_first) return true;
+  if (t->sent_count > 0 || t->ready_first || t->let_go) return true;
   mpi_progress(t->engine);
   mpi_look(t);
-  return t->ready_first != NULL;
+  return t->sent_count > 0 || t->ready_first || t->let_go;
 }
 
 static void mpi_wait(void *self, uint64_t timeout_ns) {
@@ -1600,7 +1738,9 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
       .wake = mpi_wake,
       .fd = mpi_fd,
       .arm = mpi_arm,
-      .probe = mpi_probe};
+      .probe = mpi_probe,
+      .lend = mpi_lend,
+      .keeps = mpi_keeps};
   return &table;
 }
 

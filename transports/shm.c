@@ -1254,7 +1254,9 @@ const mlfab_transport *mlfab_transport_shm(void) {
                                         shm_fd,
                                         shm_arm,
                                         NULL, /* there is no network link to measure */
-                                        shm_probe};
+                                        shm_probe,
+                                        NULL,
+                                        NULL};
   return &table;
 }
 

@@ -86,6 +86,7 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   into->one = (mlfab_vec){c->data, c->count};
   call->vecs = &into->one;
   call->n = 1;
+  call->callers = 1;
   call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
   call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
   call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);

@@ -93,6 +93,7 @@ static const config_setting config_settings[] = {
     CONFIG_T("log", mlfab_config, log, CONFIG_TEXT),
     CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
     CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
+    CONFIG_U("mpi_lend", mlfab_config, mpi_lend, 0, 1, 1),
     CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
     CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
     CONFIG_U("replaces", mlfab_config, replaces, 0, 1, 1),

@@ -185,6 +185,28 @@ static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
   return MLFAB_ERR_ADDRESS;
 }
 
+static int context_send(const mlfab__context_transport *transport, uint32_t link,
+                        const mlfab_action *action) {
+  const mlfab_transport *table = transport->table;
+  return (action->callers && action->token && table->lend ? table->lend : table->send)(
+      transport->self, link, action->head, action->head_bytes, action->bulk, action->bulk_bytes,
+      action->token);
+}
+
+/* --- buffers that a transport still reads --- */
+
+/* How many buffers transports have that were taken back from them. While there are any, nobody is told of a finished
+ * request: it could be that of such a buffer. `whom`: as for keeps. */
+static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
+  uint32_t kept = 0;
+  if (MLFAB__LIKELY(!ctx->lends) || MLFAB__PLANTED(273)) return 0;
+  for (uint32_t t = 0; t < ctx->ntransports && kept == 0; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    if (transport->table->keeps) kept = transport->table->keeps(transport->self, whom, room);
+  }
+  return kept;
+}
+
 static int context_action(mlfab *ctx, const mlfab_action *action) {
   if (action->kind == MLFAB_ACTION_FILE)
     return mlfab__disk_begin(&ctx->disk, action->file, action->token);
@@ -194,8 +216,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   uint32_t link = action->link & ((1u << CONTEXT_LINK_BITS) - 1);
   switch (action->kind) {
     case MLFAB_ACTION_SEND:
-      return transport->table->send(transport->self, link, action->head, action->head_bytes,
-                                    action->bulk, action->bulk_bytes, action->token);
+      return context_send(transport, link, action);
     case MLFAB_ACTION_DETACH:
       return transport->table->detach(transport->self, link, action->token);
     case MLFAB_ACTION_PROBE:
@@ -515,13 +536,28 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
   return 1;
 }
 
+/* A request that has finished, and may be told of. */
+static int context_is_done(const mlfab *ctx, const mlfab__request *request) {
+  return request->done && context_keeps(ctx, NULL, 0) == 0;
+}
+
+/* mlfab_node_test, for which a request whose buffers may still be read is not done. */
+static int context_test(mlfab *ctx, mlfab_request id, int *done_p, mlfab_result *result_p) {
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  if (done_p && request && request->done && !context_is_done(ctx, request)) {
+    *done_p = 0;
+    return 0;
+  }
+  return mlfab_node_test(ctx->node, id, done_p, result_p);
+}
+
 /* Takes the first watch from the list whose request is done, or was ended by the caller. */
 static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   mlfab__context_watch **at = &ctx->watches;
   for (; *at; at = &(*at)->next) {
     mlfab__context_watch *watch = *at;
     const mlfab__request *request = mlfab__request_find(&ctx->node->requests, watch->request);
-    if (request && !request->done) continue;
+    if (request && !context_is_done(ctx, request)) continue;
     *at = watch->next;
     return watch;
   }
@@ -752,6 +788,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.user = c->transport_user;
   options.error = error;
   options.timeout_ns = c->timeout_ns;
+  options.lend = c->mpi_lend;
   mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
@@ -761,6 +798,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   transport->table = table;
   ctx->ntransports++;
   ctx->simulated |= (table->caps & MLFAB_CAP_VIRTUAL) != 0;
+  ctx->lends |= table->keeps && c->mpi_lend;
   if (!ctx->shm_coll) ctx->shm_coll = choice->shm_coll;
   size_t at = strlen(addresses);
   if (!choice->publish) return 0;
@@ -1016,7 +1054,26 @@ typedef struct context_wait {
 static int context_test_request(mlfab *ctx, void *what) {
   const context_wait *wait = what;
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, wait->request);
-  return !request || request->done;
+  return !request || context_is_done(ctx, request);
+}
+
+static int context_test_let_go(mlfab *ctx, void *what) {
+  (void)what;
+  return context_keeps(ctx, NULL, 0) == 0;
+}
+
+/* The timeout of a wait has passed: says what the request still waits for. Returns TIMEOUT. */
+static int context_pending(mlfab *ctx, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  uint64_t now = mlfab__context_now(ctx);
+  char whom[64] = "the peer", waited[24];
+  if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
+  context_keeps(ctx, whom, sizeof whom);
+  uint64_t since_ns = now - request->started_ns;
+  return mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
+                      "wait: the timeout passed; the %s has ended, but after %s its buffers are "
+                      "not free: %s has not taken all that is being sent from them",
+                      mlfab__request_call(request->kind), mlfab__duration(waited, since_ns), whom);
 }
 
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
@@ -1031,15 +1088,16 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     context_actions(ctx, now);
   mlfab__context_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER,
                        context_test_request, &wait);
-  int code = mlfab_node_test(ctx->node, id, &done, &result);
+  int code = context_test(ctx, id, &done, &result);
   if (code) return code;
   if (!done && ctx->closed) {
     now = mlfab__context_now(ctx);
     mlfab_node_cancel(ctx->node, id, now);
-    context_actions(ctx, now); /* transports return borrowed memory */
+    context_actions(ctx, now); /* transports return borrowed memory, at once or soon */
+    context_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
     return mlfab__context_in_vain(ctx, 0);
   }
-  if (!done) return mlfab__request_pending(&ctx->node->requests, id, mlfab__context_now(ctx));
+  if (!done) return context_pending(ctx, id);
   if (result_p) *result_p = result;
   /* Closing by another thread cancels all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);
@@ -1061,7 +1119,7 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
-  if (!code) code = mlfab_node_test(ctx->node, request, done_p, result_p);
+  if (!code) code = context_test(ctx, request, done_p, result_p);
   mlfab__context_leave(ctx);
   return code;
 }
@@ -1078,7 +1136,8 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0;
+  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0 &&
+         context_keeps(ctx, NULL, 0) == 0;
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -1095,12 +1154,21 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0;
   if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
-    char waited[24];
-    code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                        mlfab__context_now(ctx) - start,
-                        "flush: after %s %u updates are not decided by every server",
-                        mlfab__duration(waited, mlfab__context_now(ctx) - start),
-                        mlfab__worker_unfinished(ctx->node->parts->worker));
+    char waited[24], whom[64] = "the peer";
+    uint64_t since_ns = mlfab__context_now(ctx) - start;
+    uint32_t unfinished = mlfab__worker_unfinished(ctx->node->parts->worker);
+    mlfab_error *last = &ctx->node->requests.last;
+    mlfab__duration(waited, since_ns);
+    if (unfinished == 0) {
+      context_keeps(ctx, whom, sizeof whom);
+      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
+                          "flush: after %s %s has not taken all that is being sent from buffers",
+                          waited, whom);
+    } else {
+      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
+                          "flush: after %s %u updates are not decided by every server", waited,
+                          unfinished);
+    }
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
     ctx->node->requests.last = ctx->node->requests.abandoned;

@@ -142,6 +142,7 @@ struct mlfab {
   uint64_t moves_told; /* moves when mlfab_progress last returned */
   mlfab__context_watch *watches;
   int tells;                               /* a thread is calling a watching function */
+  int lends;                               /* a transport may keep buffers: ask `keeps` */
   const mlfab__context_observer *observer; /* NULL: not compiled in */
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   /* Collectives in shared memory. */

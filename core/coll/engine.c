@@ -51,10 +51,10 @@ static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint3
 
 /* Sends the next n bytes of a message. Copies small ones: nothing then waits for their acknowledgement. */
 static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
-                            mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
-  int borrow = !copy && n > MLFAB__STREAM_LEND;
-  int code =
-      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)run);
+                            mlfab__coll *head, const void *bytes, uint64_t n, int how) {
+  int borrow = how != MLFAB__STREAM_KEEP_COPY && n > MLFAB__STREAM_LEND;
+  int code = mlfab__stream_send(&comm->streams, peer, head, bytes, n,
+                                borrow ? how : MLFAB__STREAM_KEEP_COPY, (uint64_t)(uintptr_t)run);
   head->offset += n;
   if (!code && borrow) run->lent++;
   return code;
@@ -65,25 +65,29 @@ static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlf
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
   uint64_t n, gathered = 0;
-  int code = 0;
+  int code = 0, how = op->copy                         ? MLFAB__STREAM_KEEP_COPY
+                      : run->callers && op->space == 0 ? MLFAB__STREAM_CALLERS
+                                                       : MLFAB__STREAM_BORROW;
   for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
     int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
     if (small && !comm->engine.gather)
       comm->engine.gather = mlfab__alloc_aligned(comm->env, MLFAB__ENGINE_GATHER);
     if (small && !comm->engine.gather) return MLFAB_ERR_MEMORY;
     if (gathered > 0 && (!small || gathered + n > MLFAB__ENGINE_GATHER)) {
-      code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
+      code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered,
+                              MLFAB__STREAM_KEEP_COPY);
       gathered = 0;
     }
     if (small) {
       memcpy(comm->engine.gather + gathered, piece, n);
       gathered += n;
     } else if (!code) {
-      code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
+      code = engine_send_part(comm, run, op->peer, head, piece, n, how);
     }
   }
   if (!code && gathered > 0)
-    code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
+    code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered,
+                            MLFAB__STREAM_KEEP_COPY);
   return code;
 }
 

@@ -71,6 +71,8 @@ typedef struct mlfab__engine_run {
   uint32_t channel;
   uint64_t number, signature;
   uint8_t eager;
+  uint8_t
+      callers; /* space 0 is memory of a caller, who gets it back when the request has finished */
   int dtype, op;
   uint32_t width;
   mlfab_reduce_fn reduce; /* instead of op */

@@ -242,6 +242,7 @@ static int plain_arm(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tre
     run->number = mlfab__comm_number(slot);
     run->signature = slot->signature;
     run->eager = (uint8_t)plain_is_eager(slot);
+    run->callers = call->callers;
     run->dtype = call->dtype;
     run->op = call->op;
     run->width = mlfab__plain_width(call);

@@ -42,7 +42,8 @@ typedef struct mlfab__comm_call {
   uint8_t kind;      /* MLFAB__COLLECTIVE_* */
   uint8_t algorithm; /* enum mlfab_algorithm */
   uint8_t ordered, refuse_nan, outside;
-  int dtype, op; /* dtype 0: bytes */
+  uint8_t callers; /* vecs are memory of a caller, who gets it back when the request has finished */
+  int dtype, op;   /* dtype 0: bytes */
   uint32_t width;
   mlfab_reduce_fn reduce;
   void *reduce_user;

@@ -10,6 +10,7 @@ typedef struct stream_message {
   uint64_t first, frames; /* numbers of its frames: first .. first + frames - 1 */
   uint32_t lent;          /* frames of which the link has borrowed the bulk */
   uint8_t copied;
+  uint8_t callers; /* the bytes are a caller's */
   uint8_t counted; /* its eager bytes have been taken off the credit */
 } stream_message;
 
@@ -156,7 +157,8 @@ static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
 
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
-                                       int copy, uint64_t cookie) {
+                                       int how, uint64_t cookie) {
+  const int copy = how == MLFAB__STREAM_KEEP_COPY;
   assert(streams->epoch && member < streams->members);
   assert(!(head->flags & MLFAB__COLL_EAGER) || n <= MLFAB__STREAM_CREDIT);
   mlfab__lane *stream = stream_open(streams, member);
@@ -175,7 +177,8 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   message->cookie = cookie;
   message->first = stream->queued + 1;
   message->frames = n > 0 ? (n - 1) / streams->chunk + 1 : 1;
-  message->copied = copy != 0;
+  message->copied = (uint8_t)copy;
+  message->callers = how == MLFAB__STREAM_CALLERS;
   stream->queued += message->frames;
   streams->bytes_waiting += n;
   streams->links.ready(streams->links.self, streams->ranks[member]);
@@ -204,6 +207,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
   frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
   frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? stream->cursor + 1 : 0;
+  frame->callers = message->callers;
   frame->slot = streams->epoch;
   frame->note[0] = stream->next;
   return 1;

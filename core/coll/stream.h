@@ -40,6 +40,9 @@ enum {
    * MLFAB__STREAM_LEND bytes, whose sender waits for them, and four times a heartbeat. */
   MLFAB__STREAM_ACK_FRAMES = 16,
   MLFAB__STREAM_ACK_BYTES = 512 << 10,
+  MLFAB__STREAM_BORROW = 0, /* how a message's bytes are kept */
+  MLFAB__STREAM_KEEP_COPY = 1,
+  MLFAB__STREAM_CALLERS = 2,
   MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
   MLFAB__STREAM_POOL = 4 << 20       /* bytes of the pool that outlive an epoch */
 };
@@ -92,14 +95,15 @@ MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 
 /* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
- * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
- * they are copied now; else borrowed until given_back(cookie), which for a message of up to
- * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. Parts of one message in the order
+ * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. They are
+ * copied now, or borrowed until given_back(cookie), which for a message of up to
+ * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat; CALLERS: borrowed, and memory of a caller, who gets it back
+ * from a finished request only. Parts of one message in the order
  * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
  * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
-                                       int copy, uint64_t cookie);
+                                       int how, uint64_t cookie);
 /* Delivered eager bytes of this member are consumed. */
 MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
                                             uint64_t bytes);

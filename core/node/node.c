@@ -527,6 +527,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   action->bulk = frame->bulk;
   action->bulk_bytes = frame->bulk_bytes;
   action->token = frame->token;
+  action->callers = frame->callers;
   if (frame->token) action->token |= (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
 }
 

@@ -24,7 +24,9 @@ typedef struct mlfab__frame_out {
   uint8_t *meta;    /* the role encodes here: room for MLFAB_META_MAX */
   const void *bulk; /* borrowed until the token is returned; copied if token is 0 */
   uint64_t token;   /* below 2^60: see role.h, Loans */
-  uint32_t slot;    /* the role's own notes for `taken` */
+  uint8_t
+      callers; /* with a token: bulk is memory of a caller, who gets it back from a finished request only */
+  uint32_t slot; /* the role's own notes for `taken` */
   uint64_t note[2];
 } mlfab__frame_out;
 

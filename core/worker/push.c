@@ -1190,6 +1190,11 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
   return push_granted_piece(worker, server, update, frame);
 }
 
+/* Are the bytes of the update those of the caller's buffers? */
+static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return update->codec == &push_dense && !push_small(worker, update);
+}
+
 /* Does the transport borrow the bulk? It copies a small one. */
 static int push_lends(const mlfab__frame_out *frame) {
   return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
@@ -1214,6 +1219,7 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     if (!found) continue;
     frame->slot = worker->order[i];
     frame->token = push_lends(frame) ? push_token(worker, update) : 0;
+    frame->callers = push_is_callers(worker, update);
     return 1;
   }
   return 0;
@@ -1265,6 +1271,7 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       frame->slot = worker->order[i];
       frame->note[0] = s;
       frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      frame->callers = push_is_callers(worker, update);
       return 1;
     }
   }

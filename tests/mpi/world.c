@@ -10,6 +10,7 @@
  *    once=RANK          this process opens one context only
  *    idle=MS            the worker with rank 0 naps so long; the others wait for it in a barrier, and tell their
  *                       processor time
+ *    cancels=N          every worker cancels N pushes at once, and overwrites their buffers with NaN
  *    open=1             MPI_Finalize comes before mlfab_close
  *    bare=1             exits without mlfab_close
  *
@@ -22,6 +23,7 @@
 
 #include <mpi.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +36,7 @@ static mlfab *fabric;
 static mlfab_config config;
 static int mpi_rank = -1;
 static long idle_ms;
+static int cancels;
 static float *data, *model;
 
 static int fail(int code, const mlfab_error *error) {
@@ -89,6 +92,29 @@ static int sum(uint32_t rank, uint32_t workers, uint64_t count) {
   return 0;
 }
 
+/* None of the NaNs may come to the model. */
+static int cancel(void) {
+  mlfab_buf weights = {1, 0, model + SMALL, LARGE}, update = {1, 0, data + SMALL, LARGE};
+  mlfab_request push;
+  int code = 0;
+  for (int n = 0; n < cancels && !code; n++) {
+    for (int i = 0; i < LARGE; i++) data[SMALL + i] = 1;
+    code = mlfab_push_start(fabric, &update, 1, NULL, &push);
+    if (!code && n % 3) code = mlfab_progress(fabric, (uint64_t)(n % 3) * 300000) < 0;
+    if (!code) code = mlfab_cancel(fabric, push);
+    if (code) return failed(code);
+    code = mlfab_wait(fabric, push, 0, NULL);
+    if (code == MLFAB_ERR_CANCELLED || code == MLFAB_ERR_IN_DOUBT) code = 0;
+    for (int i = 0; i < LARGE; i++) data[SMALL + i] = NAN;
+  }
+  if (!code) code = mlfab_barrier(fabric, NULL);
+  if (!code) code = mlfab_pull(fabric, &weights, 1, NULL, NULL);
+  if (code) return failed(code);
+  for (int i = 0; i < LARGE; i++)
+    if (!(model[SMALL + i] >= 0)) return wrong("a weight", (double)model[SMALL + i], 0);
+  return 0;
+}
+
 static double processor_seconds(void) {
   struct rusage used;
   getrusage(RUSAGE_SELF, &used);
@@ -119,6 +145,7 @@ static int work(void) {
   code = train((uint32_t)rank, workers);
   for (size_t i = 0; i < sizeof counts / sizeof *counts && !code; i++)
     code = sum((uint32_t)rank, workers, counts[i]);
+  if (!code && cancels) code = cancel();
   if (!code && idle_ms) code = idle((uint32_t)rank);
   if (!code) printf("ok rank %d of %u as worker %d\n", mpi_rank, workers, (int)rank);
   return code;
@@ -155,8 +182,8 @@ static void set_roles(const char *roles, int rank) {
 
 /* The settings that are mlfab's. */
 static int set_config(int argc, char **argv, int rank) {
-  static const char *const own[] = {"init", "split", "roles", "absent", "late",
-                                    "once", "opens", "idle",  "open",   "bare"};
+  static const char *const own[] = {"init",  "split", "roles", "absent", "late",   "once",
+                                    "opens", "idle",  "open",  "bare",   "cancels"};
   for (int i = 1; i < argc; i++) {
     char name[64] = "", *at = argv[i];
     size_t n = strcspn(at, ":=");
@@ -222,6 +249,7 @@ int main(int argc, char **argv) {
   int open = atoi(value_of(argc, argv, "open", "0")),
       bare = atoi(value_of(argc, argv, "bare", "0"));
   int opens = atoi(value_of(argc, argv, "opens", "1"));
+  cancels = atoi(value_of(argc, argv, "cancels", "0"));
   idle_ms = atoi(value_of(argc, argv, "idle", "0"));
   int mine = initialise(value_of(argc, argv, "init", "none"));
   data = calloc(SMALL + LARGE, sizeof *data);

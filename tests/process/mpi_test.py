@@ -123,6 +123,28 @@ def test_within_a_host_by_shared_memory():
     works(4, "transport=mpi+shm", workers=4)
 
 
+def test_an_mpi_that_keeps_buffers():
+    for mpi in every_mpi():
+        if not os.path.exists(os.path.join(BUILD, "mpi", mpi, "held")):
+            raise Skip("libcmocka-dev is not installed")
+        result = mpirun(mpi, 1, "held", timeout=120)
+        expect(result.code == 0, "%s: every check passes" % mpi, result)
+
+
+def test_from_the_buffers_of_the_program():
+    works(4, "mpi_lend=1", workers=4)
+    works(4, "mpi_lend=1", "init=funneled", "opens=2", workers=4, times=2)
+    works(6, "dedicated=1", "servers=2", "mpi_lend=1", workers=4, servers=2)
+    works(4, "mpi_lend=1", "transport=mpi+shm", workers=4)
+    works(2, "init=multiple", "mpi_lend=1", "open=1", workers=2)
+
+
+def test_cancelled_pushes_whose_buffers_are_overwritten():
+    for lend in ("mpi_lend=0", "mpi_lend=1"):
+        works(3, lend, "cancels=30", "servers=2", workers=3)
+        works(3, lend, "cancels=30", "init=funneled", "dedicated=1", workers=2, servers=1)
+
+
 def test_a_communicator_of_the_program():
     works(6, "init=multiple", "split=2", "opens=2", workers=3, times=2)
 
