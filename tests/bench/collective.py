@@ -9,7 +9,8 @@ seconds. Slowest rank's time, float32, sum, in place.
 
    collective/allreduce/HOW/SIZE/RANKS   us a call; HOW: shm (shared memory, the caller's arrays),
                                          shm-alloc (arrays of mlfab_alloc), tcp (no checksum over
-                                         payloads), mpi-openmpi, mpi-mpich (mlfab over that MPI)
+                                         payloads), mpi-openmpi, mpi-mpich (mlfab over that MPI),
+                                         mpi-openmpi-lend, mpi-mpich-lend (with mpi_lend)
 
 Peers: Open MPI over shared memory (btl vader; at 100 MB also with malloc told to keep its memory)
 and over TCP (btl tcp), Gloo's algorithms over TCP; MPICH. Over an MPI, that MPI's own. Those that are not installed are left out.
@@ -43,6 +44,8 @@ PEERS = {
     "shm-alloc": (["openmpi-shm", "openmpi-shm-malloc"], "add"),
     "mpi-openmpi": (["openmpi-shm"], "copy"),
     "mpi-mpich": (["mpich"], "copy"),
+    "mpi-openmpi-lend": (["openmpi-shm"], "copy"),
+    "mpi-mpich-lend": (["mpich"], "copy"),
     "tcp": (["openmpi-tcp", "gloo-ring", "gloo-halving-doubling", "gloo-bcube"], "loopback"),
 }
 LIMITS = {limit for _, limit in PEERS.values()}
@@ -59,6 +62,9 @@ GOALS = {
     ("mpi-mpich", "mpich", 2): (None, None, 0.83, 0.83, 0.83),
     ("mpi-mpich", "mpich", 4): (None, None, 0.83, 0.83, 0.83),
 }
+for (how, peer, ranks), goals in list(GOALS.items()):
+    if how.startswith("mpi-"):
+        GOALS[how + "-lend", peer, ranks] = goals
 
 
 class Failure(Exception):
@@ -156,14 +162,18 @@ def contestants(build, ranks):
                                           "lo", mpi, "DIR"], {})
         over = program("mpi/openmpi/bench-collective_ours")
         if os.path.exists(over):
-            found["mpi-openmpi"] = (launch + ["--mca", "btl", "vader,self", "-x", "MLFAB_TRANSPORT=mpi", over, "DIR"], {})
+            for name, lend in (("mpi-openmpi", "0"), ("mpi-openmpi-lend", "1")):
+                found[name] = (launch + ["--mca", "btl", "vader,self", "-x", "MLFAB_TRANSPORT=mpi",
+                                         "-x", "MLFAB_MPI_LEND=" + lend, over, "DIR"], {})
     else:
         missing.append("Open MPI (libopenmpi-dev)")
     mpich = program("mpi/mpich/bench-collective_mpi")
     if os.path.exists(mpich):
         launch = ["mpirun.mpich", "-launcher", "fork", "-n", str(ranks)]
         found["mpich"] = (launch + [mpich, "DIR"], {})
-        found["mpi-mpich"] = (launch + [program("mpi/mpich/bench-collective_ours"), "DIR"], {"MLFAB_TRANSPORT": "mpi"})
+        for name, lend in (("mpi-mpich", "0"), ("mpi-mpich-lend", "1")):
+            found[name] = (launch + [program("mpi/mpich/bench-collective_ours"), "DIR"],
+                           {"MLFAB_TRANSPORT": "mpi", "MLFAB_MPI_LEND": lend})
     else:
         missing.append("MPICH (libmpich-dev)")
     if os.path.exists(gloo):
