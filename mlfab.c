@@ -6846,7 +6846,9 @@ typedef struct mlfab__frame_out {
   uint8_t *meta;    /* the role encodes here: room for MLFAB_META_MAX */
   const void *bulk; /* borrowed until the token is returned; copied if token is 0 */
   uint64_t token;   /* below 2^60: see role.h, Loans */
-  uint32_t slot;    /* the role's own notes for `taken` */
+  uint8_t
+      callers; /* with a token: bulk is memory of a caller, who gets it back from a finished request only */
+  uint32_t slot; /* the role's own notes for `taken` */
   uint64_t note[2];
 } mlfab__frame_out;
 
@@ -7323,6 +7325,7 @@ typedef struct mlfab_action {
   const void *head; /* copy it before mlfab_node_done */
   const void *bulk; /* borrowed until SENT, DOWN, or a detach */
   uint32_t head_bytes, bulk_bytes;
+  uint32_t callers; /* send with a token: 1: a caller gets bulk back from a finished request only */
   const char
       *address; /* connect: a list separated by blanks, best first; use the first that a transport
                               of this node reaches */
@@ -8844,6 +8847,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   action->bulk = frame->bulk;
   action->bulk_bytes = frame->bulk_bytes;
   action->token = frame->token;
+  action->callers = frame->callers;
   if (frame->token) action->token |= (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
 }
 
@@ -14605,6 +14609,11 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
   return push_granted_piece(worker, server, update, frame);
 }
 
+/* Are the bytes of the update those of the caller's buffers? */
+static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return update->codec == &push_dense && !push_small(worker, update);
+}
+
 /* Does the transport borrow the bulk? It copies a small one. */
 static int push_lends(const mlfab__frame_out *frame) {
   return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
@@ -14629,6 +14638,7 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     if (!found) continue;
     frame->slot = worker->order[i];
     frame->token = push_lends(frame) ? push_token(worker, update) : 0;
+    frame->callers = push_is_callers(worker, update);
     return 1;
   }
   return 0;
@@ -14680,6 +14690,7 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       frame->slot = worker->order[i];
       frame->note[0] = s;
       frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      frame->callers = push_is_callers(worker, update);
       return 1;
     }
   }
@@ -23463,6 +23474,9 @@ enum {
    * MLFAB__STREAM_LEND bytes, whose sender waits for them, and four times a heartbeat. */
   MLFAB__STREAM_ACK_FRAMES = 16,
   MLFAB__STREAM_ACK_BYTES = 512 << 10,
+  MLFAB__STREAM_BORROW = 0, /* how a message's bytes are kept */
+  MLFAB__STREAM_KEEP_COPY = 1,
+  MLFAB__STREAM_CALLERS = 2,
   MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
   MLFAB__STREAM_POOL = 4 << 20       /* bytes of the pool that outlive an epoch */
 };
@@ -23515,14 +23529,15 @@ MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 
 /* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
- * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
- * they are copied now; else borrowed until given_back(cookie), which for a message of up to
- * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. Parts of one message in the order
+ * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. They are
+ * copied now, or borrowed until given_back(cookie), which for a message of up to
+ * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat; CALLERS: borrowed, and memory of a caller, who gets it back
+ * from a finished request only. Parts of one message in the order
  * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
  * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
-                                       int copy, uint64_t cookie);
+                                       int how, uint64_t cookie);
 /* Delivered eager bytes of this member are consumed. */
 MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
                                             uint64_t bytes);
@@ -23573,6 +23588,7 @@ typedef struct stream_message {
   uint64_t first, frames; /* numbers of its frames: first .. first + frames - 1 */
   uint32_t lent;          /* frames of which the link has borrowed the bulk */
   uint8_t copied;
+  uint8_t callers; /* the bytes are a caller's */
   uint8_t counted; /* its eager bytes have been taken off the credit */
 } stream_message;
 
@@ -23719,7 +23735,8 @@ static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
 
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
-                                       int copy, uint64_t cookie) {
+                                       int how, uint64_t cookie) {
+  const int copy = how == MLFAB__STREAM_KEEP_COPY;
   assert(streams->epoch && member < streams->members);
   assert(!(head->flags & MLFAB__COLL_EAGER) || n <= MLFAB__STREAM_CREDIT);
   mlfab__lane *stream = stream_open(streams, member);
@@ -23738,7 +23755,8 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   message->cookie = cookie;
   message->first = stream->queued + 1;
   message->frames = n > 0 ? (n - 1) / streams->chunk + 1 : 1;
-  message->copied = copy != 0;
+  message->copied = (uint8_t)copy;
+  message->callers = how == MLFAB__STREAM_CALLERS;
   stream->queued += message->frames;
   streams->bytes_waiting += n;
   streams->links.ready(streams->links.self, streams->ranks[member]);
@@ -23767,6 +23785,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
   frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
   frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? stream->cursor + 1 : 0;
+  frame->callers = message->callers;
   frame->slot = streams->epoch;
   frame->note[0] = stream->next;
   return 1;
@@ -24238,6 +24257,8 @@ typedef struct mlfab__engine_run {
   uint32_t channel;
   uint64_t number, signature;
   uint8_t eager;
+  uint8_t
+      callers; /* space 0 is memory of a caller, who gets it back when the request has finished */
   int dtype, op;
   uint32_t width;
   mlfab_reduce_fn reduce; /* instead of op */
@@ -24342,7 +24363,8 @@ typedef struct mlfab__comm_call {
   uint8_t kind;      /* MLFAB__COLLECTIVE_* */
   uint8_t algorithm; /* enum mlfab_algorithm */
   uint8_t ordered, refuse_nan, outside;
-  int dtype, op; /* dtype 0: bytes */
+  uint8_t callers; /* vecs are memory of a caller, who gets it back when the request has finished */
+  int dtype, op;   /* dtype 0: bytes */
   uint32_t width;
   mlfab_reduce_fn reduce;
   void *reduce_user;
@@ -24972,10 +24994,10 @@ static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint3
 
 /* Sends the next n bytes of a message. Copies small ones: nothing then waits for their acknowledgement. */
 static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
-                            mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
-  int borrow = !copy && n > MLFAB__STREAM_LEND;
-  int code =
-      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)run);
+                            mlfab__coll *head, const void *bytes, uint64_t n, int how) {
+  int borrow = how != MLFAB__STREAM_KEEP_COPY && n > MLFAB__STREAM_LEND;
+  int code = mlfab__stream_send(&comm->streams, peer, head, bytes, n,
+                                borrow ? how : MLFAB__STREAM_KEEP_COPY, (uint64_t)(uintptr_t)run);
   head->offset += n;
   if (!code && borrow) run->lent++;
   return code;
@@ -24986,25 +25008,29 @@ static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlf
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
   uint64_t n, gathered = 0;
-  int code = 0;
+  int code = 0, how = op->copy                         ? MLFAB__STREAM_KEEP_COPY
+                      : run->callers && op->space == 0 ? MLFAB__STREAM_CALLERS
+                                                       : MLFAB__STREAM_BORROW;
   for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
     int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
     if (small && !comm->engine.gather)
       comm->engine.gather = mlfab__alloc_aligned(comm->env, MLFAB__ENGINE_GATHER);
     if (small && !comm->engine.gather) return MLFAB_ERR_MEMORY;
     if (gathered > 0 && (!small || gathered + n > MLFAB__ENGINE_GATHER)) {
-      code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
+      code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered,
+                              MLFAB__STREAM_KEEP_COPY);
       gathered = 0;
     }
     if (small) {
       memcpy(comm->engine.gather + gathered, piece, n);
       gathered += n;
     } else if (!code) {
-      code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
+      code = engine_send_part(comm, run, op->peer, head, piece, n, how);
     }
   }
   if (!code && gathered > 0)
-    code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
+    code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered,
+                            MLFAB__STREAM_KEEP_COPY);
   return code;
 }
 
@@ -26245,6 +26271,7 @@ static int plain_arm(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tre
     run->number = mlfab__comm_number(slot);
     run->signature = slot->signature;
     run->eager = (uint8_t)plain_is_eager(slot);
+    run->callers = call->callers;
     run->dtype = call->dtype;
     run->op = call->op;
     run->width = mlfab__plain_width(call);
@@ -53666,6 +53693,7 @@ static const config_setting config_settings[] = {
     CONFIG_T("log", mlfab_config, log, CONFIG_TEXT),
     CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
     CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
+    CONFIG_U("mpi_lend", mlfab_config, mpi_lend, 0, 1, 1),
     CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
     CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
     CONFIG_U("replaces", mlfab_config, replaces, 0, 1, 1),
@@ -55000,6 +55028,7 @@ struct mlfab {
   uint64_t moves_told; /* moves when mlfab_progress last returned */
   mlfab__context_watch *watches;
   int tells;                               /* a thread is calling a watching function */
+  int lends;                               /* a transport may keep buffers: ask `keeps` */
   const mlfab__context_observer *observer; /* NULL: not compiled in */
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   /* Collectives in shared memory. */
@@ -55295,6 +55324,28 @@ static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
   return MLFAB_ERR_ADDRESS;
 }
 
+static int context_send(const mlfab__context_transport *transport, uint32_t link,
+                        const mlfab_action *action) {
+  const mlfab_transport *table = transport->table;
+  return (action->callers && action->token && table->lend ? table->lend : table->send)(
+      transport->self, link, action->head, action->head_bytes, action->bulk, action->bulk_bytes,
+      action->token);
+}
+
+/* --- buffers that a transport still reads --- */
+
+/* How many buffers transports have that were taken back from them. While there are any, nobody is told of a finished
+ * request: it could be that of such a buffer. `whom`: as for keeps. */
+static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
+  uint32_t kept = 0;
+  if (MLFAB__LIKELY(!ctx->lends) || MLFAB__PLANTED(273)) return 0;
+  for (uint32_t t = 0; t < ctx->ntransports && kept == 0; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    if (transport->table->keeps) kept = transport->table->keeps(transport->self, whom, room);
+  }
+  return kept;
+}
+
 static int context_action(mlfab *ctx, const mlfab_action *action) {
   if (action->kind == MLFAB_ACTION_FILE)
     return mlfab__disk_begin(&ctx->disk, action->file, action->token);
@@ -55304,8 +55355,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   uint32_t link = action->link & ((1u << CONTEXT_LINK_BITS) - 1);
   switch (action->kind) {
     case MLFAB_ACTION_SEND:
-      return transport->table->send(transport->self, link, action->head, action->head_bytes,
-                                    action->bulk, action->bulk_bytes, action->token);
+      return context_send(transport, link, action);
     case MLFAB_ACTION_DETACH:
       return transport->table->detach(transport->self, link, action->token);
     case MLFAB_ACTION_PROBE:
@@ -55625,13 +55675,28 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
   return 1;
 }
 
+/* A request that has finished, and may be told of. */
+static int context_is_done(const mlfab *ctx, const mlfab__request *request) {
+  return request->done && context_keeps(ctx, NULL, 0) == 0;
+}
+
+/* mlfab_node_test, for which a request whose buffers may still be read is not done. */
+static int context_test(mlfab *ctx, mlfab_request id, int *done_p, mlfab_result *result_p) {
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  if (done_p && request && request->done && !context_is_done(ctx, request)) {
+    *done_p = 0;
+    return 0;
+  }
+  return mlfab_node_test(ctx->node, id, done_p, result_p);
+}
+
 /* Takes the first watch from the list whose request is done, or was ended by the caller. */
 static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   mlfab__context_watch **at = &ctx->watches;
   for (; *at; at = &(*at)->next) {
     mlfab__context_watch *watch = *at;
     const mlfab__request *request = mlfab__request_find(&ctx->node->requests, watch->request);
-    if (request && !request->done) continue;
+    if (request && !context_is_done(ctx, request)) continue;
     *at = watch->next;
     return watch;
   }
@@ -55862,6 +55927,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.user = c->transport_user;
   options.error = error;
   options.timeout_ns = c->timeout_ns;
+  options.lend = c->mpi_lend;
   mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
@@ -55871,6 +55937,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   transport->table = table;
   ctx->ntransports++;
   ctx->simulated |= (table->caps & MLFAB_CAP_VIRTUAL) != 0;
+  ctx->lends |= table->keeps && c->mpi_lend;
   if (!ctx->shm_coll) ctx->shm_coll = choice->shm_coll;
   size_t at = strlen(addresses);
   if (!choice->publish) return 0;
@@ -56126,7 +56193,26 @@ typedef struct context_wait {
 static int context_test_request(mlfab *ctx, void *what) {
   const context_wait *wait = what;
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, wait->request);
-  return !request || request->done;
+  return !request || context_is_done(ctx, request);
+}
+
+static int context_test_let_go(mlfab *ctx, void *what) {
+  (void)what;
+  return context_keeps(ctx, NULL, 0) == 0;
+}
+
+/* The timeout of a wait has passed: says what the request still waits for. Returns TIMEOUT. */
+static int context_pending(mlfab *ctx, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  uint64_t now = mlfab__context_now(ctx);
+  char whom[64] = "the peer", waited[24];
+  if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
+  context_keeps(ctx, whom, sizeof whom);
+  uint64_t since_ns = now - request->started_ns;
+  return mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
+                      "wait: the timeout passed; the %s has ended, but after %s its buffers are "
+                      "not free: %s has not taken all that is being sent from them",
+                      mlfab__request_call(request->kind), mlfab__duration(waited, since_ns), whom);
 }
 
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
@@ -56141,15 +56227,16 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     context_actions(ctx, now);
   mlfab__context_until(ctx, timeout_ns ? mlfab__add_sat(now, timeout_ns) : MLFAB__NEVER,
                        context_test_request, &wait);
-  int code = mlfab_node_test(ctx->node, id, &done, &result);
+  int code = context_test(ctx, id, &done, &result);
   if (code) return code;
   if (!done && ctx->closed) {
     now = mlfab__context_now(ctx);
     mlfab_node_cancel(ctx->node, id, now);
-    context_actions(ctx, now); /* transports return borrowed memory */
+    context_actions(ctx, now); /* transports return borrowed memory, at once or soon */
+    context_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
     return mlfab__context_in_vain(ctx, 0);
   }
-  if (!done) return mlfab__request_pending(&ctx->node->requests, id, mlfab__context_now(ctx));
+  if (!done) return context_pending(ctx, id);
   if (result_p) *result_p = result;
   /* Closing by another thread cancels all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);
@@ -56171,7 +56258,7 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
-  if (!code) code = mlfab_node_test(ctx->node, request, done_p, result_p);
+  if (!code) code = context_test(ctx, request, done_p, result_p);
   mlfab__context_leave(ctx);
   return code;
 }
@@ -56188,7 +56275,8 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0;
+  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0 &&
+         context_keeps(ctx, NULL, 0) == 0;
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -56205,12 +56293,21 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
   int code = 0;
   if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
-    char waited[24];
-    code = mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                        mlfab__context_now(ctx) - start,
-                        "flush: after %s %u updates are not decided by every server",
-                        mlfab__duration(waited, mlfab__context_now(ctx) - start),
-                        mlfab__worker_unfinished(ctx->node->parts->worker));
+    char waited[24], whom[64] = "the peer";
+    uint64_t since_ns = mlfab__context_now(ctx) - start;
+    uint32_t unfinished = mlfab__worker_unfinished(ctx->node->parts->worker);
+    mlfab_error *last = &ctx->node->requests.last;
+    mlfab__duration(waited, since_ns);
+    if (unfinished == 0) {
+      context_keeps(ctx, whom, sizeof whom);
+      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
+                          "flush: after %s %s has not taken all that is being sent from buffers",
+                          waited, whom);
+    } else {
+      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
+                          "flush: after %s %u updates are not decided by every server", waited,
+                          unfinished);
+    }
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
     ctx->node->requests.last = ctx->node->requests.abandoned;
@@ -57587,6 +57684,7 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   into->one = (mlfab_vec){c->data, c->count};
   call->vecs = &into->one;
   call->n = 1;
+  call->callers = 1;
   call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
   call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
   call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);
@@ -62236,7 +62334,9 @@ const mlfab_transport *mlfab_transport_shm(void) {
                                         shm_fd,
                                         shm_arm,
                                         NULL, /* there is no network link to measure */
-                                        shm_probe};
+                                        shm_probe,
+                                        NULL,
+                                        NULL};
   return &table;
 }
 
@@ -63373,17 +63473,36 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error)
  *      released in `credit`. So a receiver that does not poll stops its senders, and blocks are bounded: MPT_WINDOW
  *      for each link and direction.
  *  (2) `send` copies bulks into blocks: nothing of the caller is borrowed once it returns, so detach and disconnect
- *      have nothing to wait for. A block is free again when MPI_Testsome says so.
+ *      have nothing to wait for. A block is free again when MPI_Testsome says so. `lend` is below.
  *  (3) Every bulk announced by a head is received, also when its link is closed by then (into a block that is dropped),
  *      or later bulks would meet the wrong receive.
  *  (4) An answer or a frame counts only if both links and the sender's rank are those of the envelope.
  *  (5) When `lingering` is 0 and no operation is under way, no other process has sent this one anything that is not
  *      received, but for calls: a CLOSED is the last message of a link. MPI_Finalize begins with waiting for that.
  *
+ * Loans. With the option mpi_lend, `lend` has MPI send a bulk of more than MPT_INLINE bytes from where it is. MPI cannot
+ * take such a send back, so an operation with a loan is
+ *
+ *    LENT --MPI has let go--> SENT reported
+ *      '--detach, or the link is disconnected or DOWN--> KEPT --MPI has let go--> gone, without an event
+ *
+ *  (6) end.lent is the number of the end's loans, end.kept of those that are KEPT. Memory of a loan is neither freed nor
+ *      written by mlfab or its caller while the loan is LENT or KEPT: of a LENT one the node knows; for the KEPT ones the
+ *      context tells no caller that a request has finished while `keeps` is not 0. (A collective may overwrite what its
+ *      peer has acknowledged, and the peer does that when MPI has delivered all of it.)
+ *  (7) The end whose loans they are outlives them: close waits, until the deadline; then it tells the log, and the loans
+ *      are nobody's. When MPI itself has failed or is finalised, no loan is counted any more: nothing more can be known.
+ *
  * Progress. MPI moves messages only while both processes call it. So the close of a process's last end waits, at most
  * MPT_LAST_NS, until MPI has what was sent; and a link that was closed does not wait longer than MPT_REST_NS for a bulk.
  *
- * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS. */
+ * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS.
+ *
+ * Opening is collective, and a collective of MPI does not tell whom it waits for. So there is a roll call: a process
+ * whose time to open is nearly over says HERE to all others, in an empty message; one that hears it while it opens, says
+ * it, too. At the deadline those that have not said it are named. While the duplicate is being made these messages go
+ * over the program's own communicator, with the largest tag that MPI has; when it is made, every process takes those
+ * that were sent to it. Only an opening that fails leaves some behind, at processes that have not called mlfab_open. */
 
 #if !MLFAB_WITH_MPI
 MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
@@ -63392,6 +63511,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 #include <mpi.h>
 
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63406,6 +63527,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 enum {
   MPT_HEADS = 1, /* tags */
   MPT_BULKS = 2,
+  MPT_HERE = 3, /* the first of MPT_HERES, one an opening */
+  MPT_HERES = 16384,
   MPT_ENVELOPE = 32,
   MPT_INLINE = 8192,
   MPT_WINDOW = 2621440, /* two of the largest frames */
@@ -63420,6 +63543,7 @@ enum {
 #define MPT_ANSWER_NS (5 * MPT_SECOND_NS) /* for which a call waits */
 #define MPT_REST_NS (2 * MPT_SECOND_NS)   /* for which a closed link waits for a bulk */
 #define MPT_DRAIN_NS (5 * MPT_SECOND_NS)  /* for which MPI_Finalize waits for the other processes */
+#define MPT_ROLL_NS MPT_SECOND_NS         /* for which a roll call has time */
 #define MPT_LAST_NS MPT_SECOND_NS         /* for which the close of a process's last end does */
 
 _Static_assert(2 * (MPT_ENVELOPE + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) <
@@ -63457,8 +63581,12 @@ typedef struct mpi_block {
 
 /* An MPI request under way. */
 typedef struct mpi_operation {
-  mpi_block *block; /* what MPI reads or writes */
-  mpi_block *head;  /* of a receive: the frame; NULL: a send */
+  mpi_block *block;      /* what MPI reads or writes; NULL: memory of the caller */
+  mpi_block *head;       /* of a receive: the frame; NULL: a send */
+  struct mpi_end *lends; /* a loan: whose; NULL: none, or nobody's */
+  uint32_t link;         /* a loan: LENT on this link; 0: KEPT */
+  int peer;              /* a loan: the MPI rank that it goes to */
+  uint64_t token;        /* a loan */
 } mpi_operation;
 
 typedef struct mpi_link {
@@ -63493,8 +63621,13 @@ typedef struct mpi_end {
   mpi_link *ready_first, *ready_last; /* links with something to report */
   uint32_t calling, ended;            /* links that are CALLING; that have ended */
   uint64_t looked_ns;
-  mpi_sent *sent; /* a ring of sent_room, a power of two */
-  uint32_t sent_first, sent_count, sent_room;
+  mpi_sent *sent;                             /* a ring of sent_room, a power of two */
+  uint32_t sent_first, sent_count, sent_room; /* room: for `lent` more */
+  uint32_t lent;                              /* loans, LENT or KEPT */
+  _Atomic uint32_t kept;                      /* KEPT loans; changes under the lock */
+  bool lends;                                 /* the option */
+  bool let_go;                                /* kept has become 0: wait ends */
+  uint64_t timeout_ns;
   bool woken;
   pthread_cond_t wakes;
   char text[256]; /* of the last DOWN */
@@ -63508,6 +63641,9 @@ typedef struct mpi_engine {
   pthread_mutex_t lock; /* guards what follows, and every MPI call on comm */
   bool over;            /* MPI was finalised, or has failed: nothing can be sent */
   bool spoilt;          /* a collective did not end: comm can carry no other */
+  char missing[128];    /* spoilt: the processes that it waited for */
+  char why[256];        /* over: what has failed */
+  uint32_t opens;       /* openings that have got so far as to exchange cards */
   mpi_end *ends;
   uint32_t next_end;
   mpi_link **links; /* of all ends, at number % links_room */
@@ -63619,34 +63755,108 @@ static void mpi_end_link(mpi_link *link, int code, const char *why) {
   mpi_make_ready(link);
 }
 
-/* An MPI call has failed, or MPI is finalised: all links end. */
-static void mpi_fail(mpi_engine *e, int code, const char *why) {
+/* A KEPT loan is gone. */
+static void mpi_let_go(mpi_end *t, uint32_t loans) {
+  if (loans == 0 || atomic_fetch_sub(&t->kept, loans) > loans) return;
+  t->let_go = true;
+  pthread_cond_signal(&t->wakes);
+}
+
+/* An MPI call has failed, or MPI is finalised: all links end, for this reason. */
+static void mpi_fail(mpi_engine *e, int code, const char *format, ...) MLFAB__PRINTF(3, 4);
+static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
+  va_list arguments;
   if (e->over) return;
   e->over = true;
+  va_start(arguments, format);
+  vsnprintf(e->why, sizeof e->why, format, arguments);
+  va_end(arguments);
   for (mpi_end *t = e->ends; t; t = t->next) {
-    for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, why);
+    for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, e->why);
+    mpi_let_go(t, atomic_load(&t->kept));
+    t->lent = 0;
   }
 }
 
-/* Checks the result of an MPI call. */
-static bool mpi_ok(mpi_engine *e, int result) {
+/* What MPI says of an error, at most 127 bytes of it. */
+static const char *mpi_says(int result, char text[128]) {
+  char whole[MPI_MAX_ERROR_STRING];
+  int n = 0;
+  if (MPI_Error_string(result, whole, &n) != MPI_SUCCESS) n = 0;
+  snprintf(text, 128, "%.*s", n, whole);
+  return text;
+}
+
+/* Checks the result of an MPI call, which concerns this process (MPI_ANY_SOURCE: all). */
+static bool mpi_ok(mpi_engine *e, int result, const char *call, int peer) {
+  char text[128];
   if (MLFAB__LIKELY(result == MPI_SUCCESS)) return true;
-  mpi_fail(e, MLFAB_ERR_IO, "MPI reports an error");
+  if (peer == MPI_ANY_SOURCE)
+    mpi_fail(e, MLFAB_ERR_IO, "%s failed at MPI rank %d: %s", call, e->rank,
+             mpi_says(result, text));
+  else
+    mpi_fail(e, MLFAB_ERR_IO, "%s between MPI ranks %d and %d failed: %s", call, e->rank, peer,
+             mpi_says(result, text));
   return false;
 }
 
 /* Begins to send a block, which belongs to the engine until MPI has let go. There is room for the operation. */
 static void mpi_post_send(mpi_engine *e, mpi_block *block, uint32_t bytes, int to, int tag) {
   int at = e->operations_count;
-  if (!mpi_ok(e, MPI_Isend(block->bytes, (int)bytes, MPI_BYTE, to, tag, e->comm, &e->requests[at])))
+  if (!mpi_ok(e, MPI_Isend(block->bytes, (int)bytes, MPI_BYTE, to, tag, e->comm, &e->requests[at]),
+              "MPI_Isend", to))
     return;
-  e->operations[at] = (mpi_operation){block, NULL};
+  e->operations[at] = (mpi_operation){.block = block};
   e->operations_count++;
+}
+
+/* Begins to send a bulk from where it is. There is room for the operation, and to report it. */
+static void mpi_post_loan(const mpi_link *link, const void *bulk, uint32_t bytes, uint64_t token) {
+  mpi_end *t = link->end;
+  mpi_engine *e = t->engine;
+  int at = e->operations_count;
+  if (e->over || !mpi_ok(e,
+                         MPI_Isend(bulk, (int)bytes, MPI_BYTE, link->peer, MPT_BULKS, e->comm,
+                                   &e->requests[at]),
+                         "MPI_Isend", link->peer))
+    return;
+  e->operations[at] =
+      (mpi_operation){.lends = t, .link = link->number, .peer = link->peer, .token = token};
+  e->operations_count++;
+  t->lent++;
+}
+
+/* Takes back the loans on this link with this token, or (`all`) with any. */
+static void mpi_take_back(const mpi_link *link, uint64_t token, bool all) {
+  mpi_end *t = link->end;
+  mpi_engine *e = t->engine;
+  for (int i = 0; t->lent > atomic_load(&t->kept) && i < e->operations_count; i++) {
+    mpi_operation *operation = &e->operations[i];
+    if (operation->lends != t || operation->link != link->number) continue;
+    if (!all && operation->token != token) continue;
+    operation->link = 0;
+    if (!MLFAB__PLANTED(271)) atomic_fetch_add(&t->kept, 1);
+  }
+}
+
+/* MPI has let go of a loan. */
+static void mpi_end_loan(const mpi_operation *operation) {
+  mpi_end *t = operation->lends;
+  if (t->lent == 0) return; /* MPI had failed */
+  t->lent--;
+  if (operation->link == 0) {
+    if (atomic_load(&t->kept) > 0) mpi_let_go(t, 1);
+    return;
+  }
+  t->sent[(t->sent_first + t->sent_count++) & (t->sent_room - 1)] =
+      (mpi_sent){operation->link, operation->token};
 }
 
 static void mpi_end_operation(mpi_engine *e, const mpi_operation *operation) {
   mpi_block *head = operation->head;
-  if (!head) {
+  if (operation->lends) {
+    mpi_end_loan(operation);
+  } else if (!head) {
     mpi_put_block(e, operation->block);
   } else if (head->dropped) {
     mpi_put_frame(e, head);
@@ -63660,7 +63870,9 @@ static void mpi_end_operation(mpi_engine *e, const mpi_operation *operation) {
 static void mpi_complete(mpi_engine *e) {
   int n = 0, kept = 0;
   if (e->operations_count == 0) return;
-  if (!mpi_ok(e, MPI_Testsome(e->operations_count, e->requests, &n, e->done, e->statuses))) return;
+  if (!mpi_ok(e, MPI_Testsome(e->operations_count, e->requests, &n, e->done, e->statuses),
+              "MPI_Testsome", MPI_ANY_SOURCE))
+    return;
   if (n <= 0) return;
   for (int i = 0; i < n; i++) mpi_end_operation(e, &e->operations[e->done[i]]);
   for (int i = 0; i < e->operations_count; i++) {
@@ -63702,7 +63914,8 @@ static void mpi_tell(mpi_engine *e, int peer, const mpi_envelope *envelope) {
   if (e->over) return;
   mpi_block *block = mpi_reserve_operations(e, 1) ? mpi_take_block(e, MPT_ENVELOPE) : NULL;
   if (!block) {
-    mpi_fail(e, MLFAB_ERR_MEMORY, "out of memory for a message");
+    mpi_fail(e, MLFAB_ERR_MEMORY, "MPI rank %d is out of memory for a message to MPI rank %d",
+             e->rank, peer);
     return;
   }
   mpi_write(block->bytes, envelope);
@@ -63779,6 +63992,7 @@ static void mpi_free_link(mpi_link *link) {
   mpi_end *t = link->end;
   mpi_engine *e = t->engine;
   mpi_drop_frames(link);
+  if (!MLFAB__PLANTED(274)) mpi_take_back(link, 0, true);
   for (uint32_t i = 0; i < t->sent_count; i++) {
     mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
     if (sent->link == link->number) sent->link = 0;
@@ -63917,12 +64131,14 @@ static bool mpi_unpark(mpi_engine *e) {
   int at = e->operations_count;
   e->parked = NULL;
   head->bulk = bulk;
-  if (!mpi_ok(e, MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source,
-                           MPT_BULKS, e->comm, &e->requests[at]))) {
+  if (!mpi_ok(e,
+              MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source, MPT_BULKS,
+                        e->comm, &e->requests[at]),
+              "MPI_Irecv", e->parked_source)) {
     mpi_put_frame(e, head);
     return true;
   }
-  e->operations[at] = (mpi_operation){bulk, head};
+  e->operations[at] = (mpi_operation){.block = bulk, .head = head};
   e->operations_count++;
   mpi_on_frame(e, link, head);
   return true;
@@ -63942,7 +64158,8 @@ static void mpi_dispatch(mpi_engine *e, mpi_block *block, uint32_t bytes, int so
   mpi_envelope in = mpi_read(block->bytes);
   if (bytes < MPT_ENVELOPE || in.kind < MPT_CALL || in.kind > MPT_CLOSED ||
       (in.kind == MPT_FRAME && !mpi_frame_fits(&in, bytes))) {
-    mpi_fail(e, MLFAB_ERR_FRAME, "a message on the communicator is not mlfab's");
+    mpi_fail(e, MLFAB_ERR_FRAME, "a message of MPI rank %d on the communicator is not mlfab's",
+             source);
     mpi_put_block(e, block);
     return;
   }
@@ -63980,7 +64197,8 @@ static int mpi_take(mpi_engine *e) {
   MPI_Status status;
   int found = 0;
   if (e->message == MPI_MESSAGE_NULL) {
-    if (!mpi_ok(e, MPI_Improbe(MPI_ANY_SOURCE, MPT_HEADS, e->comm, &found, &e->message, &status)))
+    if (!mpi_ok(e, MPI_Improbe(MPI_ANY_SOURCE, MPT_HEADS, e->comm, &found, &e->message, &status),
+                "MPI_Improbe", MPI_ANY_SOURCE))
       return 0;
     if (!found) {
       e->message = MPI_MESSAGE_NULL;
@@ -63989,13 +64207,15 @@ static int mpi_take(mpi_engine *e) {
     MPI_Get_count(&status, MPI_BYTE, &e->message_bytes);
     e->message_source = status.MPI_SOURCE;
     if (e->message_bytes > 1 << MPT_BLOCK_MOST) {
-      mpi_fail(e, MLFAB_ERR_FRAME, "a message on the communicator is not mlfab's");
+      mpi_fail(e, MLFAB_ERR_FRAME, "a message of MPI rank %d on the communicator is not mlfab's",
+               e->message_source);
       return 0;
     }
   }
   mpi_block *block = mpi_take_block(e, (uint32_t)e->message_bytes);
   if (!block) return 0;
-  if (!mpi_ok(e, MPI_Mrecv(block->bytes, e->message_bytes, MPI_BYTE, &e->message, &status))) {
+  if (!mpi_ok(e, MPI_Mrecv(block->bytes, e->message_bytes, MPI_BYTE, &e->message, &status),
+              "MPI_Mrecv", e->message_source)) {
     mpi_put_block(e, block);
     return 0;
   }
@@ -64093,44 +64313,171 @@ static int mpi_begin(int *level_p, mlfab_error *error) {
   return 0;
 }
 
-/* Waits for a collective of the engine's, at most until `until`. 0 or TIMEOUT. */
-static int mpi_await(MPI_Request *request, uint64_t until) {
+/* ---- the roll call of an opening ---- */
+
+typedef struct mpi_roll {
+  MPI_Comm comm;
+  int tag, rank, size;
+  uint32_t heard;      /* others that have said HERE */
+  int said;            /* this process has */
+  int *told;           /* by rank: whether it has said HERE */
+  unsigned char *here; /* by rank: whether its HERE was taken */
+} mpi_roll;
+
+static void mpi_roll_end(mpi_roll *roll) {
+  free(roll->told);
+  free(roll->here);
+}
+
+static int mpi_roll_begin(mpi_roll *roll, MPI_Comm comm, int tag, mlfab_error *error) {
+  *roll = (mpi_roll){.comm = comm, .tag = tag};
+  MPI_Comm_rank(comm, &roll->rank);
+  MPI_Comm_size(comm, &roll->size);
+  roll->told = calloc((size_t)roll->size, sizeof *roll->told);
+  roll->here = calloc((size_t)roll->size, 1);
+  if (roll->told && roll->here) {
+    roll->here[roll->rank] = 1;
+    return 0;
+  }
+  mpi_roll_end(roll);
+  return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+}
+
+static void mpi_roll_say(mpi_roll *roll) {
+  MPI_Request request;
+  if (roll->said || MLFAB__PLANTED(270)) return;
+  roll->said = 1;
+  for (int r = 0; r < roll->size; r++) {
+    if (r == roll->rank) continue;
+    MPI_Isend(NULL, 0, MPI_BYTE, r, roll->tag, roll->comm, &request);
+    MPI_Request_free(&request); /* nothing is borrowed */
+  }
+}
+
+static void mpi_roll_hear(mpi_roll *roll) {
+  MPI_Status status;
+  int found = 0;
+  while (MPI_Iprobe(MPI_ANY_SOURCE, roll->tag, roll->comm, &found, &status) == MPI_SUCCESS &&
+         found) {
+    MPI_Recv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, roll->tag, roll->comm, MPI_STATUS_IGNORE);
+    roll->heard += !roll->here[status.MPI_SOURCE];
+    roll->here[status.MPI_SOURCE] = 1;
+  }
+}
+
+/* Takes the HEREs that were sent to this process, and are still on the way. `told` says whose. */
+static void mpi_roll_drain(mpi_roll *roll) {
+  for (int r = 0; r < roll->size; r++) {
+    if (!roll->told[r] || roll->here[r]) continue;
+    MPI_Recv(NULL, 0, MPI_BYTE, r, roll->tag, roll->comm, MPI_STATUS_IGNORE);
+  }
+}
+
+/* Appends a rank to a list as "2, 5"; `left` places are left, then "and more". */
+static void mpi_list(char *text, size_t room, int rank, uint32_t count) {
+  size_t n = strlen(text);
+  if (count < 12)
+    snprintf(text + n, room - n, "%s%d", count ? ", " : "", rank);
+  else if (count == 12)
+    snprintf(text + n, room - n, " and more");
+}
+
+/* Writes who has not said HERE: "MPI rank 2 has", "MPI ranks 2, 5 have". 0: all have. */
+static uint32_t mpi_roll_missing(const mpi_roll *roll, char *text, size_t room) {
+  char list[96] = "";
+  uint32_t n = 0;
+  for (int r = 0; r < roll->size; r++) {
+    if (!roll->here[r]) mpi_list(list, sizeof list, r, n++);
+  }
+  snprintf(text, room, n == 1 ? "MPI rank %s has" : "MPI ranks %s have", list);
+  return n;
+}
+
+/* Waits for a collective of an opening, at most until `until`. 0, TIMEOUT or IO. */
+static int mpi_await(MPI_Request *request, uint64_t until, mpi_roll *roll) {
   int done = 0;
-  uint64_t nap = MPT_NAP_LEAST_NS;
+  uint64_t nap = MPT_NAP_LEAST_NS, now = mpi_now();
+  uint64_t call = now < until ? until - mlfab__min((until - now) / 4, MPT_ROLL_NS) : now;
   while (MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-    if (mpi_now() >= until) return MLFAB_ERR_TIMEOUT;
+    now = mpi_now();
+    mpi_roll_hear(roll);
+    if (now >= until) return MLFAB_ERR_TIMEOUT;
+    if (now >= call || roll->heard > 0) mpi_roll_say(roll);
     mpi_nap(nap);
     nap = mlfab__min(2 * nap, MPT_NAP_NS);
   }
   return done ? 0 : MLFAB_ERR_IO;
 }
 
-static int mpi_absent(mlfab_error *error, int code, int size, uint64_t timeout_ns) {
+/* A collective of an opening has not ended: the error, and the engine is spoilt. */
+static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t timeout_ns,
+                      mlfab_error *error) {
   char waited[24];
-  if (code != MLFAB_ERR_TIMEOUT) return MLFAB__FAIL(error, code, "mpi: MPI reports an error");
+  uint32_t missing = mpi_roll_missing(roll, e->missing, sizeof e->missing);
+  e->spoilt = true;
+  if (missing == 0)
+    snprintf(e->missing, sizeof e->missing, "a process that came too late, or MPI rank %d has",
+             roll->rank);
+  if (code != MLFAB_ERR_TIMEOUT)
+    return MLFAB__FAIL(error, code,
+                       "mpi: MPI reports an error at MPI rank %d while mlfab_open waits for the "
+                       "other processes",
+                       roll->rank);
+  mlfab__duration(waited, timeout_ns);
+  if (missing == 0)
+    return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
+                        "mpi: after %s mlfab_open still waits at MPI rank %d, though all %d "
+                        "processes have called it: some had given up before the last one came",
+                        waited, roll->rank, roll->size);
   return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
-                      "mpi: after %s not all %d processes of the communicator have called "
-                      "mlfab_open, which is collective over MPI",
-                      mlfab__duration(waited, timeout_ns), size);
+                      "mpi: after %s %s not called mlfab_open, which is collective over MPI: %u of "
+                      "%d processes have",
+                      waited, e->missing, (uint32_t)roll->size - missing, roll->size);
 }
 
-/* Makes the engine of a communicator: duplicates it, which waits for its other processes. */
+/* ---- making an engine ---- */
+
+/* Duplicates the communicator, which waits for its other processes. What MPI may still write stays on an error. */
+static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, mlfab_error *error) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  mpi_roll roll;
+  int found = 0, *most = NULL, mine;
+  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found);
+  int code = mpi_roll_begin(&roll, parent, found ? *most : 32767, error);
+  if (code) return code;
+  code = MPI_Comm_idup(parent, &e->comm, &request) == MPI_SUCCESS ? 0 : MLFAB_ERR_IO;
+  if (!code) code = mpi_await(&request, until, &roll);
+  if (code) {
+    code = mpi_absent(e, &roll, code, timeout_ns, error);
+    mpi_roll_end(&roll);
+    return code;
+  }
+  MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
+  mine = roll.told[roll.rank] = roll.said;
+  code = MPI_Iallgather(&mine, 1, MPI_INT, roll.told, 1, MPI_INT, e->comm, &request) == MPI_SUCCESS
+             ? 0
+             : MLFAB_ERR_IO;
+  if (!code) code = mpi_await(&request, until, &roll);
+  if (code) return mpi_absent(e, &roll, code, timeout_ns, error);
+  mpi_roll_drain(&roll);
+  mpi_roll_end(&roll);
+  return 0;
+}
+
+/* Makes the engine of a communicator. */
 static int mpi_make_engine(MPI_Comm parent, uint64_t timeout_ns, mpi_engine **engine_p,
                            mlfab_error *error) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  int keyval = MPI_KEYVAL_INVALID, size = 0;
+  int keyval = MPI_KEYVAL_INVALID;
   mpi_engine *e = calloc(1, sizeof *e);
   if (!e) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
   e->message = MPI_MESSAGE_NULL;
   e->pid = getpid();
   pthread_mutex_init(&e->lock, NULL);
-  MPI_Comm_size(parent, &size);
-  int code = MPI_Comm_idup(parent, &e->comm, &request) == MPI_SUCCESS ? 0 : MLFAB_ERR_IO;
-  if (!code) code = mpi_await(&request, mlfab__add_sat(mpi_now(), timeout_ns));
+  int code = mpi_duplicate(e, parent, timeout_ns, error);
   if (code) { /* MPI may still write e->comm: e stays */
     e->spoilt = e->over = true;
   } else {
-    MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(e->comm, &e->rank);
     MPI_Comm_size(e->comm, &e->size);
     MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, mpi_at_finalize, &keyval, NULL);
@@ -64142,7 +64489,7 @@ static int mpi_make_engine(MPI_Comm parent, uint64_t timeout_ns, mpi_engine **en
   e->next = mpi_engines;
   mpi_engines = e;
   *engine_p = e;
-  return code ? mpi_absent(error, code, size, timeout_ns) : 0;
+  return code;
 }
 
 /* The engine of a communicator; NULL is MPI_COMM_WORLD. */
@@ -64165,8 +64512,9 @@ static int mpi_get_engine(const MPI_Comm *comm, uint64_t timeout_ns, mpi_engine 
   pthread_mutex_unlock(&mpi_lock);
   if (!code && (*engine_p)->spoilt)
     code = MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       "mpi: an earlier mlfab_open over this communicator did not end in all "
-                       "processes, so it cannot be used again");
+                       "mpi: %s not taken part in an earlier mlfab_open over this communicator, so "
+                       "it cannot be used again",
+                       (*engine_p)->missing);
   return code;
 }
 
@@ -64235,16 +64583,30 @@ static uint32_t mpi_count_roles(const mpi_card *cards, int size, uint32_t role) 
   return count;
 }
 
+/* Which have this role: ": MPI ranks 0, 1"; "" where none has. */
+static const char *mpi_name_roles(const mpi_card *cards, int size, uint32_t role, char text[128]) {
+  char list[96] = "";
+  uint32_t n = 0;
+  for (int r = 0; r < size; r++) {
+    if (cards[r].roles == role) mpi_list(list, sizeof list, r, n++);
+  }
+  text[0] = 0;
+  if (n > 0) snprintf(text, 128, n == 1 ? ": MPI rank %s" : ": MPI ranks %s", list);
+  return text;
+}
+
 /* Decides the role of every process; with `dedicated` or a scheduler of its own these are in the cards then. */
 static int mpi_cast(mpi_card *cards, int size, mlfab_config *c, mlfab_error *error) {
   uint32_t own = c->scheduler == MLFAB_SCHEDULER_OWN, servers = 0;
+  char who[128];
   if (own && mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER) == 0)
     mpi_give_roles(cards, size, 1, MLFAB_ROLE_SCHEDULER);
   if (mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER) != own)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "mpi: %u processes have the role scheduler; with `scheduler` own it is one, "
-                       "else none",
-                       mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER));
+                       "else none%s",
+                       mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER),
+                       mpi_name_roles(cards, size, MLFAB_ROLE_SCHEDULER, who));
   if (c->dedicated) {
     servers = mpi_count_roles(cards, size, MLFAB_ROLE_SERVER);
     if (servers == 0) {
@@ -64253,8 +64615,8 @@ static int mpi_cast(mpi_card *cards, int size, mlfab_config *c, mlfab_error *err
     }
     if (c->servers && servers != c->servers)
       return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                         "mpi: servers is %u, and %u processes have the role server", c->servers,
-                         servers);
+                         "mpi: servers is %u, and %u processes have the role server%s", c->servers,
+                         servers, mpi_name_roles(cards, size, MLFAB_ROLE_SERVER, who));
     c->servers = servers;
   }
   if (servers + own >= (uint32_t)size)
@@ -64320,17 +64682,25 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
   int wrong = mpi_check_config(c, level, error);
   mpi_card *cards = calloc((size_t)e->size + 1, sizeof *cards); /* behind the others: this one's */
   if (!cards) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+  mpi_roll roll;
+  code = mpi_roll_begin(&roll, e->comm, MPT_HERE + (int)(e->opens++ % MPT_HERES), error);
+  if (code) {
+    free(cards);
+    return code;
+  }
   pthread_mutex_lock(&e->lock);
   cards[e->size] = mpi_make_card(c, wrong, e->next_end++);
   MPI_Request request = MPI_REQUEST_NULL;
   int result = MPI_Iallgather(&cards[e->size], MPT_CARD_WORDS, MPI_UINT64_T, cards, MPT_CARD_WORDS,
                               MPI_UINT64_T, e->comm, &request);
   pthread_mutex_unlock(&e->lock);
-  code = result == MPI_SUCCESS ? mpi_await(&request, until) : MLFAB_ERR_IO;
+  code = result == MPI_SUCCESS ? mpi_await(&request, until, &roll) : MLFAB_ERR_IO;
   if (code) { /* MPI may still write the cards: they stay */
-    e->spoilt = true;
-    return wrong ? wrong : mpi_absent(error, code, e->size, timeout_ns);
+    mlfab_error absent;
+    code = mpi_absent(e, &roll, code, timeout_ns, wrong ? &absent : error);
   }
+  mpi_roll_end(&roll);
+  if (code) return wrong ? wrong : code;
   if (!wrong) wrong = mpi_compare(cards, e->size, error);
   if (!wrong) wrong = mpi_cast(cards, e->size, c, error);
   if (!wrong) wrong = mpi_number(cards, e, c);
@@ -64376,6 +64746,8 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
   pthread_condattr_destroy(&attributes);
   t->env = env;
   t->engine = e;
+  t->lends = options->lend != 0;
+  t->timeout_ns = timeout_ns;
   pthread_mutex_lock(&e->lock);
   t->number = given ? number : e->next_end++;
   if (given && number >= e->next_end) e->next_end = number + 1;
@@ -64397,6 +64769,31 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
   return 0;
 }
 
+/* Waits until MPI has let go of the end's loans, at most until the deadline; then they are nobody's. The lock is free
+ * between two looks. */
+static void mpi_end_loans(mpi_end *t) {
+  mpi_engine *e = t->engine;
+  uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
+  while (t->lent > 0 && !e->over && mpi_now() < until && !MLFAB__PLANTED(272)) {
+    mpi_progress(e);
+    if (t->lent == 0) return;
+    pthread_mutex_unlock(&e->lock);
+    mpi_nap(nap);
+    nap = mlfab__min(2 * nap, MPT_NAP_NS);
+    pthread_mutex_lock(&e->lock);
+  }
+  for (int i = 0; i < e->operations_count; i++) {
+    mpi_operation *operation = &e->operations[i];
+    if (operation->lends != t) continue;
+    operation->lends = NULL;
+    if (!e->over)
+      mlfab__log(&t->env, MLFAB_LOG_ERROR,
+                 "mpi: close: MPI rank %d has not taken what is being sent from a buffer, which "
+                 "must stay as it is until MPI_Finalize",
+                 operation->peer);
+  }
+}
+
 /* In a forked child the engine, its lock included, is the parent's. */
 static void mpi_shut(void *self) {
   mpi_end *t = self;
@@ -64409,6 +64806,7 @@ static void mpi_shut(void *self) {
     while (*at != t) at = &(*at)->next;
     *at = t->next;
     mpi_progress(e);
+    mpi_end_loans(t);
     if (!e->ends) mpi_drain(e, mpi_now() + MPT_LAST_NS, false);
     pthread_mutex_unlock(&e->lock);
     pthread_cond_destroy(&t->wakes);
@@ -64465,7 +64863,7 @@ static void mpi_disconnect(void *self, uint32_t number) {
 
 /* Makes room to record one more SENT. */
 static bool mpi_reserve_sent(mpi_end *t) {
-  if (t->sent_count < t->sent_room) return true;
+  if (t->sent_count + t->lent < t->sent_room) return true;
   uint32_t room = t->sent_room ? 2 * t->sent_room : 64;
   mpi_sent *sent = mlfab__alloc_array(&t->env, room, sizeof *sent);
   if (!sent) return false;
@@ -64480,13 +64878,13 @@ static bool mpi_reserve_sent(mpi_end *t) {
 
 /* Copies a frame into blocks and posts them. Errors: AGAIN (no memory). */
 static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes, const void *bulk,
-                          uint32_t bulk_bytes) {
+                          uint32_t bulk_bytes, uint64_t token, bool lent) {
   mpi_engine *e = link->end->engine;
   uint32_t inside = bulk_bytes <= MPT_INLINE ? bulk_bytes : 0, behind = bulk_bytes - inside;
   uint32_t bytes = MPT_ENVELOPE + mpi_up8(head_bytes) + inside;
   mpi_block *first = mpi_reserve_operations(e, 2) ? mpi_take_block(e, bytes) : NULL;
-  mpi_block *second = first && behind ? mpi_take_block(e, behind) : NULL;
-  if (!first || (behind && !second)) {
+  mpi_block *second = first && behind && !lent ? mpi_take_block(e, behind) : NULL;
+  if (!first || (behind && !lent && !second)) {
     mpi_put_block(e, first);
     return MLFAB_ERR_AGAIN;
   }
@@ -64502,6 +64900,7 @@ static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes,
   memset(first->bytes + MPT_ENVELOPE + head_bytes, 0, mpi_up8(head_bytes) - head_bytes);
   if (inside) memcpy(first->bytes + MPT_ENVELOPE + mpi_up8(head_bytes), bulk, inside);
   mpi_post_send(e, first, bytes, link->peer, MPT_HEADS);
+  if (lent) mpi_post_loan(link, bulk, behind, token);
   if (!second) return 0;
   memcpy(second->bytes, bulk, behind);
   mpi_post_send(e, second, behind, link->peer, MPT_BULKS);
@@ -64509,7 +64908,7 @@ static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes,
 }
 
 static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32_t head_bytes,
-                           const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+                           const void *bulk, uint32_t bulk_bytes, uint64_t token, bool lent) {
   mpi_link *link = mpi_find(t, number);
   if (!link || link->ended || !link->peer_link) return MLFAB_ERR_PEER_CLOSED;
   if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
@@ -64520,7 +64919,7 @@ static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32
   int code = mpi_has_room(link, cost) ? 0 : MLFAB_ERR_AGAIN;
   int waits = code != 0; /* for credit; else for memory */
   if (!code && token && !mpi_reserve_sent(t)) code = MLFAB_ERR_AGAIN;
-  if (!code) code = mpi_post_frame(link, head, head_bytes, bulk, bulk_bytes);
+  if (!code) code = mpi_post_frame(link, head, head_bytes, bulk, bulk_bytes, token, lent);
   if (code) {
     link->blocked = true;
     link->wants = cost;
@@ -64528,7 +64927,7 @@ static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32
     return code;
   }
   link->unreleased += cost;
-  if (token)
+  if (token && !lent)
     t->sent[(t->sent_first + t->sent_count++) & (t->sent_room - 1)] = (mpi_sent){number, token};
   return 0;
 }
@@ -64537,9 +64936,34 @@ static int mpi_send(void *self, uint32_t number, const void *head, uint32_t head
                     const void *bulk, uint32_t bulk_bytes, uint64_t token) {
   mpi_end *t = self;
   pthread_mutex_lock(&t->engine->lock);
-  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token);
+  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token, false);
   pthread_mutex_unlock(&t->engine->lock);
   return code;
+}
+
+static int mpi_lend(void *self, uint32_t number, const void *head, uint32_t head_bytes,
+                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  mpi_end *t = self;
+  bool lent = t->lends && token && bulk_bytes > MPT_INLINE;
+  pthread_mutex_lock(&t->engine->lock);
+  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token, lent);
+  pthread_mutex_unlock(&t->engine->lock);
+  return code;
+}
+
+static uint32_t mpi_keeps(void *self, char *whom, size_t room) {
+  mpi_end *t = self;
+  mpi_engine *e = t->engine;
+  uint32_t kept = atomic_load_explicit(&t->kept, memory_order_acquire);
+  if (kept == 0 || !whom) return kept;
+  pthread_mutex_lock(&e->lock);
+  for (int i = e->operations_count - 1; i >= 0; i--) {
+    const mpi_operation *operation = &e->operations[i];
+    if (operation->lends == t && operation->link == 0)
+      snprintf(whom, room, "MPI rank %d", operation->peer);
+  }
+  pthread_mutex_unlock(&e->lock);
+  return kept;
 }
 
 static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
@@ -64566,7 +64990,10 @@ static int mpi_report_down(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
   event->code = link->code;
   if (link->peer_link) {
     event->link = link->number;
-    snprintf(t->text, sizeof t->text, "mpi: MPI rank %d: %s", link->peer, link->why);
+    snprintf(t->text, sizeof t->text,
+             link->why == t->engine->why ? "mpi: the link to MPI rank %d ends: %s"
+                                         : "mpi: MPI rank %d: %s",
+             link->peer, link->why);
   } else {
     event->token = link->token;
     snprintf(t->text, sizeof t->text, "mpi: %s mpi:%d/%u", link->why, link->peer, link->peer_end);
@@ -64613,6 +65040,11 @@ static int mpi_report(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
 }
 
 static int mpi_poll_locked(mpi_end *t, mlfab_io_event *event) {
+  t->let_go = false;
+  if (!t->ready_first && t->sent_count == 0) {
+    mpi_progress(t->engine);
+    mpi_look(t);
+  }
   while (t->sent_count > 0) {
     mpi_sent sent = t->sent[t->sent_first];
     t->sent_first = (t->sent_first + 1) & (t->sent_room - 1);
@@ -64622,10 +65054,6 @@ static int mpi_poll_locked(mpi_end *t, mlfab_io_event *event) {
     event->link = sent.link;
     event->token = sent.token;
     return 1;
-  }
-  if (!t->ready_first) {
-    mpi_progress(t->engine);
-    mpi_look(t);
   }
   while (t->ready_first) {
     mpi_link *link = t->ready_first;
@@ -64660,17 +65088,23 @@ static void mpi_release(void *self, const mlfab_io_event *event) {
   pthread_mutex_unlock(&t->engine->lock);
 }
 
-static int mpi_detach(void *self, uint32_t link, uint64_t token) {
-  (void)self, (void)link, (void)token; /* send copies: nothing is borrowed */
+/* What `send` was given is copied. */
+static int mpi_detach(void *self, uint32_t number, uint64_t token) {
+  mpi_end *t = self;
+  if (!t->lends) return 0;
+  pthread_mutex_lock(&t->engine->lock);
+  const mpi_link *link = mpi_find(t, number);
+  if (link) mpi_take_back(link, token, false);
+  pthread_mutex_unlock(&t->engine->lock);
   return 0;
 }
 
 /* Would poll find something? */
 static bool mpi_anything(mpi_end *t) {
-  if (t->sent_count > 0 || t->ready_first) return true;
+  if (t->sent_count > 0 || t->ready_first || t->let_go) return true;
   mpi_progress(t->engine);
   mpi_look(t);
-  return t->ready_first != NULL;
+  return t->sent_count > 0 || t->ready_first || t->let_go;
 }
 
 static void mpi_wait(void *self, uint64_t timeout_ns) {
@@ -64740,7 +65174,9 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
       .wake = mpi_wake,
       .fd = mpi_fd,
       .arm = mpi_arm,
-      .probe = mpi_probe};
+      .probe = mpi_probe,
+      .lend = mpi_lend,
+      .keeps = mpi_keeps};
   return &table;
 }
 

@@ -1863,7 +1863,9 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
       sim_fd,
       sim_arm,
       sim_measure,
-      sim_probe};
+      sim_probe,
+      NULL,
+      NULL};
   return &table;
 }
 
