@@ -5,6 +5,7 @@ the program runs with MLFAB_PLANT=n), and passes when some test fails then. Prin
 One build with -DMLFAB_PLANT contains all bugs; it has to pass without one. The test that probably fails is run
 first, all others only when it passes."""
 import concurrent.futures
+import contextlib
 import glob
 import os
 import re
@@ -12,6 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
@@ -152,22 +155,31 @@ def all_tests():
 
 
 def fails(program, seconds, cpu_seconds=None, number=0):
-    """Returns how a test fails with this bug: "" or "hangs"; None when it passes or skips. tests/mutate.py uses it too."""
+    """Returns how a test fails with this bug: "" or "hangs"; None when it passes or skips. One "not ok" is enough:
+    what is left of the test does not run. tests/mutate.py uses it too."""
     limits = "ulimit -c 0; %s exec \"$0\"" % ("ulimit -S -t %d;" % cpu_seconds if cpu_seconds else "")
     process = subprocess.Popen(["sh", "-c", limits, os.path.abspath(program)], cwd=ROOT,
                                env=dict(os.environ, CONFORM_FIRST="1", MLFAB_PLANT=str(number)),
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        code = -signal.SIGXCPU
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-    return None if code in (0, 77) else "hangs" if code == -signal.SIGXCPU else ""
+
+    def kill():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    hangs = threading.Timer(seconds, kill)
+    hangs.start()
+    failed = any(line.startswith(b"not ok") for line in process.stdout)
+    in_time = not hangs.finished.is_set()
+    hangs.cancel()
+    if failed:
+        kill()
+    code = process.wait()
+    kill()
+    process.stdout.close()
+    if not in_time or code == -signal.SIGXCPU:
+        return "hangs"
+    return "" if failed or code not in (0, 77) else None
 
 
 def place(test):
@@ -187,11 +199,11 @@ def noticed_by(number, files):
     """The result of one bug: whether a test noticed it, and what to say."""
     if LIKELY.get(number) == "":
         return 1, "# SKIP no %s library is installed" % ("BLAS" if number in range(240, 245) else "MPI")
-    first = likely(number, files)
+    first, began = likely(number, files), time.monotonic()
     for test in first + [test for test in all_tests() if test not in first]:
         who = notices(test, number)
         if who:
-            return 1, "noticed by " + who
+            return 1, "noticed by %s, after %.0f s" % (who, time.monotonic() - began)
     return 0, "no test notices it"
 
 
