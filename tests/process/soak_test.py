@@ -24,7 +24,7 @@ import time
 
 from kill9_test import WORKERS, Fabric
 from process import SCALE, expect, main, shared_memory_names, is_alive, wait_until
-from replicas import Group
+from replicas import Group, children, send
 
 SECONDS = max(16.0, 1800.0 * SCALE / 100)  # in all
 RUN_SECONDS = 90.0                         # a run
@@ -53,31 +53,6 @@ class Busy:
             loop.wait()
 
 
-def processes(fabric):
-    """The current processes: (role, number) -> pid."""
-    run, found = fabric.process.pid, {}
-    try:
-        with open("/proc/%d/task/%d/children" % (run, run), encoding="ascii") as file:
-            children = [int(child) for child in file.read().split()]
-    except OSError:
-        return found
-    for child in children:
-        try:
-            with open("/proc/%d/environ" % child, "rb") as file:
-                values = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
-            found[values[b"MLFAB_ROLE"].decode(), int(values[b"MLFAB_RANK"])] = child
-        except (OSError, KeyError):
-            pass
-    return found
-
-
-def signal_one(pid, number):
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
 class Soak:
     def __init__(self, options, seed, folder):
         self.dice = random.Random(seed)
@@ -100,28 +75,28 @@ class Soak:
 
     def stop_some(self):
         """Stops one or two processes at a time, of any role."""
-        there = processes(self.fabric)
+        there = children(self.fabric.process.pid)
         names = self.dice.sample(sorted(there), min(len(there), self.dice.randint(1, 2)))
         try:
             for name in names:
-                signal_one(there[name], signal.SIGSTOP)
+                send(there[name], signal.SIGSTOP)
             time.sleep(self.dice.choice(STOPS) if self.stops else 4.0)
         finally:
             for name in names:
-                signal_one(there[name], signal.SIGCONT)
+                send(there[name], signal.SIGCONT)
         self.stops += len(names)
         self.goes_on("a stop of %s" % names)
 
     def kill_one(self, role):
-        choices = [name for name in sorted(processes(self.fabric))
+        choices = [name for name in sorted(children(self.fabric.process.pid))
                    if name[0] == role and self.killed.get(name, 0) < KILLS]
         if not choices:
             return
         name = self.dice.choice(choices)
-        pid, lives = processes(self.fabric)[name], self.fabric.ready[name[1] % WORKERS]
+        pid, lives = children(self.fabric.process.pid)[name], self.fabric.ready[name[1] % WORKERS]
         self.killed[name] = self.killed.get(name, 0) + 1
-        signal_one(pid, signal.SIGKILL)
-        wait_until(lambda: processes(self.fabric).get(name) not in (None, pid) or self.ended(), 60,
+        send(pid, signal.SIGKILL)
+        wait_until(lambda: children(self.fabric.process.pid).get(name) not in (None, pid) or self.ended(), 60,
                    lambda: "%s is started again\n%s" % (name, self.fabric.told()))
         if role == "worker":
             wait_until(lambda: self.fabric.ready[name[1]] > lives or self.ended(), 90,
@@ -132,7 +107,7 @@ class Soak:
         """The only copy of its shard is lost: the run ends, and names the server."""
         name = "server", self.dice.randrange(SERVERS)
         self.killed[name] = 1
-        signal_one(processes(self.fabric)[name], signal.SIGKILL)
+        send(children(self.fabric.process.pid)[name], signal.SIGKILL)
         wait_until(self.ended, 90, lambda: "a run without its server ends\n" + self.fabric.told())
         expect("server %d" % name[1] in self.fabric.told(), "it says why it ends", self.fabric.told())
 
