@@ -126,9 +126,10 @@ static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *jo
   if (join->kernels == ours || MLFAB__PLANTED(242)) return 0;
   if (join->rank != MLFAB_NO_RANK)
     snprintf(who, sizeof who, "%s %d",
-             join->roles & MLFAB_ROLE_WORKER   ? "worker"
-             : join->roles & MLFAB_ROLE_SERVER ? "server"
-                                               : "scheduler",
+             join->roles & MLFAB_ROLE_WORKER    ? "worker"
+             : join->roles & MLFAB_ROLE_SERVER  ? "server"
+             : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
+                                                : "scheduler",
              (int)join->rank);
   snprintf(text, room,
            "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",

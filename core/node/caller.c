@@ -234,19 +234,32 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   return 0;
 }
 
+static void caller_take(mlfab_node *node, uint32_t index, int kind, uint32_t peer, uint64_t nonce) {
+  mlfab__link *link = &node->links[index];
+  link->kind = (uint8_t)kind;
+  link->peer = peer;
+  link->nonce = nonce;
+  link->greeted = 1;
+}
+
+/* The link is that of another server, or of another voter: answers it. */
+static void caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
+                         const mlfab__hello *hello) {
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
+  caller_take(node, index, kind, peer, hello->nonce);
+  if (!caller_answer(node, index, &greeting)) mlfab__roles_up(node, kind, peer, &greeting);
+}
+
 /* From now on the process on this link has the number. */
 static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
                                    const mlfab__hello *hello) {
   mlfab__caller *caller = &node->callers[number];
-  mlfab__link *link = &node->links[index];
   if (caller->link != MLFAB__NO_LINK && caller->link != index) {
     node->stats.reconnects += kind == MLFAB__LINK_WORKER;
     mlfab__node_hang_up(node, caller->link, "replaced by a newer connection");
   }
-  link->kind = (uint8_t)kind;
-  link->peer = number;
-  link->nonce = hello->nonce;
-  link->greeted = 1;
+  caller_take(node, index, kind, number, hello->nonce);
   caller->link = index;
   caller->heard_ns = node->now_ns;
   caller->lost_ns = 0;
@@ -310,16 +323,8 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   if (!newer && !mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_RESHARD_IN;
-  link->peer = server;
-  link->nonce = hello->nonce;
-  link->greeted = 1;
   node->reshard_links[server] = index;
-  mlfab__hello_ack ack;
-  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
-  if (!caller_answer(node, index, &greeting))
-    mlfab__roles_up(node, MLFAB__LINK_RESHARD_IN, server, &greeting);
+  caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
 }
 
 /* Is the node with this id one of the two that this voter speaks with? */
@@ -355,16 +360,8 @@ static void caller_voter(mlfab_node *node, uint32_t index, const mlfab__hello *h
   place->incarnation = hello->incarnation;
   place->nonce = hello->nonce;
   if (newer) place->moved = 1;
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_VOTER_IN;
-  link->peer = voter;
-  link->nonce = hello->nonce;
-  link->greeted = 1;
   node->voter_links[voter] = index;
-  mlfab__hello_ack ack;
-  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
-  if (!caller_answer(node, index, &greeting))
-    mlfab__roles_up(node, MLFAB__LINK_VOTER_IN, voter, &greeting);
+  caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
 }
 
 /* HELLO of any kind on a new link to our server role. */
