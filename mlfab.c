@@ -1237,12 +1237,14 @@ typedef struct mlfab__meter {
   uint64_t bytes; /* since then */
 } mlfab__meter;
 
+#if MLFAB_WITH_SCHED
 /* Sets the present capacity; `chunk` is the usual size of a frame. */
 static inline void mlfab__meter_rate(mlfab__meter *meter, double rate, uint32_t chunk) {
   double window = rate > 0.0 ? 4.0 * 1e9 * (double)chunk / rate : 20e6;
   meter->rate = rate;
   meter->window_ns = window < 2e6 ? 2000000u : window > 100e6 ? 100000000u : (uint64_t)window;
 }
+#endif
 
 /* Starts a new window: after a release, or a full window. */
 static inline void mlfab__meter_begin(mlfab__meter *meter, uint64_t now_ns) {
@@ -2173,11 +2175,13 @@ WIRE_INLINE void wire_u32(wire_codec *c, int decode, uint32_t *x) {
   wire_codec_number(c, decode, x, sizeof *x);
 }
 
+#if MLFAB_WITH_RESHARD
 WIRE_INLINE void wire_server(wire_codec *c, int decode, uint32_t *x) {
   uint16_t number = decode ? 0 : (uint16_t)*x;
   wire_codec_number(c, decode, &number, sizeof number);
   if (decode) *x = number;
 }
+#endif
 
 static inline wire_codec wire_encode(uint8_t *meta) {
   wire_codec c = {meta, meta, NULL, 0};
@@ -6932,9 +6936,11 @@ static inline void mlfab__touched(mlfab__touch *touch, uint32_t record) {
   touch->list[touch->n++] = record;
 }
 
+#if MLFAB_WITH_COLL
 static inline void mlfab__touched_all(mlfab__touch *touch) {
   if (touch) touch->all = 1;
 }
+#endif
 
 typedef struct mlfab__mirrored {
   const char *name;

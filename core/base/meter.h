@@ -15,12 +15,14 @@ typedef struct mlfab__meter {
   uint64_t bytes; /* since then */
 } mlfab__meter;
 
+#if MLFAB_WITH_SCHED
 /* Sets the present capacity; `chunk` is the usual size of a frame. */
 static inline void mlfab__meter_rate(mlfab__meter *meter, double rate, uint32_t chunk) {
   double window = rate > 0.0 ? 4.0 * 1e9 * (double)chunk / rate : 20e6;
   meter->rate = rate;
   meter->window_ns = window < 2e6 ? 2000000u : window > 100e6 ? 100000000u : (uint64_t)window;
 }
+#endif
 
 /* Starts a new window: after a release, or a full window. */
 static inline void mlfab__meter_begin(mlfab__meter *meter, uint64_t now_ns) {

@@ -30,9 +30,11 @@ static inline void mlfab__touched(mlfab__touch *touch, uint32_t record) {
   touch->list[touch->n++] = record;
 }
 
+#if MLFAB_WITH_COLL
 static inline void mlfab__touched_all(mlfab__touch *touch) {
   if (touch) touch->all = 1;
 }
+#endif
 
 typedef struct mlfab__mirrored {
   const char *name;

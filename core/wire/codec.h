@@ -123,11 +123,13 @@ WIRE_INLINE void wire_u32(wire_codec *c, int decode, uint32_t *x) {
   wire_codec_number(c, decode, x, sizeof *x);
 }
 
+#if MLFAB_WITH_RESHARD
 WIRE_INLINE void wire_server(wire_codec *c, int decode, uint32_t *x) {
   uint16_t number = decode ? 0 : (uint16_t)*x;
   wire_codec_number(c, decode, &number, sizeof number);
   if (decode) *x = number;
 }
+#endif
 
 static inline wire_codec wire_encode(uint8_t *meta) {
   wire_codec c = {meta, meta, NULL, 0};
