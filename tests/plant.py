@@ -24,9 +24,12 @@ HELD = MPI.replace("conform", "held")
 # Likewise with cblas.
 CBLAS = any(shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", name]).returncode == 0
             for name in ("openblas", "cblas"))
-KINDS = ["sim", "unit", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
+KINDS = ["unit", "sim", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
 # The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
+          17: "sim/test_schedule",
+          31: "unit/test_serve",
+          32: "unit/test_serve",
           **{number: "unit/test_config" for number in range(265, 268)},
           51: "unit/test_api_filters",
           64: "sim/test_collective",
@@ -42,6 +45,8 @@ LIKELY = {16: "sim/test_schedule",
           91: "unit/test_queue",
           92: "unit/test_queue",
           95: "unit/test_node",
+          82: "unit/test_node",
+          84: "unit/test_api",
           85: "unit/test_node",
           96: "unit/test_node",
           97: "unit/test_node",
