@@ -35,6 +35,7 @@
 #include <cmocka.h>
 
 #include "../../mlfab.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 
 enum {
@@ -125,13 +126,6 @@ typedef struct conform_world {
 enum { CONFORM_TINY, CONFORM_MIXED, CONFORM_CHUNKS, CONFORM_BIG, CONFORM_SMALL, CONFORM_PROFILES };
 #define CONFORM_STREAM(number, profile) ((uint64_t)(number)*CONFORM_PROFILES + (uint64_t)(profile))
 
-static inline uint64_t conform_mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
-
 static inline uint64_t conform_count(double full, uint64_t least) {
   return test_cases_from(least, full / 100);
 }
@@ -189,7 +183,7 @@ static inline void conform_fill(uint8_t *at, size_t bytes, uint64_t seed) {
 }
 
 static inline void conform_frame_make(uint64_t stream, uint64_t number, conform_frame *frame) {
-  uint64_t r = conform_mix(stream * 1000003 + number), profile = stream % CONFORM_PROFILES;
+  uint64_t r = mix(stream * 1000003 + number), profile = stream % CONFORM_PROFILES;
   uint32_t meta = 16 + (uint32_t)(r >> 8) % 100, bulk = 0;
   if (profile == CONFORM_SMALL) bulk = 1 + (uint32_t)(r >> 16) % 2000;
   if (profile == CONFORM_CHUNKS) bulk = 262144;
@@ -994,7 +988,7 @@ static inline void conform_check_storm(conform_world *world) {
       if (!world->ends[i].self) conform_end_open(world, i);
     for (uint64_t k = 1; k <= 8; k++) {
       conform_link *at_a, *at_b;
-      r = conform_mix(r);
+      r = mix(r);
       conform_end *a = &world->ends[r % 4], *b = &world->ends[(r % 4 + 1 + r / 4 % 3) % 4];
       if (!a->self || !b->self) continue;
       uint64_t stream = CONFORM_STREAM(100 + k, CONFORM_MIXED);
@@ -1157,7 +1151,7 @@ static inline void conform_check_strangers(conform_world *world) {
   CONFORM_UNTIL(world, end->refused == 2);
   for (uint32_t i = 0; i < 50; i++) {
     uint8_t noise[300];
-    conform_fill(noise, sizeof noise, conform_mix(i));
+    conform_fill(noise, sizeof noise, mix(i));
     fd = conform_stranger(world, end);
     conform_write(fd, noise, sizeof noise);
     CONFORM_UNTIL(world, end->refused == 3 + i);

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "mlfab_sim.h"
+#include "../unit/chance.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -30,13 +31,6 @@ enum { RANKS_MAX = 8, CALLS = 9 };
 
 static const uint64_t counts[CALLS] = {1, 7, 1000, 65536, 300001, 2000003, 3, 4096, 100000};
 static const int dtypes[3] = {MLFAB_F32, MLFAB_F64, MLFAB_I64};
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 /* An element of a rank's contribution. Its exponent varies, so that the order of additions shows. */
 static double element(uint32_t rank, uint32_t call, uint64_t i) {

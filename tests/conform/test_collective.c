@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "mlfab_sim.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 
 #include <arpa/inet.h>
@@ -35,13 +36,6 @@ enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000 };
 
 static uint64_t seed = 1;
 static double scale = 1;
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 static uint64_t draw(uint64_t call, uint64_t what, uint64_t below) {
   return mix(mix(seed * 1000003 + call) * 64 + what) % below;

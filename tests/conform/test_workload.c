@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "mlfab_sim.h"
+#include "../unit/chance.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -48,13 +49,6 @@ typedef struct job {
   node nodes[NODES];
   uint64_t groups, plans;
 } job;
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 /* ---- a user-defined transport: TCP under another name, between some nodes only ---- */
 

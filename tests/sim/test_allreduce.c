@@ -15,6 +15,7 @@
 
 #include "mlfab_sim.h"
 #include "mlfab_node.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -50,13 +51,6 @@ typedef struct world {
   int harsh; /* faults last longer than heartbeats tolerate */
   char failure[256];
 } world;
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 static uint64_t below(world *w, uint64_t n) { return mix(w->dice++) % n; }
 static uint64_t now(const world *w) { return mlfab_sim_clock(w->sim); }

@@ -6,6 +6,7 @@
  * only, so that not every server has a part of them. A failing seed is printed with the command that
  * replays it. */
 #include "../unit/world.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -38,13 +39,7 @@ typedef struct job {
   int late; /* a model that drops was in force at some time */
 } job;
 
-/* splitmix64 */
-static uint64_t below(job *j, uint64_t n) {
-  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return (z ^ (z >> 31)) % n;
-}
+static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
 static void wrong(const job *j, const char *format, ...) {
   char text[256];

@@ -5,6 +5,7 @@
  * the rounds: each other worker must be missing from all rounds before one, the same at all servers, and be in all
  * rounds from that one on. A failing seed is printed with the command that replays it. */
 #include "../unit/world.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -36,13 +37,7 @@ typedef struct job {
   worker of[MOST];
 } job;
 
-/* splitmix64 */
-static uint64_t below(job *j, uint64_t n) {
-  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return (z ^ (z >> 31)) % n;
-}
+static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
 static void wrong(const job *j, const char *format, ...) {
   char text[256];

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "mlfab_sim.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -78,13 +79,6 @@ typedef struct world {
 } world;
 
 static world w;
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 static uint32_t below(uint32_t n) { return (uint32_t)(mix(w.dice++) % n); }
 

@@ -28,6 +28,7 @@
 #include <cmocka.h>
 
 #include "mlfab_sim.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -50,13 +51,6 @@ enum {
 #define SECOND 1000000000ull
 
 /* ---- chance ---- */
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 typedef struct dice {
   uint64_t state;

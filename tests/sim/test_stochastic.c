@@ -15,6 +15,7 @@
 
 #include "mlfab_sim.h"
 #include "mlfab_node.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -62,13 +63,6 @@ typedef struct world {
   uint64_t total, torn, stale, whole;
   uint64_t inputs[INPUTS]; /* reduces by how many inputs were whole */
 } world;
-
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 static double uniform(uint64_t x) { return (double)(mix(x) >> 11) * 0x1p-53; }
 static uint64_t below(world *w, uint64_t n) { return mix(w->dice++) % n; }

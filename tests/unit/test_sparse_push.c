@@ -331,7 +331,7 @@ static void serve(uint32_t server, int may_break) {
 }
 
 static void serve_all(void) {
-  for (uint32_t i = 0; mlfab__worker_unfinished(&F.worker) > 0; i++) {
+  for (uint32_t i = 0; mlfab__worker_unfinished(&F.worker, NULL) > 0; i++) {
     assert_true(i < 1000000);
     serve(below(F.config.servers), 1);
   }
