@@ -239,7 +239,7 @@ def test_redirects_and_pauses():
     with Site(a=noise(1000)) as site:
         result = site.fetch("busy")
         site.expect_all(result)
-        expect(result.err.count("503") == 2, "it tries again", result)
+        expect(result.err.count("the answer is 503") == 2, "it tries again", result)
     with Site(a=noise(1000)) as site:
         result = run(FETCH, "set", "--list", site.list, "--to", site.to, "--pause", "0.01", "--retries", "2", "--from",
                      "http://127.0.0.1:1/")
