@@ -355,19 +355,22 @@ static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
     char bytes[CMSG_SPACE(3 * sizeof(int))];
   } control;
   struct iovec part = {&hello, sizeof hello};
-  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
-  memset(&control, 0, sizeof control);
-  message.msg_controllen = CMSG_SPACE(n * sizeof(int));
-  struct cmsghdr *item = CMSG_FIRSTHDR(&message);
-  item->cmsg_level = SOL_SOCKET;
-  item->cmsg_type = SCM_RIGHTS;
-  item->cmsg_len = CMSG_LEN(n * sizeof(int));
-  memcpy(CMSG_DATA(item), fds, n * sizeof(int));
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  if (n > 0) {
+    memset(&control, 0, sizeof control);
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(n * sizeof(int));
+    struct cmsghdr *item = CMSG_FIRSTHDR(&message);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(n * sizeof(int));
+    memcpy(CMSG_DATA(item), fds, n * sizeof(int));
+  }
   return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof hello;
 }
 
-/* 0: nothing yet; 1: the packet with `want` descriptors; -1: the end, or anything else, whose descriptors
- * are closed. */
+/* 0: nothing yet; 1: the packet with `want` descriptors; an error: the end, a packet of another protocol, or anything else,
+ * whose descriptors are closed. */
 static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   struct shm_hello hello;
   union {
@@ -379,7 +382,7 @@ static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   message.msg_controllen = sizeof control.bytes;
   ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-  if (n < 0) return -1;
+  if (n < 0) return MLFAB_ERR_REFUSED;
   uint32_t count = 0;
   int extra = -1;
   for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL;
@@ -391,12 +394,14 @@ static int shm_packet_receive(int fd, int *fds, uint32_t want) {
       if (to == &extra) shm_close_fd(&extra);
     }
   }
-  if (n == (ssize_t)sizeof hello && count == want &&
-      !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && hello.magic == SHM_MAGIC &&
-      hello.control_bytes == SHM_CONTROL && hello.ring_bytes == SHM_RING)
-    return 1;
+  int known = n == (ssize_t)sizeof hello && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
+              hello.magic == SHM_MAGIC && hello.control_bytes == SHM_CONTROL &&
+              hello.ring_bytes == SHM_RING;
+  if (known && hello.protocol == MLFAB_PROTOCOL && count == want) return 1;
   for (uint32_t i = 0; i < want; i++) shm_close_fd(&fds[i]);
-  return -1;
+  return !known || hello.protocol == MLFAB_PROTOCOL ? MLFAB_ERR_REFUSED
+         : hello.protocol < MLFAB_PROTOCOL          ? MLFAB_ERR_PROTOCOL_OLDER
+                                                    : MLFAB_ERR_PROTOCOL_NEWER;
 }
 
 /* The same user, or root: other users could read what they are sent. */
@@ -669,12 +674,17 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
 
 /* Receives the packet of a half-open link, or its end. 1 when there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
+  static const char older[] = "has an older protocol than this process ";
+  static const char newer[] = "has a newer protocol than this process ";
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
   int got = shm_packet_receive(link->fd, fds, 2 + own_segment);
   if (got == 0) return 0;
-  if (got < 0)
-    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "did not follow the protocol ", event);
+  if (got == MLFAB_ERR_PROTOCOL_OLDER || got == MLFAB_ERR_PROTOCOL_NEWER) {
+    if (link->inbound) shm_packet_send(link->fd, NULL, 0); /* so that the peer can say it, too */
+    return shm_give_up(t, link, got, got == MLFAB_ERR_PROTOCOL_OLDER ? older : newer, event);
+  }
+  if (got < 0) return shm_give_up(t, link, got, "did not follow the protocol ", event);
   int bell_fd = fds[own_segment];
   int code = MLFAB_ERR_FRAME;
   link->event_fd = fds[own_segment + 1];

@@ -626,6 +626,47 @@ static void test_strangers(void **state) {
   pair_close(&end, &peer);
 }
 
+/* Processes of two builds: each learns that the other one's protocol is older or newer than its own. */
+static void test_protocol(void **state) {
+  struct end end;
+  struct sockaddr_un at;
+  (void)state;
+  end_open(&end, "");
+  for (int newer = 0; newer < 2; newer++) {
+    struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING,
+                              MLFAB_PROTOCOL - 1 + 2u * (uint32_t)newer},
+                     answer;
+    int code = newer ? MLFAB_ERR_PROTOCOL_NEWER : MLFAB_ERR_PROTOCOL_OLDER;
+    const char *word = newer ? "newer" : "older";
+    int fd = stranger(&end);
+    assert_int_equal(send(fd, &hello, sizeof hello, 0), sizeof hello);
+    mlfab_io_event event = end_next(&end, MLFAB_IO_REFUSED);
+    assert_int_equal(event.code, code);
+    assert_non_null(strstr(event.text, word));
+    assert_int_equal(recv(fd, &answer, sizeof answer, 0), sizeof answer);
+    assert_int_equal(answer.protocol, MLFAB_PROTOCOL);
+    close(fd);
+
+    char name[64], address[80];
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(name, sizeof name, "test-%d-%d", (int)getpid(), newer);
+    snprintf(address, sizeof address, "shm:%s", name);
+    socklen_t bytes = shm_sockaddr(name, &at);
+    assert_int_equal(bind(listener, (struct sockaddr *)(void *)&at, bytes), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(table->connect(end.t, address, 5), 0);
+    assert_true((fd = accept(listener, NULL, NULL)) >= 0);
+    assert_int_equal(send(fd, &hello, sizeof hello, 0), sizeof hello);
+    event = end_next(&end, MLFAB_IO_DOWN);
+    assert_int_equal(event.token, 5);
+    assert_int_equal(event.code, code);
+    assert_non_null(strstr(event.text, word));
+    close(fd);
+    close(listener);
+  }
+  table->close(end.t);
+}
+
 /* Without a free descriptor a stranger that has sent nothing is closed for the new caller. When there is
  * none, the caller waits, and does not keep a sleeper awake. */
 static void test_no_descriptors(void **state) {
@@ -831,9 +872,8 @@ int main(void) {
       cmocka_unit_test(test_hostile_tail),   cmocka_unit_test(test_hostile_noise),
       cmocka_unit_test(test_strangers),      cmocka_unit_test(test_addresses),
       cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_local),
-      cmocka_unit_test(test_probe),          cmocka_unit_test(test_strangers),
-      cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_addresses),
-      cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_local),
+      cmocka_unit_test(test_probe),          cmocka_unit_test(test_protocol),
+      cmocka_unit_test(test_no_descriptors),
   };
   table = test_shm_table();
   source_fill();
