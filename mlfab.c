@@ -63515,8 +63515,9 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error)
  * Opening is collective, and a collective of MPI does not tell whom it waits for. So there is a roll call: a process
  * whose time to open is nearly over says HERE to all others, in an empty message; one that hears it while it opens, says
  * it, too. At the deadline those that have not said it are named. While the duplicate is being made these messages go
- * over the program's own communicator, with the largest tag that MPI has; when it is made, every process takes those
- * that were sent to it. Only an opening that fails leaves some behind, at processes that have not called mlfab_open. */
+ * over the program's own communicator, with the largest tag that MPI has; when it is made, no more go there, and every
+ * process takes those that were sent to it. Only an opening that fails leaves some behind, at processes that have not
+ * called mlfab_open. */
 
 #if !MLFAB_WITH_MPI
 MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
@@ -63541,7 +63542,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 enum {
   MPT_HEADS = 1, /* tags */
   MPT_BULKS = 2,
-  MPT_HERE = 3, /* the first of MPT_HERES, one an opening */
+  MPT_SAID = 3, /* HERE, while the duplicate is new */
+  MPT_HERE = 4, /* the first of MPT_HERES, one an opening */
   MPT_HERES = 16384,
   MPT_ENVELOPE = 32,
   MPT_INLINE = 8192,
@@ -64451,11 +64453,40 @@ static int mpi_absent(mpi_engine *e, const mpi_roll *roll, int code, uint64_t ti
 
 /* ---- making an engine ---- */
 
+/* Takes every HERE that was sent to this process over the program's communicator: the processes tell each other, over the
+ * duplicate, who has said it. From now on nobody says it there. What MPI may still write stays on an error. */
+static int mpi_take_heres(mpi_engine *e, mpi_roll *roll, uint64_t until, uint64_t timeout_ns,
+                          mlfab_error *error) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  mpi_roll again;
+  int code = mpi_roll_begin(&again, MLFAB__PLANTED(275) ? roll->comm : e->comm,
+                            MLFAB__PLANTED(275) ? roll->tag : MPT_SAID, error);
+  if (code) {
+    e->spoilt = true; /* the others wait for this process */
+    snprintf(e->missing, sizeof e->missing, "MPI rank %d has", roll->rank);
+    return code;
+  }
+  again.heard = roll->heard + (uint32_t)roll->said;
+  roll->told[roll->rank] = roll->said;
+  code = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, roll->told, 1, MPI_INT, e->comm,
+                        &request) == MPI_SUCCESS
+             ? 0
+             : MLFAB_ERR_IO;
+  if (!code) code = mpi_await(&request, until, &again);
+  for (int r = 0; r < roll->size; r++) again.here[r] |= roll->here[r];
+  if (code)
+    code = mpi_absent(e, &again, code, timeout_ns, error);
+  else
+    mpi_roll_drain(roll);
+  mpi_roll_end(&again);
+  return code;
+}
+
 /* Duplicates the communicator, which waits for its other processes. What MPI may still write stays on an error. */
 static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, mlfab_error *error) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_roll roll;
-  int found = 0, *most = NULL, mine;
+  int found = 0, *most = NULL;
   uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found);
   int code = mpi_roll_begin(&roll, parent, found ? *most : 32767, error);
@@ -64468,15 +64499,9 @@ static int mpi_duplicate(mpi_engine *e, MPI_Comm parent, uint64_t timeout_ns, ml
     return code;
   }
   MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
-  mine = roll.told[roll.rank] = roll.said;
-  code = MPI_Iallgather(&mine, 1, MPI_INT, roll.told, 1, MPI_INT, e->comm, &request) == MPI_SUCCESS
-             ? 0
-             : MLFAB_ERR_IO;
-  if (!code) code = mpi_await(&request, until, &roll);
-  if (code) return mpi_absent(e, &roll, code, timeout_ns, error);
-  mpi_roll_drain(&roll);
-  mpi_roll_end(&roll);
-  return 0;
+  code = mpi_take_heres(e, &roll, until, timeout_ns, error);
+  if (!code) mpi_roll_end(&roll);
+  return code;
 }
 
 /* Makes the engine of a communicator. */

@@ -18,7 +18,12 @@ static atomic_int holding;
 static MPI_Request held[HELD];
 static int held_count;
 static int world_of, here_sent, here_told;
-static int failing; /* MPI_Isend fails */
+static int
+    all_come; /* world_of: the duplicate is made, and later every process tells what it has said */
+static int *gathered, gathering; /* where, and how often MPI is asked before */
+static int has_said;             /* what this process tells */
+static MPI_Comm programs;        /* the program's communicator */
+static int failing;              /* MPI_Isend fails */
 
 static void hold(const void *memory, size_t bytes) {
   hold_from = memory;
@@ -33,7 +38,7 @@ int MPI_Isend(const void *buffer, int count, MPI_Datatype type, int to, int tag,
               MPI_Request *request) {
   const uint8_t *at = buffer;
   if (world_of) {
-    here_sent++;
+    here_sent += comm == programs;
     return PMPI_Isend(NULL, 0, MPI_BYTE, MPI_PROC_NULL, tag, MPI_COMM_SELF, request);
   }
   if (failing) return MPI_ERR_OTHER;
@@ -67,20 +72,31 @@ int MPI_Comm_size(MPI_Comm comm, int *size) {
 }
 
 int MPI_Comm_idup(MPI_Comm comm, MPI_Comm *copy, MPI_Request *request) {
+  if (world_of && all_come) return PMPI_Comm_dup(comm, copy);
   if (world_of) return MPI_SUCCESS;
   return PMPI_Comm_idup(comm, copy, request);
 }
 
-int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
-  if (!world_of) return PMPI_Test(request, done, status);
-  *done = 0;
+int MPI_Iallgather(const void *from, int count, MPI_Datatype type, void *to, int to_count,
+                   MPI_Datatype to_type, MPI_Comm comm, MPI_Request *request) {
+  if (!world_of) return PMPI_Iallgather(from, count, type, to, to_count, to_type, comm, request);
+  gathered = to;
+  gathering = 20;
   return MPI_SUCCESS;
 }
 
-/* All but the first and the last have said HERE, once this process has. */
+int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
+  if (!world_of) return PMPI_Test(request, done, status);
+  *done = all_come && (!gathered || --gathering == 0);
+  if (*done && gathered) has_said = gathered[0];
+  for (int r = 1; *done && gathered && r < world_of; r++) gathered[r] = 1;
+  return MPI_SUCCESS;
+}
+
+/* All but the first and the last have said HERE, once this process has, or (`all_come`) before. */
 int MPI_Iprobe(int source, int tag, MPI_Comm comm, int *found, MPI_Status *status) {
   if (!world_of) return PMPI_Iprobe(source, tag, comm, found, status);
-  *found = here_sent > 0 && here_told < world_of - 2;
+  *found = (here_sent > 0 || gathered) && here_told < world_of - 2;
   if (*found) status->MPI_SOURCE = ++here_told;
   return MPI_SUCCESS;
 }
@@ -472,25 +488,48 @@ static void test_a_call_of_mpi_that_fails(void **state) {
 
 /* ---- opening ---- */
 
-static void test_who_is_missing(void **state) {
-  MPI_Comm self;
+/* Opens over a communicator that seems to have four processes. */
+static int open_four(uint64_t wait_ns, void **end_p, mlfab_error *error) {
   char address[256];
-  void *end = NULL;
-  mlfab_error error = {.code = 0};
   mlfab_transport_options options = {.size = sizeof options,
                                      .listen = "",
                                      .env = &env,
-                                     .error = &error,
-                                     .user = &self,
-                                     .timeout_ns = 200000000};
-  (void)state;
-  PMPI_Comm_dup(MPI_COMM_SELF, &self);
+                                     .error = error,
+                                     .user = &programs,
+                                     .timeout_ns = wait_ns};
+  PMPI_Comm_dup(MPI_COMM_SELF, &programs);
+  here_sent = here_told = 0;
+  gathered = NULL;
   world_of = 4;
-  int code = mlfab_transport_mpi()->open(&options, &end, address);
+  int code = mlfab_transport_mpi()->open(&options, end_p, address);
   world_of = 0;
+  return code;
+}
+
+static void test_who_is_missing(void **state) {
+  void *end = NULL;
+  mlfab_error error = {.code = 0};
+  (void)state;
+  int code = open_four(200000000, &end, &error);
   assert_int_equal(code, MLFAB_ERR_TIMEOUT);
   if (!strstr(error.text, "MPI rank 3 has not called mlfab_open")) fail_msg("%s", error.text);
   assert_int_equal(here_sent, 3);
+}
+
+/* This process comes last: the duplicate is made before it hears the others. It says nothing over the program's
+ * communicator any more, because nobody would take it there. */
+static void test_no_message_is_left(void **state) {
+  void *end = NULL;
+  mlfab_error error = {.code = 0};
+  (void)state;
+  all_come = 1;
+  int code = open_four(5000000000, &end, &error);
+  all_come = 0;
+  if (code) fail_msg("%s", error.text);
+  assert_non_null(gathered);
+  assert_int_equal(has_said, 0);
+  assert_int_equal(here_sent, 0);
+  mlfab_transport_mpi()->close(end);
 }
 
 int main(int argc, char **argv) {
@@ -504,7 +543,8 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_close_when_mpi_does_not_let_go),
                                      cmocka_unit_test(test_a_cancelled_push_keeps_its_buffer),
                                      cmocka_unit_test(test_a_call_of_mpi_that_fails),
-                                     cmocka_unit_test(test_who_is_missing)};
+                                     cmocka_unit_test(test_who_is_missing),
+                                     cmocka_unit_test(test_no_message_is_left)};
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   data = malloc(BYTES);
   should = malloc(BYTES);

@@ -100,6 +100,61 @@ def test_mpirun_without_an_address():
             expect(result.code != 0 and result.err.count("PMI_SIZE='3': and no address of rank 0") == 3, mpi, result)
 
 
+def told_by_script(script, *arguments, **environment):
+    """The script runs with programs in the launchers' place that print the arguments and settings that they are given."""
+    with tempfile.TemporaryDirectory(prefix="mlfab-launch-") as folder:
+        tells = 'env | grep ^MLFAB_; echo "started $@"'
+        for name, text in (("mpirun", 'echo "(Open MPI)"; ' + tells), ("srun", tells), ("torchrun", tells),
+                           ("scontrol", 'echo node1; echo node2'),
+                           ("hostname", '[ "$*" = -I ] && echo 10.0.0.2 || echo node2')):
+            with open(os.path.join(folder, name), "w", encoding="ascii") as file:
+                file.write("#!/bin/sh\n%s\n" % text)
+            os.chmod(os.path.join(folder, name), 0o755)
+        return run(os.path.join(SCRIPTS, script), *arguments,
+                   env=clean_environment(PATH=folder + ":" + os.environ["PATH"], HOME="/home/me", **environment))
+
+
+def test_scripts_keep_what_is_set():
+    """A key or an address that the user has set is not replaced; without them each script has its own."""
+    for script, settings in (("mpirun.sh", dict(HOSTS="node1:2,node2:2")), ("torchrun.sh", dict(NODES=2, FIRST="node1")),
+                             ("slurm.sh", dict(SLURM_JOB_ID=7, SLURM_JOB_NUM_NODES=2, SLURM_JOB_NODELIST="node[1-2]"))):
+        result = told_by_script(script, 2, "./trainer", **settings)
+        lines = result.out.split("\n")
+        expect(result.code == 0 and "started" in result.out, script, result)
+        expect("MLFAB_COORDINATOR=tcp:node1:29400" in lines and "MLFAB_KEY_FILE=/home/me/.mlfab-key" in lines, script, result)
+        result = told_by_script(script, 2, "./trainer", MLFAB_KEY=KEY, MLFAB_COORDINATOR="tcp:node1:7", **settings)
+        lines = result.out.split("\n")
+        expect(result.code == 0 and "MLFAB_COORDINATOR=tcp:node1:7" in lines and "MLFAB_KEY=" + KEY in lines, script, result)
+        expect("MLFAB_KEY_FILE" not in result.out, "%s: one key" % script, result)
+    expect("MLFAB_COORDINATOR=unix:@mine\n" in told_by_script("mpirun.sh", 2, "./trainer", MLFAB_COORDINATOR="unix:@mine").out,
+           "also on one host")
+
+
+def test_scripts_over_mpi():
+    """Nobody needs an address then, and mlfab_open would refuse one."""
+    for transport in ("mpi", "mpi+shm"):
+        for script, settings in (("mpirun.sh", dict(HOSTS="node1:2,node2:2")),
+                                 ("slurm.sh", dict(SLURM_JOB_ID=7, SLURM_JOB_NUM_NODES=2, SLURM_JOB_NODELIST="node[1-2]"))):
+            result = told_by_script(script, 2, "./trainer", MLFAB_TRANSPORT=transport, **settings)
+            expect(result.code == 0 and "started" in result.out and "MLFAB_COORDINATOR" not in result.out, script, result)
+
+
+def test_scripts_that_are_used_wrongly():
+    for script, settings, text in (("mpirun.sh", {}, "number of processes"), ("torchrun.sh", {}, "number of processes"),
+                                   ("slurm.sh", {}, "sbatch")):
+        result = told_by_script(script, **settings)
+        expect(result.code != 0 and text in result.err and "started" not in result.out, script, result)
+    result = told_by_script("torchrun.sh", 2, "./trainer", NODES=3, FIRST="node1")
+    expect(result.code != 0 and "NODE_RANK" in result.err, "the second and the third host would have the same number", result)
+
+
+def test_the_number_of_a_host():
+    for number, settings in ((1, dict(FIRST="node1")), (0, dict(FIRST="node2")), (0, dict(FIRST="10.0.0.2")),
+                             (1, dict(FIRST="10.0.0.1")), (2, dict(FIRST="node1", NODES=3, NODE_RANK=2))):
+        result = told_by_script("torchrun.sh", 2, "./trainer", **dict(dict(NODES=2), **settings))
+        expect("--node_rank %d " % number in result.out, "%s" % settings, result)
+
+
 # --- Slurm
 
 def program(name):
