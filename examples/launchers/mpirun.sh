@@ -7,17 +7,18 @@
 #
 # MPIRUN names another mpirun, for example mpirun.mpich.
 set -eu
-mpirun=${MPIRUN:-mpirun} processes=$1
+mpirun=${MPIRUN:-mpirun} processes=${1:?is missing: the number of processes}
 shift
 case ${MLFAB_TRANSPORT:-} in
   mpi*) ;;
   *)
     # Rank 0, where server 0 is, runs on the first host.
     if [ -n "${HOSTS:-}" ]; then
-      export MLFAB_COORDINATOR="tcp:${HOSTS%%[:,]*}:${PORT:-29400}"
-      export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}" # openssl rand -hex 32 >it; chmod 600 it
+      export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-tcp:${HOSTS%%[:,]*}:${PORT:-29400}}"
+      # openssl rand -hex 32 >it; chmod 600 it
+      [ -n "${MLFAB_KEY:-}" ] || export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}"
     else
-      export MLFAB_COORDINATOR="unix:@trainer-$$"
+      export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-unix:@trainer-$$}"
     fi
     ;;
 esac

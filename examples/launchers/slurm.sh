@@ -7,11 +7,17 @@
 #   sbatch slurm.sh ./trainer                                   on one node
 #   sbatch --nodes=2 --ntasks-per-node=8 slurm.sh ./trainer     on several
 #   sbatch slurm.sh --mpi=pmix ./trainer                        over MPI, with MLFAB_TRANSPORT=mpi: see docs/clusters.md
-export MLFAB_JOB="$SLURM_JOB_ID" # processes of another job are refused
-if [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ "${MLFAB_TRANSPORT:-}" != mpi ]; then
-  # Rank 0, where server 0 is, runs on the first node.
-  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-  export MLFAB_COORDINATOR="tcp:$first:29400"
-  export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}" # openssl rand -hex 32 >it; chmod 600 it
-fi
+export MLFAB_JOB="${SLURM_JOB_ID:?is not set: start this script with sbatch}" # processes of another job are refused
+case ${MLFAB_TRANSPORT:-} in
+  mpi*) ;;
+  *)
+    # Rank 0, where server 0 is, runs on the first node.
+    if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+      first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+      export MLFAB_COORDINATOR="${MLFAB_COORDINATOR:-tcp:$first:29400}"
+      # openssl rand -hex 32 >it; chmod 600 it
+      [ -n "${MLFAB_KEY:-}" ] || export MLFAB_KEY_FILE="${MLFAB_KEY_FILE:-$HOME/.mlfab-key}"
+    fi
+    ;;
+esac
 exec srun "$@"
