@@ -1603,6 +1603,7 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
   uint64_t nonce;       /* of this process, to recognise a repeated JOIN */
+  uint64_t heartbeat_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__join;
 
@@ -2298,7 +2299,7 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
   N(rank) N(roles) N(workers) N(servers) N(dedicated) N(replicas) N(founders) N(founding) N(scheduler) N(kernels)
-  N(hand) N(incarnation) N(nonce) T(addresses))
+  N(hand) N(incarnation) N(nonce) N(heartbeat_ns) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))
@@ -7244,8 +7245,9 @@ typedef struct mlfab__role {
  *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
  *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
  *      for them.
- *  (6) A process that replaces another (config.replaces) joins at the copy of server 0 that serves, which it looks
- *      for at both addresses of config.coordinator. It is READY when another voter of its server has admitted it.
+ *  (6) A process that replaces another joins at the copy of server 0 that serves, which it looks for at both addresses
+ *      of config.coordinator. So does server 0, at the other copy's, as long as it is forming a fabric (`meets`): if the
+ *      other copy lets it in, there is one already. Such a process is READY when another voter of its server has admitted it.
  *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
  *      copies tell their callers (PLACE).
  *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
@@ -8047,6 +8049,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
+#define MLFAB__CALLEE 176
+MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
+                                                    char name[MLFAB__CALLEE]);
 MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame);
 /* The link of a joining node, or our own link for joining, is gone. */
@@ -8351,7 +8357,7 @@ static void node_identify(mlfab_node *node) {
   node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
-  node->meets = node->is_coordinator && !node->is_replica && !c->replaces;
+  node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
@@ -8709,12 +8715,12 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
 
 static void node_cannot_dial(mlfab_node *node, int code) {
   char text[MLFAB__TEXT_MAX + 128];
-  snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s", node->config.coordinator,
+  snprintf(text, sizeof text, "joining: cannot dial %s: %s", node->join_address,
            mlfab_error_text(code));
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
-/* The transport found out that server 0 has another key, or another transport: no later try would succeed. */
+/* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
   snprintf(text, sizeof text, "joining: %s", why);
@@ -8724,28 +8730,24 @@ static void node_cannot_join(mlfab_node *node, int code, const char *why) {
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
-  if (event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
-      event->code == MLFAB_ERR_LIMIT || event->code == MLFAB_ERR_PROTOCOL_OLDER ||
-      event->code == MLFAB_ERR_PROTOCOL_NEWER) {
+  int foreign = event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER;
+  if (foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
+      event->code == MLFAB_ERR_LIMIT)
     node->stats.frames_refused++;
-  }
   if (event->link != 0) {
     if (!mlfab__node_link(node, event->link, &index)) return;
     const mlfab__link *link = &node->links[index];
     int joining =
         link->kind == MLFAB__LINK_JOIN_OUT || (!link->called && link->pending == MLFAB__TOKEN_JOIN);
     mlfab__node_link_down(node, index, why);
-    if (joining &&
-        (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
-      mlfab__node_fail(node, event->code, 0, 1, why);
-    }
-    if (joining && event->code == MLFAB_ERR_JOB) node_cannot_join(node, event->code, why);
+    if (joining && (foreign || event->code == MLFAB_ERR_JOB))
+      node_cannot_join(node, event->code, why);
     return;
   }
   if (event->token != 0) node_call_failed(node, event->token, why);
   if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_INSECURE)
     node_cannot_dial(node, event->code);
-  if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_JOB)
+  if (event->token == MLFAB__TOKEN_JOIN && (foreign || event->code == MLFAB_ERR_JOB))
     node_cannot_join(node, event->code, why);
 }
 
@@ -11303,6 +11305,8 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
 
 /* All nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
+  if (node->join_link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, node->join_link, "the fabric has been formed");
   for (uint32_t s = 0; s < mlfab__node_places(node); s++)
     bootstrap_place(node, mlfab__node_of_server(node, s));
   for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
@@ -11333,13 +11337,14 @@ static const char *bootstrap_kernels(uint32_t kernels) {
                                           : "unknown here";
 }
 
-/* All nodes compute alike: norms, by which updates are clipped and judged, have other bits with cblas. Which kernels a
- * node has follows from its configuration alone, so a mismatch is always a mistake. */
-static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *join, char *text,
-                                   size_t room) {
-  const uint32_t ours = node->config.kernels;
-  char who[32] = "a process that joins";
-  if (join->kernels == ours || MLFAB__PLANTED(242)) return 0;
+/* Settings that have to be the same at all nodes, and of which each node has its own whether it has a number or not, so
+ * that a difference is always a mistake. Kernels: norms, by which updates are clipped and judged, have other bits with
+ * cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without the others, and the other copy
+ * begins after 5 of its own. */
+static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
+                                 size_t room) {
+  const mlfab_config *c = &node->config;
+  char who[40] = "a process that joins";
   if (join->rank != MLFAB_NO_RANK)
     snprintf(who, sizeof who, "%s %d",
              join->roles & MLFAB_ROLE_WORKER    ? "worker"
@@ -11347,10 +11352,21 @@ static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *jo
              : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
                                                 : "scheduler",
              (int)join->rank);
-  snprintf(text, room,
-           "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
-           bootstrap_kernels(join->kernels), who, bootstrap_kernels(ours));
-  return MLFAB_ERR_WORLD;
+  if (join->kernels != c->kernels && !MLFAB__PLANTED(242)) {
+    snprintf(text, room,
+             "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
+             bootstrap_kernels(join->kernels), who, bootstrap_kernels(c->kernels));
+    return MLFAB_ERR_WORLD;
+  }
+  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns && !MLFAB__PLANTED(232)) {
+    snprintf(
+        text, room,
+        "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
+        "server 0",
+        (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
+    return MLFAB_ERR_WORLD;
+  }
+  return 0;
 }
 
 /* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
@@ -11366,7 +11382,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
-  if (bootstrap_judge_kernels(node, join, text, room)) return MLFAB_ERR_WORLD;
+  if (bootstrap_judge_alike(node, join, text, room)) return MLFAB_ERR_WORLD;
   if (join->workers != c->workers || join->founders != node->founders) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
@@ -11597,7 +11613,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
-  if (asks && bootstrap_judge_kernels(node, &join, text, sizeof text)) {
+  if (asks && bootstrap_judge_alike(node, &join, text, sizeof text)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
     return;
   }
@@ -11703,11 +11719,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 
 /* --- a joining node --- */
 
-/* Calls server 0, or its replica in turns with it, if the configuration says where that is. */
+/* Calls server 0, or its replica in turns with it, if the configuration says where that is; server 0 itself calls its
+ * replica only. */
 static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
-  if (other && node->join_other) {
+  if (node->meets && (!other || MLFAB__PLANTED(235))) return;
+  if (other && (node->join_other || node->meets)) {
     address = other + 1;
     bytes = strlen(address);
   }
@@ -11715,6 +11733,16 @@ static void bootstrap_call(mlfab_node *node) {
   node->join_other ^= 1;
   node->join_connecting = 1;
   mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+}
+
+MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
+                                                    char name[MLFAB__CALLEE]) {
+  if (node->meets)
+    snprintf(name, MLFAB__CALLEE, "the process at %.100s (the address of its replica)",
+             node->join_address);
+  else
+    snprintf(name, MLFAB__CALLEE, "server 0");
+  return name;
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
@@ -11729,7 +11757,25 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
   self->nonce = node->nonce;
   node->joined = 1;
-  if (bootstrap_all_here(node)) bootstrap_complete(node);
+  if (bootstrap_all_here(node))
+    bootstrap_complete(node);
+  else if (node->config.replicas)
+    bootstrap_call(node);
+}
+
+/* A copy of server 0 serves already: this node joins its fabric, instead of forming one. */
+static void bootstrap_meets_no_more(mlfab_node *node) {
+  node->meets = 0;
+  node->joined = node->incarnations = 0;
+  for (uint32_t id = 0; id < node->nodes; id++) {
+    mlfab__peer *peer = &node->peers[id];
+    if (peer->link != MLFAB__NO_LINK && !MLFAB__PLANTED(233))
+      mlfab__copy_turn_away(node, peer->link, "the fabric runs already");
+    peer->joined = peer->hand = 0;
+    peer->link = MLFAB__NO_LINK;
+    peer->nonce = 0;
+    peer->incarnation = 0;
+  }
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
@@ -11747,6 +11793,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
+  join.heartbeat_ns = node->config.heartbeat_ns;
   memcpy(join.addresses, node->addresses, sizeof join.addresses);
   node->links[link].kind = MLFAB__LINK_JOIN_OUT;
   node->join_link = link;
@@ -11819,6 +11866,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
+  if (node->meets) bootstrap_meets_no_more(node);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
   node->fresh = welcome.fresh != 0;
@@ -11841,6 +11889,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame) {
   mlfab__refuse refuse;
   mlfab__member member;
+  mlfab__bye bye;
+  if (frame->type == MLFAB__BYE && node->links[link].kind == MLFAB__LINK_JOIN_OUT &&
+      !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) && bye.code == MLFAB_ERR_AGAIN)
+    mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve says why */
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
@@ -11856,11 +11908,12 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
     bootstrap_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    char text[MLFAB__TEXT_MAX + 128];
-    snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
+    char text[MLFAB__TEXT_MAX + 320], callee[MLFAB__CALLEE];
+    mlfab__bootstrap_callee(node, callee);
+    snprintf(text, sizeof text, "joining: refused by %s: %s", callee, refuse.text);
     if (refuse.code == MLFAB_ERR_JOB)
-      snprintf(text, sizeof text, "joining as job '%s': refused by server 0: %s", node->config.job,
-               refuse.text);
+      snprintf(text, sizeof text, "joining as job '%s': refused by %s: %s", node->config.job,
+               callee, refuse.text);
     mlfab__node_fail(node, refuse.code, refuse.rank, 0, text);
   } else if (frame->type == MLFAB__MEMBER &&
              !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
@@ -11897,10 +11950,12 @@ static void bootstrap_timeout(mlfab_node *node) {
     rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);
     int n =
         snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    uint32_t replica = node->config.workers + node->config.servers;
     if (node->strange)
       snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
-    else if (node->config.replicas)
-      snprintf(text + n, sizeof text - (size_t)n, " (if the fabric runs already: set `replaces`)");
+    else if (node->join_why[0] && !node->peers[replica].joined)
+      snprintf(text + n, sizeof text - (size_t)n, "; the replica at %.80s: %.80s",
+               node->join_address, node->join_why);
   } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
@@ -11927,12 +11982,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     return;
   }
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (node->meets) {
-    if (node->now_ns < node->missing_ns) return;
+  if (node->meets && node->now_ns >= node->missing_ns) {
     node->missing_ns = node->now_ns + mlfab__node_beat(node);
     bootstrap_tell_missing(node);
-  } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
-             node->now_ns >= node->join_retry_ns) {
+  }
+  if (node->meets && !node->config.replicas) return;
+  if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
+      node->now_ns >= node->join_retry_ns) {
     bootstrap_call(node);
   }
 }
@@ -12518,8 +12574,8 @@ MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlf
                                           uint64_t offset);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* Number of updates that some server has not decided. */
-MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
+/* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
 /* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
  * The lower ones set `due`; worker.c acts on it once after each event. --- */
@@ -14760,14 +14816,26 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   return announced;
 }
 
-MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
-                                          uint64_t now_ns) {
-  mlfab__outgoing *update = &worker->updates[request->slot];
+/* A server that has not decided this update. */
+static uint32_t push_awaits(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t server = 0;
   while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
          update->parts[server].state != MLFAB__PART_QUEUED) {
     server++;
   }
+  return server;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p) {
+  if (server_p && worker->norder > 0)
+    *server_p = push_awaits(worker, &worker->updates[worker->order[0]]);
+  return worker->norder;
+}
+
+MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  uint32_t server = push_awaits(worker, update);
   char by[48] = "";
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
@@ -15415,10 +15483,6 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   worker_change_spare(worker, server, now_ns);
 }
 
-MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
-  return worker->norder;
-}
-
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns) {
   const mlfab__blame *blame = &request->blame;
@@ -15490,6 +15554,13 @@ static void worker_model_dead(mlfab__worker *worker, uint32_t server, uint64_t n
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
 }
 
+/* This server is absent now: what waited for it goes on. */
+static void worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  if (worker->mover) worker->mover->dead(worker, server, now_ns);
+  worker->due = 1;
+  worker_advance(worker, now_ns);
+}
+
 /* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
 static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -15507,9 +15578,7 @@ static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns)
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_spare(worker, server, now_ns);
   worker_change_spare(worker, server, now_ns);
-  if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  worker->due = 1;
-  worker_advance(worker, now_ns);
+  worker_without(worker, server, now_ns);
   return 1;
 }
 
@@ -15535,6 +15604,7 @@ MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server
   memset(stream, 0, sizeof *stream);
   stream->late = stream->absent = 1;
   stream->comes = (uint8_t)comes;
+  if (!MLFAB__PLANTED(234)) worker_without(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
@@ -15545,8 +15615,10 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
   if (!counts) return;
   stream->packets = worker->streams[0].packets;
   stream->counts = worker->streams[0].counts;
-  stream->defined = worker->stands != 0;
-  stream->define = worker->table && !worker->stands;
+  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
+  int agreed = worker->stands || ((worker->model_pull || worker->enters) && !MLFAB__PLANTED(236));
+  stream->defined = agreed != 0;
+  stream->define = worker->table && !agreed;
   stream->done_told = stream->done_acked = 0;
   stream->round = 0;
   worker->due = 1;
@@ -16536,8 +16608,8 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
 /* Background work and timers. */
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
-/* 1 when every worker has left or died. */
-MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
+/* A worker that has neither left nor died; MLFAB__NO_NODE when all have. */
+MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server);
 
 /* Does everything that can be done now: heads, commits, rounds, and what is due. */
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
@@ -20001,11 +20073,11 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
   mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server) {
+MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
-    if (!server->peers[w].left && !server->peers[w].dead) return 0;
+    if (!server->peers[w].left && !server->peers[w].dead) return w;
   }
-  return 1;
+  return MLFAB__NO_NODE;
 }
 
 /* --- the definition --- */
@@ -45142,8 +45214,8 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
 static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
   if (joining) {
-    char whole[MLFAB__TEXT_MAX];
-    snprintf(whole, sizeof whole, "joining: %s", text);
+    char whole[MLFAB__TEXT_MAX + 192], callee[MLFAB__CALLEE];
+    snprintf(whole, sizeof whole, "joining: %s: %s", mlfab__bootstrap_callee(node, callee), text);
     mlfab__node_fail(node, code, 0, 1, whole);
   }
   mlfab__log(&node->env, MLFAB_LOG_WARN, "a call failed: %s", text);
@@ -53331,12 +53403,9 @@ static int complete_is_distance(double x) {
 
 static int complete_check_replicas(const mlfab_config *c, mlfab_error *error) {
   const char *wrong = NULL;
-  if (c->replicas > 1 || c->replaces > 1) wrong = "replicas and replaces are 0 or 1";
+  if (c->replicas > 1) wrong = "replicas is 0 or 1";
   if (c->roles == MLFAB_ROLE_REPLICA && !c->replicas)
     wrong = "the role of a replica needs replicas = 1";
-  if (c->replaces &&
-      (!c->replicas || (c->roles != MLFAB_ROLE_SERVER && c->roles != MLFAB_ROLE_REPLICA)))
-    wrong = "only a server with a replica, or its replica, replaces another process (replaces)";
   if (c->replicas && !c->dedicated) wrong = "replicas need dedicated servers";
   if (c->replicas && c->scheduler != MLFAB_SCHEDULER_OWN)
     wrong =
@@ -53700,7 +53769,6 @@ static const config_setting config_settings[] = {
     CONFIG_U("mpi_lend", mlfab_config, mpi_lend, 0, 1, 1),
     CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
     CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
-    CONFIG_U("replaces", mlfab_config, replaces, 0, 1, 1),
     CONFIG_R("div_max", mlfab_config, div_max, CONFIG_INF),
     CONFIG_T("vote_dir", mlfab_config, vote_dir, CONFIG_TEXT),
     CONFIG_W("ack", mlfab_config, ack, 1, 0, {"applied", MLFAB_ACK_APPLIED},
@@ -55810,7 +55878,7 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0) ||
+         (node->is_worker && mlfab__worker_unfinished(node->parts->worker, NULL) > 0) ||
          mlfab__roles_serve(node);
 }
 
@@ -56095,7 +56163,8 @@ static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;
   if (!node->is_server) return mlfab__node_finished(node);
-  return node->ended || (!node->standby && mlfab__server_finished(node->parts->server));
+  return node->ended ||
+         (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {
@@ -56279,7 +56348,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0 &&
+  return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
          context_keeps(ctx, NULL, 0) == 0;
 }
 
@@ -56299,7 +56368,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
-    uint32_t unfinished = mlfab__worker_unfinished(ctx->node->parts->worker);
+    uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
@@ -56308,9 +56377,9 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                           "flush: after %s %s has not taken all that is being sent from buffers",
                           waited, whom);
     } else {
-      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
-                          "flush: after %s %u updates are not decided by every server", waited,
-                          unfinished);
+      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)server, 1, since_ns,
+                          "flush: after %s server %u has not decided the oldest of %u updates",
+                          waited, server, unfinished);
     }
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
@@ -56380,12 +56449,21 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   }
   uint64_t deadline =
       timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
-  int served = mlfab__context_until(ctx, deadline, context_test_served, NULL);
-  int code = served ? 0
-                    : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                                   timeout_ns,
-                                   "serve: the deadline passed, and workers are still connected");
-  if (!served) code = mlfab__context_in_vain(ctx, code);
+  int code = 0;
+  if (!mlfab__context_until(ctx, deadline, context_test_served, NULL)) {
+    const mlfab_node *node = ctx->node;
+    mlfab_error *last = &ctx->node->requests.last;
+    char waited[24];
+    mlfab__duration(waited, timeout_ns);
+    uint32_t worker = MLFAB__NO_NODE;
+    if (node->is_server && !node->standby) worker = mlfab__server_awaits(node->parts->server);
+    code = worker != MLFAB__NO_NODE
+               ? mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)worker, 0, timeout_ns,
+                              "serve: after %s worker %u has not left", waited, worker)
+               : mlfab__error(last, MLFAB_ERR_TIMEOUT, 0, 1, timeout_ns,
+                              "serve: after %s server 0 has not ended the run", waited);
+    code = mlfab__context_in_vain(ctx, code);
+  }
   mlfab__context_leave(ctx);
   return code;
 }
@@ -65599,8 +65677,10 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 }
 
 #if MLFAB_WITH_KEYS
-/* Does the address lead to other hosts? */
+/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
 static int open_is_remote(const char *address) {
+  const char *other = strchr(address, ',');
+  if (other && open_is_remote(other + 1)) return 1;
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
       open_begins(address, "mpi"))
     return 0;

@@ -503,8 +503,9 @@ typedef struct mlfab_config {
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C of payloads on TCP; headers keep theirs */
   uint64_t timeout_ns;     /* default deadline (section 1), joining included; 0: 300 s */
-  /* 0: 500 ms; at least 1 ms. A silent peer is suspect after 3 heartbeats and dead after 5, unless silent_death_ns
-   * applies. A worker whose connection broke is dead after 2. */
+  /* 0: 500 ms; at least 1 ms. With replicas the same at all nodes: a node with another one is refused (WORLD). A silent
+   * peer is suspect after 3 heartbeats and dead after 5, unless silent_death_ns applies. A worker whose connection broke
+   * is dead after 2. */
   uint64_t heartbeat_ns;
   /* A waiter polls this long, then 200 us more while it yields the processor, then it sleeps. 0: 20 us; ~0: it never
    * sleeps. */
@@ -588,9 +589,6 @@ typedef struct mlfab_config {
   /* Servers that fail: see below. 1: each dedicated server has a replica in a process of its own (MLFAB_ROLE_REPLICA);
    * needs scheduler = MLFAB_SCHEDULER_OWN. The same on all nodes. 0: none. */
   uint32_t replicas;
-  /* 1: this server or replica takes the place of a process that has died in a running fabric, and begins as a copy of
-   * the other one. */
-  uint32_t replaces;
   /* Servers: the largest distance |w_s - w_r| of a shard's weights from the replica's, in the Euclidean norm. 0: what
    * anyone sees of the model, both copies have; HUGE_VAL: no bound. */
   double div_max;
@@ -616,7 +614,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
  * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "mpi_lend" (0, 1), "replicas" (0, 1),
- * "replaces" (0, 1), "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join" before
+ * "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join" before
  * "role" server, which means nothing without them.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
@@ -710,13 +708,13 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *                 wait, and after 20 heartbeats fail with PEER_DEAD and what became of each copy. So before a
  *                 process may fail, the last one that failed must be replaced: the copy that serves tells
  *                 (MLFAB_EVENT_IN_SYNC, code 0).
- *    replacing    start the process that died again, anywhere, with the same rank and role, and with `replaces`. It
- *                 gets the shard from the other copy, which goes on serving meanwhile. mlfab-run does it. A
- *                 scheduler is started again as it was. A process that comes back has to be let in by the copy of
- *                 server 0 that serves, which must have heard one of the others within 4 heartbeats. With `vote_dir`,
+ *    replacing    start the process that died again, anywhere, with the same configuration: server 0 asks its replica
+ *                 whether the fabric runs already. It gets the shard from the other copy, which goes on serving
+ *                 meanwhile. mlfab-run does it. A process that comes back has to be let in by the copy of server 0 that
+ *                 serves, which must have heard one of the others within 4 heartbeats. With `vote_dir`,
  *                 on the former one's disk, it votes then; else it has to hear both others first, and a second failure
  *                 before that halts the shard. A shard that has halted for 20 heartbeats does not come back: begin
- *                 again from a checkpoint. Before the fabric has formed, server 0 is started again without `replaces`.
+ *                 again from a checkpoint.
  *
  * What a push promises. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
  * replica had not got is lost with it: in each shard at most div_max of such updates, and of each update all or

@@ -9,8 +9,8 @@
  *         ... --set ack=applied --set div_max=inf ...
  *
  * mlfab-run starts this program three times as a worker, once as the server and once as its replica, and a scheduler of
- * its own, which has the third vote on who serves. When the server dies, mlfab-run starts it again with
- * MLFAB_REPLACES=1, and the server that serves sends it the model.
+ * its own, which has the third vote on who serves. When the server dies, mlfab-run starts it again, and the
+ * copy that serves now sends it the model.
  *
  * The data are drawn from a seed: y = truth . x, with truth[i] = i. In every round the server adds the workers' gradients
  * up (BSP), so worker 0 can compute alone what the model would be.
@@ -164,8 +164,8 @@ int main(void) {
   int status = mlfab_config_from_env(&config, &error);
   if (!config.ack && config.replicas) config.ack = MLFAB_ACK_DURABLE;
   config.on_event = tell;
-  /* The first process dies; the one that takes its place (replaces) does not. */
-  if (config.roles == MLFAB_ROLE_SERVER && !config.replaces) config.on_pull = die;
+  /* The process that takes its place does not die: it stands by, and nobody pulls from it. */
+  if (config.roles == MLFAB_ROLE_SERVER) config.on_pull = die;
   if (!status) status = mlfab_open(&config, &fabric, &error);
   if (status) {
     fprintf(stderr, "%s\n", error.text);

@@ -81,9 +81,8 @@ typedef struct rank {
   int number;
   int is_server; /* or the scheduler: it ends after the workers */
   int is_scheduler, is_replica;
-  int replaces; /* a copy of a server that is started again */
-  pid_t pid;    /* 0: not running */
-  int done;     /* ended, and not to be restarted */
+  pid_t pid; /* 0: not running */
+  int done;  /* ended, and not to be restarted */
   int restarts;
   stream out, err;
 } rank;
@@ -218,9 +217,10 @@ static int server_serve(mlfab *fabric) {
   return server_told ? 0 : code;
 }
 
-/* Serves, or schedules, until every worker has left. `report`: descriptor to report that all have joined,
- * or -1. */
-static int server_main(int verbose, int report) {
+/* Serves, or schedules, until every worker has left. `how`: verbose, quiet or again (quiet, and not the first process
+ * with this number). `report`: descriptor to report that all have joined, or -1. */
+static int server_main(const char *how, int report) {
+  int verbose = strcmp(how, "verbose") == 0;
   mlfab_env env;
   memset(&env, 0, sizeof env);
   env.size = sizeof env;
@@ -234,7 +234,7 @@ static int server_main(int verbose, int report) {
   config.on_event = server_event;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
-  int known = !verbose && config.roles == MLFAB_ROLE_SERVER && !config.replaces;
+  int known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER;
   config.user = &known;
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
   if (report >= 0 && write(report, "j", 1) < 0)
@@ -366,7 +366,6 @@ static void set_environment(const rank *r) {
   set_number("MLFAB_SERVERS", options.dedicated ? options.servers : 1);
   set_number("MLFAB_DEDICATED", options.dedicated);
   set_number("MLFAB_REPLICAS", options.replicas);
-  set_number("MLFAB_REPLACES", r->replaces);
   if (options.dedicated || r->is_scheduler)
     setenv("MLFAB_ROLE", kind(r), 1);
   else
@@ -423,18 +422,22 @@ static void become(const rank *r, pid_t parent) {
     execvp(server[0], server);
     return;
   }
-  char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, verbose[] = "verbose", quiet[] = "quiet";
+  char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, how[8];
   char report[16];
   int reports = r->is_scheduler ? options.replicas : !r->is_replica && r->number == 0;
   int to = reports ? joined_pipe[1] : -1;
   if (to >= 0) fcntl(to, F_SETFD, 0);
   snprintf(report, sizeof report, "%d", to);
-  char *server[] = {name, argument, options.verbose ? verbose : quiet, report, NULL};
+  snprintf(how, sizeof how, "%s",
+           options.verbose   ? "verbose"
+           : r->restarts > 0 ? "again"
+                             : "quiet");
+  char *server[] = {name, argument, how, report, NULL};
 #ifdef __linux__
   /* Executes this program again, so that the server is recognisable in a list of processes. */
   execv("/proc/self/exe", server);
 #endif
-  exit(server_main(options.verbose, to));
+  exit(server_main(how, to));
 }
 
 /* Opens a terminal as large as ours, without output processing: the end to read from and the ranks' end. */
@@ -625,7 +628,6 @@ static void ended(rank *r, int status) {
       r->restarts++;
       say("starting %s %d again (%d of at most %d times)", kind(r), r->number, r->restarts,
           RESTARTS_MAX);
-      r->replaces = copy && have_joined(); /* before that there is no fabric: server 0 forms it */
       int failure = start(r);
       if (failure == 0) {
         r->done = 0;
@@ -1210,7 +1212,7 @@ static int catch_signals(void) {
 
 int main(int argc, char **argv) {
   if ((argc == 3 || argc == 4) && strcmp(argv[1], SERVER_ARGUMENT) == 0)
-    return server_main(strcmp(argv[2], "verbose") == 0, argc == 4 ? atoi(argv[3]) : -1);
+    return server_main(argv[2], argc == 4 ? atoi(argv[3]) : -1);
   parse(argc, argv);
   if (!options.join && (make_key() < 0 || choose_meeting_point() < 0)) return 1;
   int copies = options.servers * (1 + options.replicas), services = copies + options.scheduler;

@@ -97,12 +97,9 @@ static int complete_is_distance(double x) {
 
 static int complete_check_replicas(const mlfab_config *c, mlfab_error *error) {
   const char *wrong = NULL;
-  if (c->replicas > 1 || c->replaces > 1) wrong = "replicas and replaces are 0 or 1";
+  if (c->replicas > 1) wrong = "replicas is 0 or 1";
   if (c->roles == MLFAB_ROLE_REPLICA && !c->replicas)
     wrong = "the role of a replica needs replicas = 1";
-  if (c->replaces &&
-      (!c->replicas || (c->roles != MLFAB_ROLE_SERVER && c->roles != MLFAB_ROLE_REPLICA)))
-    wrong = "only a server with a replica, or its replica, replaces another process (replaces)";
   if (c->replicas && !c->dedicated) wrong = "replicas need dedicated servers";
   if (c->replicas && c->scheduler != MLFAB_SCHEDULER_OWN)
     wrong =

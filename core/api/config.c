@@ -96,7 +96,6 @@ static const config_setting config_settings[] = {
     CONFIG_U("mpi_lend", mlfab_config, mpi_lend, 0, 1, 1),
     CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
     CONFIG_U("replicas", mlfab_config, replicas, 0, 1, 1),
-    CONFIG_U("replaces", mlfab_config, replaces, 0, 1, 1),
     CONFIG_R("div_max", mlfab_config, div_max, CONFIG_INF),
     CONFIG_T("vote_dir", mlfab_config, vote_dir, CONFIG_TEXT),
     CONFIG_W("ack", mlfab_config, ack, 1, 0, {"applied", MLFAB_ACK_APPLIED},

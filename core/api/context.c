@@ -667,7 +667,7 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0) ||
+         (node->is_worker && mlfab__worker_unfinished(node->parts->worker, NULL) > 0) ||
          mlfab__roles_serve(node);
 }
 
@@ -952,7 +952,8 @@ static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;
   if (!node->is_server) return mlfab__node_finished(node);
-  return node->ended || (!node->standby && mlfab__server_finished(node->parts->server));
+  return node->ended ||
+         (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {
@@ -1136,7 +1137,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0 &&
+  return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
          context_keeps(ctx, NULL, 0) == 0;
 }
 
@@ -1156,7 +1157,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
-    uint32_t unfinished = mlfab__worker_unfinished(ctx->node->parts->worker);
+    uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
@@ -1165,9 +1166,9 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                           "flush: after %s %s has not taken all that is being sent from buffers",
                           waited, whom);
     } else {
-      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
-                          "flush: after %s %u updates are not decided by every server", waited,
-                          unfinished);
+      code = mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)server, 1, since_ns,
+                          "flush: after %s server %u has not decided the oldest of %u updates",
+                          waited, server, unfinished);
     }
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
@@ -1237,12 +1238,21 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   }
   uint64_t deadline =
       timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
-  int served = mlfab__context_until(ctx, deadline, context_test_served, NULL);
-  int code = served ? 0
-                    : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                                   timeout_ns,
-                                   "serve: the deadline passed, and workers are still connected");
-  if (!served) code = mlfab__context_in_vain(ctx, code);
+  int code = 0;
+  if (!mlfab__context_until(ctx, deadline, context_test_served, NULL)) {
+    const mlfab_node *node = ctx->node;
+    mlfab_error *last = &ctx->node->requests.last;
+    char waited[24];
+    mlfab__duration(waited, timeout_ns);
+    uint32_t worker = MLFAB__NO_NODE;
+    if (node->is_server && !node->standby) worker = mlfab__server_awaits(node->parts->server);
+    code = worker != MLFAB__NO_NODE
+               ? mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)worker, 0, timeout_ns,
+                              "serve: after %s worker %u has not left", waited, worker)
+               : mlfab__error(last, MLFAB_ERR_TIMEOUT, 0, 1, timeout_ns,
+                              "serve: after %s server 0 has not ended the run", waited);
+    code = mlfab__context_in_vain(ctx, code);
+  }
   mlfab__context_leave(ctx);
   return code;
 }

@@ -87,6 +87,8 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
 
 /* All nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
+  if (node->join_link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, node->join_link, "the fabric has been formed");
   for (uint32_t s = 0; s < mlfab__node_places(node); s++)
     bootstrap_place(node, mlfab__node_of_server(node, s));
   for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
@@ -117,13 +119,14 @@ static const char *bootstrap_kernels(uint32_t kernels) {
                                           : "unknown here";
 }
 
-/* All nodes compute alike: norms, by which updates are clipped and judged, have other bits with cblas. Which kernels a
- * node has follows from its configuration alone, so a mismatch is always a mistake. */
-static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *join, char *text,
-                                   size_t room) {
-  const uint32_t ours = node->config.kernels;
-  char who[32] = "a process that joins";
-  if (join->kernels == ours || MLFAB__PLANTED(242)) return 0;
+/* Settings that have to be the same at all nodes, and of which each node has its own whether it has a number or not, so
+ * that a difference is always a mistake. Kernels: norms, by which updates are clipped and judged, have other bits with
+ * cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without the others, and the other copy
+ * begins after 5 of its own. */
+static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
+                                 size_t room) {
+  const mlfab_config *c = &node->config;
+  char who[40] = "a process that joins";
   if (join->rank != MLFAB_NO_RANK)
     snprintf(who, sizeof who, "%s %d",
              join->roles & MLFAB_ROLE_WORKER    ? "worker"
@@ -131,10 +134,21 @@ static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *jo
              : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
                                                 : "scheduler",
              (int)join->rank);
-  snprintf(text, room,
-           "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
-           bootstrap_kernels(join->kernels), who, bootstrap_kernels(ours));
-  return MLFAB_ERR_WORLD;
+  if (join->kernels != c->kernels && !MLFAB__PLANTED(242)) {
+    snprintf(text, room,
+             "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
+             bootstrap_kernels(join->kernels), who, bootstrap_kernels(c->kernels));
+    return MLFAB_ERR_WORLD;
+  }
+  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns && !MLFAB__PLANTED(232)) {
+    snprintf(
+        text, room,
+        "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
+        "server 0",
+        (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
+    return MLFAB_ERR_WORLD;
+  }
+  return 0;
 }
 
 /* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
@@ -150,7 +164,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
-  if (bootstrap_judge_kernels(node, join, text, room)) return MLFAB_ERR_WORLD;
+  if (bootstrap_judge_alike(node, join, text, room)) return MLFAB_ERR_WORLD;
   if (join->workers != c->workers || join->founders != node->founders) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
@@ -381,7 +395,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
-  if (asks && bootstrap_judge_kernels(node, &join, text, sizeof text)) {
+  if (asks && bootstrap_judge_alike(node, &join, text, sizeof text)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
     return;
   }
@@ -487,11 +501,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 
 /* --- a joining node --- */
 
-/* Calls server 0, or its replica in turns with it, if the configuration says where that is. */
+/* Calls server 0, or its replica in turns with it, if the configuration says where that is; server 0 itself calls its
+ * replica only. */
 static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
-  if (other && node->join_other) {
+  if (node->meets && (!other || MLFAB__PLANTED(235))) return;
+  if (other && (node->join_other || node->meets)) {
     address = other + 1;
     bytes = strlen(address);
   }
@@ -499,6 +515,16 @@ static void bootstrap_call(mlfab_node *node) {
   node->join_other ^= 1;
   node->join_connecting = 1;
   mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+}
+
+MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
+                                                    char name[MLFAB__CALLEE]) {
+  if (node->meets)
+    snprintf(name, MLFAB__CALLEE, "the process at %.100s (the address of its replica)",
+             node->join_address);
+  else
+    snprintf(name, MLFAB__CALLEE, "server 0");
+  return name;
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
@@ -513,7 +539,25 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
   self->nonce = node->nonce;
   node->joined = 1;
-  if (bootstrap_all_here(node)) bootstrap_complete(node);
+  if (bootstrap_all_here(node))
+    bootstrap_complete(node);
+  else if (node->config.replicas)
+    bootstrap_call(node);
+}
+
+/* A copy of server 0 serves already: this node joins its fabric, instead of forming one. */
+static void bootstrap_meets_no_more(mlfab_node *node) {
+  node->meets = 0;
+  node->joined = node->incarnations = 0;
+  for (uint32_t id = 0; id < node->nodes; id++) {
+    mlfab__peer *peer = &node->peers[id];
+    if (peer->link != MLFAB__NO_LINK && !MLFAB__PLANTED(233))
+      mlfab__copy_turn_away(node, peer->link, "the fabric runs already");
+    peer->joined = peer->hand = 0;
+    peer->link = MLFAB__NO_LINK;
+    peer->nonce = 0;
+    peer->incarnation = 0;
+  }
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
@@ -531,6 +575,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
+  join.heartbeat_ns = node->config.heartbeat_ns;
   memcpy(join.addresses, node->addresses, sizeof join.addresses);
   node->links[link].kind = MLFAB__LINK_JOIN_OUT;
   node->join_link = link;
@@ -603,6 +648,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
+  if (node->meets) bootstrap_meets_no_more(node);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
   node->fresh = welcome.fresh != 0;
@@ -625,6 +671,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame) {
   mlfab__refuse refuse;
   mlfab__member member;
+  mlfab__bye bye;
+  if (frame->type == MLFAB__BYE && node->links[link].kind == MLFAB__LINK_JOIN_OUT &&
+      !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) && bye.code == MLFAB_ERR_AGAIN)
+    mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve says why */
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
@@ -640,11 +690,12 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
     bootstrap_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    char text[MLFAB__TEXT_MAX + 128];
-    snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
+    char text[MLFAB__TEXT_MAX + 320], callee[MLFAB__CALLEE];
+    mlfab__bootstrap_callee(node, callee);
+    snprintf(text, sizeof text, "joining: refused by %s: %s", callee, refuse.text);
     if (refuse.code == MLFAB_ERR_JOB)
-      snprintf(text, sizeof text, "joining as job '%s': refused by server 0: %s", node->config.job,
-               refuse.text);
+      snprintf(text, sizeof text, "joining as job '%s': refused by %s: %s", node->config.job,
+               callee, refuse.text);
     mlfab__node_fail(node, refuse.code, refuse.rank, 0, text);
   } else if (frame->type == MLFAB__MEMBER &&
              !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
@@ -681,10 +732,12 @@ static void bootstrap_timeout(mlfab_node *node) {
     rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);
     int n =
         snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    uint32_t replica = node->config.workers + node->config.servers;
     if (node->strange)
       snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
-    else if (node->config.replicas)
-      snprintf(text + n, sizeof text - (size_t)n, " (if the fabric runs already: set `replaces`)");
+    else if (node->join_why[0] && !node->peers[replica].joined)
+      snprintf(text + n, sizeof text - (size_t)n, "; the replica at %.80s: %.80s",
+               node->join_address, node->join_why);
   } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
@@ -711,12 +764,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     return;
   }
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (node->meets) {
-    if (node->now_ns < node->missing_ns) return;
+  if (node->meets && node->now_ns >= node->missing_ns) {
     node->missing_ns = node->now_ns + mlfab__node_beat(node);
     bootstrap_tell_missing(node);
-  } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
-             node->now_ns >= node->join_retry_ns) {
+  }
+  if (node->meets && !node->config.replicas) return;
+  if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
+      node->now_ns >= node->join_retry_ns) {
     bootstrap_call(node);
   }
 }

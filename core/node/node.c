@@ -25,7 +25,7 @@ static void node_identify(mlfab_node *node) {
   node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
-  node->meets = node->is_coordinator && !node->is_replica && !c->replaces;
+  node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
@@ -383,12 +383,12 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
 
 static void node_cannot_dial(mlfab_node *node, int code) {
   char text[MLFAB__TEXT_MAX + 128];
-  snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s", node->config.coordinator,
+  snprintf(text, sizeof text, "joining: cannot dial %s: %s", node->join_address,
            mlfab_error_text(code));
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
-/* The transport found out that server 0 has another key, or another transport: no later try would succeed. */
+/* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
   snprintf(text, sizeof text, "joining: %s", why);
@@ -398,28 +398,24 @@ static void node_cannot_join(mlfab_node *node, int code, const char *why) {
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
-  if (event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
-      event->code == MLFAB_ERR_LIMIT || event->code == MLFAB_ERR_PROTOCOL_OLDER ||
-      event->code == MLFAB_ERR_PROTOCOL_NEWER) {
+  int foreign = event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER;
+  if (foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
+      event->code == MLFAB_ERR_LIMIT)
     node->stats.frames_refused++;
-  }
   if (event->link != 0) {
     if (!mlfab__node_link(node, event->link, &index)) return;
     const mlfab__link *link = &node->links[index];
     int joining =
         link->kind == MLFAB__LINK_JOIN_OUT || (!link->called && link->pending == MLFAB__TOKEN_JOIN);
     mlfab__node_link_down(node, index, why);
-    if (joining &&
-        (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
-      mlfab__node_fail(node, event->code, 0, 1, why);
-    }
-    if (joining && event->code == MLFAB_ERR_JOB) node_cannot_join(node, event->code, why);
+    if (joining && (foreign || event->code == MLFAB_ERR_JOB))
+      node_cannot_join(node, event->code, why);
     return;
   }
   if (event->token != 0) node_call_failed(node, event->token, why);
   if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_INSECURE)
     node_cannot_dial(node, event->code);
-  if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_JOB)
+  if (event->token == MLFAB__TOKEN_JOIN && (foreign || event->code == MLFAB_ERR_JOB))
     node_cannot_join(node, event->code, why);
 }
 

@@ -144,8 +144,9 @@
  *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
  *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
  *      for them.
- *  (6) A process that replaces another (config.replaces) joins at the copy of server 0 that serves, which it looks
- *      for at both addresses of config.coordinator. It is READY when another voter of its server has admitted it.
+ *  (6) A process that replaces another joins at the copy of server 0 that serves, which it looks for at both addresses
+ *      of config.coordinator. So does server 0, at the other copy's, as long as it is forming a fabric (`meets`): if the
+ *      other copy lets it in, there is one already. Such a process is READY when another voter of its server has admitted it.
  *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
  *      copies tell their callers (PLACE).
  *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
@@ -772,6 +773,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
+#define MLFAB__CALLEE 176
+MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
+                                                    char name[MLFAB__CALLEE]);
 MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame);
 /* The link of a joining node, or our own link for joining, is gone. */

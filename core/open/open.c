@@ -146,8 +146,10 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 }
 
 #if MLFAB_WITH_KEYS
-/* Does the address lead to other hosts? */
+/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
 static int open_is_remote(const char *address) {
+  const char *other = strchr(address, ',');
+  if (other && open_is_remote(other + 1)) return 1;
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
       open_begins(address, "mpi"))
     return 0;

@@ -224,11 +224,11 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
   mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server) {
+MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server) {
   for (uint32_t w = 0; w < server->workers; w++) {
-    if (!server->peers[w].left && !server->peers[w].dead) return 0;
+    if (!server->peers[w].left && !server->peers[w].dead) return w;
   }
-  return 1;
+  return MLFAB__NO_NODE;
 }
 
 /* --- the definition --- */

@@ -23,7 +23,7 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
   N(rank) N(roles) N(workers) N(servers) N(dedicated) N(replicas) N(founders) N(founding) N(scheduler) N(kernels)
-  N(hand) N(incarnation) N(nonce) T(addresses))
+  N(hand) N(incarnation) N(nonce) N(heartbeat_ns) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes) N(running) N(fresh) N(fabric))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce) N(term))

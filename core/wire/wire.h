@@ -182,6 +182,7 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
   uint64_t nonce;       /* of this process, to recognise a repeated JOIN */
+  uint64_t heartbeat_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__join;
 

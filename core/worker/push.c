@@ -1337,14 +1337,26 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   return announced;
 }
 
-MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
-                                          uint64_t now_ns) {
-  mlfab__outgoing *update = &worker->updates[request->slot];
+/* A server that has not decided this update. */
+static uint32_t push_awaits(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t server = 0;
   while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
          update->parts[server].state != MLFAB__PART_QUEUED) {
     server++;
   }
+  return server;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p) {
+  if (server_p && worker->norder > 0)
+    *server_p = push_awaits(worker, &worker->updates[worker->order[0]]);
+  return worker->norder;
+}
+
+MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
+                                          uint64_t now_ns) {
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  uint32_t server = push_awaits(worker, update);
   char by[48] = "";
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);

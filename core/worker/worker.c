@@ -604,10 +604,6 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   worker_change_spare(worker, server, now_ns);
 }
 
-MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
-  return worker->norder;
-}
-
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns) {
   const mlfab__blame *blame = &request->blame;
@@ -679,6 +675,13 @@ static void worker_model_dead(mlfab__worker *worker, uint32_t server, uint64_t n
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
 }
 
+/* This server is absent now: what waited for it goes on. */
+static void worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  if (worker->mover) worker->mover->dead(worker, server, now_ns);
+  worker->due = 1;
+  worker_advance(worker, now_ns);
+}
+
 /* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
 static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
@@ -696,9 +699,7 @@ static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns)
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_spare(worker, server, now_ns);
   worker_change_spare(worker, server, now_ns);
-  if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  worker->due = 1;
-  worker_advance(worker, now_ns);
+  worker_without(worker, server, now_ns);
   return 1;
 }
 
@@ -724,6 +725,7 @@ MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server
   memset(stream, 0, sizeof *stream);
   stream->late = stream->absent = 1;
   stream->comes = (uint8_t)comes;
+  if (!MLFAB__PLANTED(234)) worker_without(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
@@ -734,8 +736,10 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
   if (!counts) return;
   stream->packets = worker->streams[0].packets;
   stream->counts = worker->streams[0].counts;
-  stream->defined = worker->stands != 0;
-  stream->define = worker->table && !worker->stands;
+  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
+  int agreed = worker->stands || ((worker->model_pull || worker->enters) && !MLFAB__PLANTED(236));
+  stream->defined = agreed != 0;
+  stream->define = worker->table && !agreed;
   stream->done_told = stream->done_acked = 0;
   stream->round = 0;
   worker->due = 1;

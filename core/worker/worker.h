@@ -377,8 +377,8 @@ MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlf
                                           uint64_t offset);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* Number of updates that some server has not decided. */
-MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
+/* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
+MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
 /* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
  * The lower ones set `due`; worker.c acts on it once after each event. --- */

@@ -96,7 +96,9 @@ def wait_until(condition, seconds, what):
 
 
 def shared_memory_names():
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Names in /dev/shm but for those of the MPI libraries, with which another program may come and go meanwhile."""
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return {name for name in names if not name.startswith(("vader_segment.", "sm_segment.", "mpich_"))}
 
 
 def main(namespace):

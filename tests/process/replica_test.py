@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import time
 
 from process import (RUN, clean_environment, expect, finish, helper, launch, main, run, shared_memory_names, start,
                      wait_until)
-from replicas import BEAT, READ, Cast, Counters, Group, children, send
+from replicas import BEAT, READ, Cast, Counters, Group, children, free_port, send
 
 SERVER, REPLICA, SCHEDULER = ("server", 0), ("replica", 0), ("scheduler", 0)
 
@@ -225,13 +226,12 @@ def test_a_second_copy():
             cast.start(role, number)
         worker, counters = work(cast, folder), Counters(folder, 0)
         wait_until(lambda: counters.done_durable > 3, 30, "durable pushes")
-        for role, replaces, number in (("replica", 0, 1), ("replica", 1, 1), ("server", 0, 1), ("server", 1, 1),
-                                       ("replica", 1, 0)):
+        for role, number in (("replica", 1), ("server", 1), ("replica", 0)):
             done = counters.done_durable
-            second = finish(cast.start(role, number, MLFAB_REPLACES=replaces, MLFAB_TIMEOUT_MS=3000), 20)
+            second = finish(cast.start(role, number, MLFAB_TIMEOUT_MS=3000), 20)
             named = "%s %d" % (role, number) if role == "server" else "replica of server %d" % number
             expect(second.code == 1 and (named in second.err or "already in use" in second.err),
-                   "a second %s is refused, %d" % (named, replaces), second)
+                   "a second %s is refused" % named, second)
             wait_until(lambda d=done: counters.done_durable > d + 3, 30, "durable pushes go on")
         counters.tell(READ)
         result = finish(worker, 30)
@@ -241,15 +241,62 @@ def test_a_second_copy():
 
 def test_who_is_missing():
     """The error of server 0 has the number of the server whose replica is missing."""
-    with Cast(servers=2, MLFAB_TIMEOUT_MS=3000) as cast, Folder() as folder:
-        server = cast.start("server")
+    with Cast(servers=2) as cast, Folder() as folder:
+        server = cast.start("server", MLFAB_TIMEOUT_MS=3000)  # the others wait longer
         for role, number in (("server", 1), ("replica", 0), ("scheduler", 0)):
             cast.start(role, number)
-        worker = work(cast, folder)
+        work(cast, folder)
         result = finish(server, 20)
-        expect(result.code == 1 and "still missing: the replica of server 1" in result.err and "replaces" in result.err,
+        expect(result.code == 1 and "still missing: the replica of server 1" in result.err,
                "it names the replica", result)
-        finish(worker, 20)
+
+
+def silent_listener():
+    """Takes connections, and says nothing."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(50)
+    return listener
+
+
+def test_server_0_finds_no_replica():
+    """While it forms a fabric it calls there. Its error says why that led to nothing, and it ends by its deadline."""
+    with silent_listener() as listener:
+        here = "tcp:127.0.0.1:%d," % free_port()
+        for other, text in (("tcp:127.0.0.1:%d" % free_port(), "Connection refused"),
+                            ("tcp:no-such-host.invalid:9", "no-such-host.invalid:9: "),
+                            ("tcp:127.0.0.1:%d" % listener.getsockname()[1], "said nothing"),
+                            ("tcp:10.255.255.1:9", "")):
+            with Cast(MLFAB_TIMEOUT_MS=2000, MLFAB_COORDINATOR=here + other) as cast:
+                result = finish(cast.start("server"), 10)
+                expect(result.code == 1 and "still missing: worker 0" in result.err, "it waits: " + other, result)
+                expect("the replica at " + other in result.err and text in result.err or not text, "it says why", result)
+
+
+def test_strangers_at_the_address_of_the_replica():
+    for settings, text in ((dict(MLFAB_JOB="other"), "different names"), (dict(MLFAB_KEY="f" * 64), "key is not this job's")):
+        with Cast(**settings) as other, Cast(MLFAB_TIMEOUT_MS=5000) as cast:
+            address = cast.coordinator.split(",")[1]
+            other.settings["MLFAB_COORDINATOR"] = address + ",tcp:127.0.0.1:%d" % free_port()
+            other.start("server")
+            result = finish(cast.start("server"), 10)
+            expect(result.code == 1 and text in result.err and address + " (the address of its replica)" in result.err,
+                   "server 0 names it", result)
+
+
+def test_a_second_server_0_at_another_address():
+    """It cannot know that there is one; the error has what the replica says."""
+    with Folder() as folder, Cast() as cast:
+        for role in ("server", "replica", "scheduler"):
+            cast.start(role)
+        worker, counters = work(cast, folder), Counters(folder, 0)
+        wait_until(lambda: counters.done_durable > 3, 30, "durable pushes")
+        other = "tcp:127.0.0.1:%d,%s" % (free_port(), cast.coordinator.split(",")[1])
+        second = finish(cast.start("server", MLFAB_COORDINATOR=other, MLFAB_TIMEOUT_MS=2000), 10)
+        expect(second.code == 1 and "the server serves" in second.err, "it is told who serves", second)
+        counters.tell(READ)
+        expect(finish(worker, 30).code == 0, "nobody else notices")
+        counters.close()
 
 
 def test_other_settings():
@@ -290,7 +337,6 @@ def test_wrong_settings():
     refused("vote_dir needs replicas", MLFAB_REPLICAS=0, MLFAB_VOTE_DIR="/tmp")
     refused("replicas", MLFAB_REPLICAS=2)
     refused("servers_max", MLFAB_SERVERS_MAX=2)
-    refused("replaces", role="scheduler", MLFAB_REPLACES=1)
     for arguments, text in [(("--scheduler=beside",), "--replicas needs --scheduler=own"),
                             (("-s", 0), "--replicas does not go with -s 0"),
                             (("--max-servers", 2), "--replicas does not go with --max-servers"),

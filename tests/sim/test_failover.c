@@ -7,6 +7,7 @@
  * What was answered APPLIED and is lost with a copy is at most div_max in the norm of the shard, and is what
  * the workers' statistics say. A failing seed is printed with the command that replays it. */
 #include "../unit/world.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -64,17 +65,10 @@ typedef struct job {
   int acks; /* 0: applied, 1: durable, 2: either */
   worker of[WORKERS];
   uint64_t last_ns; /* when a request ended last */
-  int replaces;     /* copies that are opened take the place of others */
   uint32_t spare;   /* more hosts, behind the others */
 } job;
 
-/* splitmix64 */
-static uint64_t below(job *j, uint64_t n) {
-  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return (z ^ (z >> 31)) % n;
-}
+static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
 static void wrong(const job *j, const char *format, ...) {
   char text[256];
@@ -137,7 +131,6 @@ static mlfab_config node_config(job *j, uint32_t i) {
   c.rank = (int32_t)((i - j->w.workers) % j->w.servers);
   c.roles = copy == 0 ? MLFAB_ROLE_SERVER : copy == 1 ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SCHEDULER;
   if (i == host_of_scheduler(j)) c.rank = 0;
-  c.replaces = j->replaces && i != host_of_scheduler(j);
   return c;
 }
 
@@ -374,7 +367,6 @@ static void test_kill(void **state) {
     mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
     if (k < 3) { /* nothing is durable before there are two copies again */
       mlfab_sim_run(j.w.sim, WORLD_S);
-      j.replaces = 1;
       open_node(&j, host_of_copy(&j, 0, 0));
     }
     run(&j);
@@ -411,7 +403,6 @@ static void test_replaced_at_once(void **state) {
     for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
     mlfab_sim_run(j.w.sim, 50 * WORLD_MS);
     mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
-    j.replaces = 1;
     open_node(&j, host_of_copy(&j, 0, 0));
     mlfab_sim_run(j.w.sim, 10 * BEAT_MS * WORLD_MS);
     assert_true(j.shards[0].serves == 1 && j.shards[0].in_sync);
@@ -433,7 +424,6 @@ static void test_before_the_model(void **state) {
   assert_true(j.shards[0].in_sync);
   mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
   mlfab_sim_run(j.w.sim, WORLD_S);
-  j.replaces = 1;
   open_node(&j, host_of_copy(&j, 0, 0));
   start_models(&j);
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
@@ -483,7 +473,6 @@ static void test_other_hosts(void **state) {
     mlfab_sim_run(j.w.sim, WORLD_S);
     assert_true(j.shards[0].serves != copy);
     mlfab_config c = node_config(&j, former);
-    c.replaces = 1;
     snprintf(c.coordinator, sizeof c.coordinator, "sim:%u,sim:%u", j.w.nodes,
              copy ? host : host_of_copy(&j, 0, 1));
     assert_int_equal(mlfab_sim_open(j.w.sim, host, &c, &j.w.node[host], &error), 0);
@@ -522,7 +511,6 @@ static void fault(job *j) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
   uint32_t voters = 2 * j->w.servers + 1, host = j->w.workers + (uint32_t)below(j, voters);
   if (j->back_ns && now >= j->back_ns) {
-    j->replaces = 1;
     if (getenv("DBG")) fprintf(stderr, "%.4f BACK %u\n", (double)now / 1e9, j->away);
     open_node(j, j->away);
     /* It has forgotten its votes, and has to hear both others first. */

@@ -6,6 +6,7 @@
  * every update is in the model once. A server dies only while it has no slices, or while a move is to give it its first
  * ones. A failing seed is printed with the command that replays it. */
 #include "../unit/world.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -41,13 +42,7 @@ typedef struct job {
   int moving, lost;
 } job;
 
-/* splitmix64 */
-static uint64_t below(job *j, uint64_t n) {
-  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return (z ^ (z >> 31)) % n;
-}
+static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
 static void wrong(const job *j, const char *format, ...) {
   char text[400];
@@ -180,7 +175,7 @@ static void step_of(void *user) {
   if (me->phase == COMPUTES && now(j) > me->asked_ns) {
     for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % WORKERS == me->rank ? 1.0f : 0.0f;
     code = mlfab_push_start(node, &update, 1, NULL, &me->request);
-    j->lost |= code == MLFAB_ERR_PEER_DEAD && j->died; /* it died when others had installed */
+    j->lost |= code == MLFAB_ERR_PEER_DEAD && j->died; /* it died when all had their slices */
     if (j->lost) return;
     world_expect(node, code, 0, "push_start");
     me->step++;
@@ -372,7 +367,9 @@ static void play(uint64_t seed) {
   }
   mlfab_sim_set_faults(j.w.sim, NULL);
   mlfab_buf image = {0, 0, j.of[0].w, COUNT};
-  if (!j.lost) OK(j.w.node[0], mlfab_pull(j.w.node[0], &image, 1, NULL, NULL));
+  int code = j.lost ? 0 : mlfab_pull(j.w.node[0], &image, 1, NULL, NULL);
+  j.lost |= code == MLFAB_ERR_PEER_DEAD && j.died; /* likewise */
+  if (!j.lost) world_expect(j.w.node[0], code, 0, "pull");
   for (uint32_t i = 0; i < COUNT && !j.lost; i++) {
     const worker *o = &j.of[i % WORKERS];
     if ((uint64_t)j.of[0].w[i] != o->step)

@@ -5,6 +5,7 @@
  * after the other one is in sync, and replaced; links between hosts are cut and hosts pause for less than a death takes.
  * MLFAB_SCALE=100 runs 10,000 seeds. MLFAB_SEED=n runs one alone. */
 #include "../unit/world.h"
+#include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
 
@@ -26,16 +27,12 @@ typedef struct job {
   uint64_t random, seed;
   worker of[WORKERS];
   uint32_t serves; /* copy */
-  int replaces, in_sync, ends;
+  int in_sync, ends;
   int barriers; /* all calls are barriers */
+  uint32_t odd; /* this node has another heartbeat; the others come first */
 } job;
 
-static uint64_t mix(uint64_t z) {
-  z += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
+static const uint32_t NOBODY = UINT32_MAX;
 
 static uint64_t below(job *j, uint64_t n) { return mix(j->random++) % n; }
 
@@ -72,7 +69,7 @@ static void open_node(job *j, uint32_t i) {
   c.replicas = 1;
   snprintf(c.coordinator, sizeof c.coordinator, "sim:%u,sim:%u", host_of_copy(0), host_of_copy(1));
   c.scheduler = MLFAB_SCHEDULER_OWN;
-  c.heartbeat_ns = BEAT_MS * WORLD_MS;
+  c.heartbeat_ns = (i == j->odd ? 10u : 1u) * BEAT_MS * WORLD_MS;
   c.on_event = on_event;
   c.user = j;
   if (getenv("MLFAB_LOUD")) c.env = &loud;
@@ -81,7 +78,6 @@ static void open_node(job *j, uint32_t i) {
     c.roles = i == host_of_scheduler() ? MLFAB_ROLE_SCHEDULER
               : i == host_of_copy(0)   ? MLFAB_ROLE_SERVER
                                        : MLFAB_ROLE_REPLICA;
-    c.replaces = j->replaces && i != host_of_scheduler();
   }
   int code = mlfab_sim_open(j->w.sim, i, &c, &j->w.node[i], &error);
   if (code) wrong(j, "node %u: %s", i, error.text);
@@ -163,6 +159,7 @@ static void begin(job *j, uint64_t seed, int barriers) {
   memset(j, 0, sizeof *j);
   j->barriers = barriers;
   j->seed = j->random = seed;
+  j->odd = NOBODY;
   world_init(&j->w, WORKERS, 1, 1);
   j->w.nodes = WORKERS + 3;
   world_network(&j->w, seed);
@@ -230,7 +227,6 @@ static void succession(uint64_t seed) {
     if (calls_of(&j) < before + 4 * WORKERS)
       wrong(&j, "only %llu calls ended after kill %d", (unsigned long long)(calls_of(&j) - before),
             k);
-    j.replaces = 1;
     open_node(&j, host_of_copy(j.serves));
     j.serves = 1 - j.serves;
   }
@@ -257,6 +253,8 @@ static void replacement(uint64_t seed) {
   for (int k = 0; k < 3; k++) { /* in any order, at about the same time */
     if (k == (int)(seed % 3)) {
       mlfab_sim_crash(j.w.sim, host_of_copy(j.serves));
+      /* Workers, too, may come to the next process before it knows that the fabric runs. */
+      if (seed % 2) open_node(&j, host_of_copy(j.serves));
     } else if (!j.w.node[one] && !j.of[one].late) {
       mlfab_sim_run(j.w.sim, below(&j, 60 * WORLD_MS));
       j.of[one].late = 1;
@@ -268,7 +266,7 @@ static void replacement(uint64_t seed) {
     mlfab_sim_run(j.w.sim, below(&j, 20 * WORLD_MS));
   }
   for (int k = 0, ready = 0; !ready; k++) {
-    if (k > 200) wrong(&j, "the new process of worker %u is not there after 10 s", one);
+    if (k > 15) wrong(&j, "the new process of worker %u is not there after 15 heartbeats", one);
     mlfab_sim_run(j.w.sim, BEAT_MS * WORLD_MS);
     ready = mlfab_is_ready(j.w.node[one], &error);
     if (ready < 0) wrong(&j, "the new process of worker %u: %s", one, error.text);
@@ -288,7 +286,7 @@ static void replacement(uint64_t seed) {
 
 static void test_replacement(void **state) {
   (void)state;
-  seeds_run("replacement", (uint64_t)test_cases_from(5, 100), replacement);
+  seeds_run("replacement", (uint64_t)test_cases_from(12, 100), replacement);
 }
 
 static void test_succession(void **state) {
@@ -296,8 +294,35 @@ static void test_succession(void **state) {
   seeds_run("succession", (uint64_t)test_cases_from(5, 100), succession);
 }
 
+/* A copy with another heartbeat would stop answering too late, or begin too early. */
+static void test_other_heartbeat(void **state) {
+  static const char *const names[] = {
+      [0] = "worker 0", [WORKERS + 1] = "the replica of server 0", [WORKERS + 2] = "scheduler 0"};
+  static job j;
+  (void)state;
+  for (uint32_t odd = 0; odd < sizeof names / sizeof *names; odd++) {
+    mlfab_error error;
+    char text[160];
+    int ready = 0;
+    if (!names[odd]) continue;
+    memset(&j, 0, sizeof j);
+    world_init(&j.w, WORKERS, 1, 1);
+    j.w.nodes = WORKERS + 3;
+    world_network(&j.w, 1);
+    j.odd = odd;
+    for (uint32_t i = 0; i < j.w.nodes; i++) open_node(&j, i);
+    while (!(ready = mlfab_is_ready(j.w.node[odd], &error))) assert_true(mlfab_sim_step(j.w.sim));
+    snprintf(text, sizeof text,
+             "heartbeat_ns (MLFAB_HEARTBEAT_MS) is 500 ms at %s, 50 ms at server 0", names[odd]);
+    if (ready != MLFAB_ERR_WORLD || !strstr(error.text, text))
+      fail_msg("%s \"%s\" instead of \"%s\"", mlfab_error_name(ready), error.text, text);
+    world_close(&j.w);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_succession),
+                                     cmocka_unit_test(test_other_heartbeat),
                                      cmocka_unit_test(test_replacement)};
   return cmocka_run_group_tests_name("succession", tests, NULL, NULL);
 }

@@ -1322,6 +1322,36 @@ static void test_pull_deadline(void **state) {
   world_close(&f.w);
 }
 
+/* A flush and a serve that end at their deadline name who was awaited. */
+static void test_flush_and_serve_deadlines(void **state) {
+  fixture f;
+  float data[COUNT] = {0};
+  mlfab_buf b = buf(5, data, COUNT);
+  mlfab_error error;
+  mlfab_request request;
+  (void)state;
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0], *server = f.w.node[2];
+  assert_int_equal(mlfab_sim_partition(f.w.sim, 0, 2, 1), 0);
+  OK(n, mlfab_push_start(n, &b, 1, NULL, &request));
+  EXPECT(n, mlfab_flush(n, (uint64_t)WORLD_S), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "after 1 s server 0 has not decided the oldest of 1 updates");
+  assert_int_equal(mlfab_last_error(n, &error), 0);
+  assert_true(error.rank == 0 && error.is_server);
+  assert_int_equal(mlfab_sim_partition(f.w.sim, 0, 2, 0), 0);
+  OK(n, mlfab_flush(n, 0));
+  OK(n, mlfab_wait(n, request, 0, NULL));
+  mlfab_sim_crash(f.w.sim, 0);
+  f.w.node[0] = NULL;
+  EXPECT(server, mlfab_serve(server, 4 * (uint64_t)WORLD_S), MLFAB_ERR_TIMEOUT);
+  said(server, MLFAB_ERR_TIMEOUT, "after 4 s worker 1 has not left");
+  assert_int_equal(mlfab_last_error(server, &error), 0);
+  assert_true(error.rank == 1 && !error.is_server);
+  world_close(&f.w);
+}
+
 static void test_barrier_deadline(void **state) {
   world w;
   mlfab_error error;
@@ -1992,6 +2022,7 @@ int main(void) {
       cmocka_unit_test(test_errors_of_requests),
       cmocka_unit_test(test_errors_of_threads),
       cmocka_unit_test(test_pull_deadline),
+      cmocka_unit_test(test_flush_and_serve_deadlines),
       cmocka_unit_test(test_barrier_deadline),
       cmocka_unit_test(test_broadcast),
       cmocka_unit_test(test_broadcast_root_dies),

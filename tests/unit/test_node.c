@@ -487,6 +487,7 @@ static uint32_t dial_join(int32_t rank, uint64_t nonce) {
   join.workers = join.founders = NODES;
   join.servers = join.founding = 1;
   join.nonce = nonce;
+  join.heartbeat_ns = n.node[0]->config.heartbeat_ns;
   strcpy(join.addresses, "queue:2");
   made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);
   send(link, &m);
@@ -610,6 +611,7 @@ static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
   join.workers = join.founders = NODES;
   join.servers = join.founding = 2;
   join.nonce = nonce;
+  join.heartbeat_ns = n.node[0]->config.heartbeat_ns;
   uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
   made_begin(&m, MLFAB__JOIN, bytes, 0);
   send(link, &m);
@@ -771,6 +773,7 @@ static void say_scheduler_join(uint32_t link, uint64_t nonce) {
   join.workers = join.founders = NODES;
   join.servers = join.founding = 1;
   join.nonce = nonce;
+  join.heartbeat_ns = n.node[0]->config.heartbeat_ns;
   uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
   made_begin(&m, MLFAB__JOIN, bytes, 0);
   send(link, &m);

@@ -46,7 +46,7 @@ MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
 
 /* The lengths are counted from the members in wire.h: they pin the layout. */
 static const codec codecs[] = {
-    CODEC_TEXT(join, addresses, 12 * 4 + 8 + 2),
+    CODEC_TEXT(join, addresses, 12 * 4 + 2 * 8 + 2),
     CODEC(welcome, 4 * 4 + 8),
     CODEC_TEXT(refuse, text, 8 + 2),
     CODEC(hello, 6 * 4 + 2 * 8),
