@@ -4,13 +4,12 @@ multiplies by cblas_sgemm where it is."""
 import array
 import json
 import os
-import random
 import re
 import struct
 import tempfile
 import time
 
-from process import BUILD, RUN, Skip, clean_environment, expect, finish, helper, main, run, start
+from process import BUILD, RUN, Skip, clean_environment, expect, finish, helper, main, run, start, write_mnist
 
 CBLAS_RUN = os.path.join(BUILD, "cblas", "mlfab-run")
 PROGRAM = os.path.join(BUILD, "cblas", "02_push_pull")
@@ -86,26 +85,6 @@ def test_version():
 
 # ---- the MNIST trainer
 
-def write_images(folder, prefix, count, seed):
-    """Random sparse images, whose label follows from where their bright square is."""
-    rng = random.Random(seed)
-    pixels, labels = bytearray(), bytearray()
-    for _ in range(count):
-        label = rng.randrange(10)
-        image = bytearray(784)
-        for _ in range(60):
-            image[rng.randrange(784)] = rng.randrange(256)
-        for y in range(6):
-            for x in range(6):
-                image[(4 + 12 * (label // 5) + y) * 28 + 1 + 5 * (label % 5) + x] = rng.randrange(128, 256)
-        pixels += image
-        labels.append(label)
-    with open(os.path.join(folder, prefix + "-images-idx3-ubyte"), "wb") as file:
-        file.write(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
-    with open(os.path.join(folder, prefix + "-labels-idx1-ubyte"), "wb") as file:
-        file.write(struct.pack(">II", 2049, count) + labels)
-
-
 def weights(path):
     with open(path, "rb") as file:
         length, = struct.unpack("<Q", file.read(8))
@@ -122,8 +101,8 @@ def test_mnist():
         raise Skip("the examples are not built")
     with tempfile.TemporaryDirectory() as data:
         os.mkdir(data + "/mnist")
-        write_images(data + "/mnist", "train", 1024, 1)
-        write_images(data + "/mnist", "t10k", 256, 2)
+        write_mnist(data + "/mnist", "train", 1024, 1)
+        write_mnist(data + "/mnist", "t10k", 256, 2)
         models = []
         for option in ([], ["--loops"]):
             path = data + "/model"

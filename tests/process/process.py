@@ -1,7 +1,9 @@
 """Shared by the tests of real processes: where programs are, cases as TAP, running mlfab-run."""
 import os
+import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -99,6 +101,26 @@ def shared_memory_names():
     """Names in /dev/shm but for those of the MPI libraries, with which another program may come and go meanwhile."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {name for name in names if not name.startswith(("vader_segment.", "sm_segment.", "mpich_"))}
+
+
+def write_mnist(folder, prefix, count, seed):
+    """Files of MNIST's format: random sparse images, whose label follows from where their bright square is."""
+    rng = random.Random(seed)
+    pixels, labels = bytearray(), bytearray()
+    for _ in range(count):
+        label = rng.randrange(10)
+        image = bytearray(784)
+        for _ in range(60):
+            image[rng.randrange(784)] = rng.randrange(256)
+        for y in range(6):
+            for x in range(6):
+                image[(4 + 12 * (label // 5) + y) * 28 + 1 + 5 * (label % 5) + x] = rng.randrange(128, 256)
+        pixels += image
+        labels.append(label)
+    with open(os.path.join(folder, prefix + "-images-idx3-ubyte"), "wb") as file:
+        file.write(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
+    with open(os.path.join(folder, prefix + "-labels-idx1-ubyte"), "wb") as file:
+        file.write(struct.pack(">II", 2049, count) + labels)
 
 
 def main(namespace):
