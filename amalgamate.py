@@ -37,7 +37,7 @@ GROUPS = [
     {"replica": "divergence replicate vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread disk context telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
-            "calls_sparse calls_reshard calls_checkpoint safetensors"},
+            "calls_sparse calls_reshard calls_checkpoint safetensors staging"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
@@ -60,6 +60,7 @@ SWITCHES = {
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/api/calls_checkpoint core/api/safetensors"),
+    "DEVICE": ("device memory", "core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/pool core/base/shm_coll transports/shm_coll"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
@@ -91,7 +92,7 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """

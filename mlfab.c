@@ -8,7 +8,7 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
@@ -152,6 +152,9 @@ __attribute__((__constructor__)) static void mlfab__plant_read(void) {
 #ifndef MLFAB_WITH_KEYS
 #define MLFAB_WITH_KEYS 1
 #endif
+#ifndef MLFAB_WITH_DEVICE
+#define MLFAB_WITH_DEVICE 1
+#endif
 #ifndef MLFAB_WITH_TELEMETRY
 #define MLFAB_WITH_TELEMETRY 1
 #endif
@@ -180,6 +183,11 @@ static inline uint64_t mlfab__max(uint64_t a, uint64_t b) { return a > b ? a : b
 /* a + b, or MLFAB__NEVER instead of wrapping round. */
 static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* a * b, or MLFAB__NEVER instead of wrapping round. */
+MLFAB__UNUSED static inline uint64_t mlfab__mul_sat(uint64_t a, uint64_t b) {
+  return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
 /* Has this URL a user or a password in it? Not for any other path. Where what stands behind the ':' is no port, it may be
@@ -12585,6 +12593,12 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, u
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
+/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
+ * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
+MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
+                                                 uint32_t *align_p);
+/* The bytes of an element of this tensor; 0: there is no such tensor. */
+MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
 /* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
@@ -12762,6 +12776,42 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   }
   *nsources = n;
   return 0;
+}
+
+/* A tensor as it was added, or NULL. The layout finds it faster. */
+static const mlfab__tensor_info *sources_added(const mlfab__worker *worker, uint32_t id) {
+  for (uint32_t i = 0; i < worker->ntensors; i++)
+    if (worker->tensors[i].id == id) return &worker->tensors[i];
+  return NULL;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
+                                                 uint32_t *align_p) {
+  const mlfab__tensor *tensor = NULL;
+  const mlfab__tensor_info *added = NULL;
+  uint64_t count = 0;
+  uint32_t width = 0;
+  if (worker->stands && worker->define.options.ghost) return 0;
+  if (buf->tensor == MLFAB_ALL) {
+    for (uint32_t i = 0; i < worker->ntensors; i++) {
+      count += worker->tensors[i].count;
+      if (i > 0 && worker->tensors[i].dtype != worker->tensors[0].dtype) return 0;
+    }
+    if (worker->ntensors > 0) width = mlfab__dtype_bytes((int)worker->tensors[0].dtype);
+  } else if (worker->stands) {
+    tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+    if (tensor) count = tensor->count, width = mlfab__dtype_bytes((int)tensor->dtype);
+  } else {
+    added = sources_added(worker, buf->tensor);
+    if (added) count = added->count, width = mlfab__dtype_bytes((int)added->dtype);
+  }
+  *align_p = width;
+  return buf->count == count ? count * width : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor) {
+  const mlfab__tensor_info *added = sources_added(worker, tensor);
+  return added ? mlfab__dtype_bytes((int)added->dtype) : 0;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
@@ -24650,6 +24700,9 @@ MLFAB__INTERNAL void mlfab__comm_free(void *self);
 /* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
 
+/* This worker cannot make its next call, and its caller knows: all collectives that are open fail with this error, on all
+ * workers, so that the next calls meet. AGAIN: an epoch ends just now; try again. */
+MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns);
 /* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
  * 0: the configured one. Errors: as of mlfab_allreduce_start before anything is sent.
  * `outside`: the call only takes a number; the caller runs it when mlfab__comm_outside says so, and
@@ -26520,6 +26573,16 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
   code = plain_open_slot(comm, call, count, timeout_ns, request_p, error);
   mlfab__comm_exit(comm);
   return code;
+}
+
+MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns) {
+  if (comm->failing || comm->phase == MLFAB__COMM_ENDING) return MLFAB_ERR_AGAIN;
+  if (mlfab__comm_owed(comm, NULL)) return 0; /* the call would have told of that */
+  comm->now_ns = now_ns;
+  mlfab__comm_fail(comm, why->code, (int32_t)comm->rank, "worker %u: %.200s", comm->rank,
+                   why->text);
+  comm->owed = 0;
+  return 0;
 }
 
 /* --- outside calls --- */
@@ -28818,6 +28881,9 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
                                              mlfab_error *error);
+/* The bytes of the object's buffer, 0 when none with this number is open; and those of an element. */
+MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id,
+                                                  uint32_t *width_p);
 /* As mlfab_partial_flush. */
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
@@ -29280,6 +29346,15 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
   return 0;
 }
 
+MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id,
+                                                  uint32_t *width_p) {
+  mlfab_error ignored;
+  const mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, &ignored);
+  if (!e) return 0;
+  *width_p = mlfab__element_bytes(e->partial.spec.dtype);
+  return mlfab__mul_sat(e->partial.spec.count, *width_p);
+}
+
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error) {
@@ -29339,6 +29414,8 @@ MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, in
                                            mlfab_request *request_p, mlfab_error *error);
 /* 0, or why the workers of this epoch have no graph. */
 MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* The bytes of the object's buffer, 0 when none with this number is open; and those of an element. */
+MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id, uint32_t *width_p);
 /* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
  * data is as it was. */
 MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
@@ -30041,6 +30118,15 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_AGAIN, "an iteration is under way");
   if (!g->options.refuse_nan || mlfab__kernel_finite(g->dtype, data, g->count)) return 0;
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id,
+                                                 uint32_t *width_p) {
+  mlfab_error ignored;
+  const mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, &ignored);
+  if (!g) return 0;
+  *width_p = g->width;
+  return g->bytes;
 }
 
 MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
@@ -54252,6 +54338,19 @@ MLFAB_API size_t mlfab_struct_size(const char *name) {
 
 typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
+/* A buffer of a call: memory of the caller that the library borrows. The call reads the first of the two stretches, and
+ * has written the second when it has succeeded. */
+typedef struct mlfab__extent {
+  const void *at;
+  uint64_t bytes;
+  uint64_t in, in_bytes, out, out_bytes;
+  uint32_t align; /* bytes of an element */
+} mlfab__extent;
+enum { MLFAB__EXTENT_IN = 1, MLFAB__EXTENT_OUT = 2 };
+
+/* Gets a buffer, and returns the address that takes its place. */
+typedef void *mlfab__extent_fn(void *user, const mlfab__extent *extent);
+
 /* A call that is being submitted at node->now_ns. */
 typedef struct mlfab__call_in {
   mlfab_node *node;
@@ -54259,6 +54358,12 @@ typedef struct mlfab__call_in {
   mlfab_request *request_p;
   mlfab_error *error;
   mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
+  /* Unless NULL: the call does not begin. `visit` gets its buffers, as far as they are what they should be; where it
+   * returns another address, that is written into the call and its lists. */
+  mlfab__extent_fn *visit;
+  void *user;
+  /* Unless NULL: the call does not begin, and never will, for this reason. Workers that wait for it are told. */
+  const mlfab_error *forgone;
 } mlfab__call_in;
 
 /* Carries out a call, or begins it: 0, or the code of *in->error. */
@@ -54278,12 +54383,75 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_checkpoint;
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 
+/* Shows the buffers of a call to `fn`, which may replace them. The lists of the call, and its options, must be the
+ * caller's own when it does. Errors: a call that no node would begin. */
+MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
+                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
+                                      mlfab_error *error);
+/* The caller has been told that this call failed before it began. Errors: AGAIN (later). */
+MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
+                                      const mlfab_error *why, uint64_t now_ns);
+/* What takes the place of a buffer that is read, written or both (MLFAB__EXTENT_*), as a whole. NULL stays. */
+MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *at, uint64_t bytes,
+                                         uint32_t align, int ways);
+/* The same for the member `data` of the call. */
+MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent);
+
+/* The call's timeout_ns; 0: it does not say. *at_p is its place in the options, or 0: it is the descriptor's. */
+MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p);
+
 
 /* ==============================================================================================
  * core/api/calls.c
  * ============================================================================================== */
 /* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
  * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
+
+/* --- the model, pushes, pulls --- */
+
+/* --- the buffers of a call --- */
+
+MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *at, uint64_t bytes,
+                                         uint32_t align, int ways) {
+  mlfab__extent extent = {.at = at, .bytes = bytes, .align = align};
+  if (!at || bytes == 0) return (void *)(uintptr_t)at;
+  if (ways & MLFAB__EXTENT_IN) extent.in_bytes = bytes;
+  if (ways & MLFAB__EXTENT_OUT) extent.out_bytes = bytes;
+  return in->visit(in->user, &extent);
+}
+
+MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent) {
+  if (!extent->at || extent->bytes == 0) return;
+  void *at = in->visit(in->user, extent);
+  if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
+}
+
+static int calls_visit_bufs(const mlfab__call_in *e, int ways) {
+  const mlfab_call *c = e->call;
+  for (uint32_t i = 0; c->bufs && i < c->n; i++) {
+    const mlfab_buf *buf = &c->bufs[i];
+    uint32_t align = 1;
+    uint64_t bytes = mlfab__worker_buf_bytes(e->node->parts->worker, buf, &align);
+    void *at = mlfab__call_extent(e, buf->data, bytes, align, ways);
+    if (at != buf->data) ((mlfab_buf *)(uintptr_t)buf)->data = at;
+  }
+  return 0;
+}
+
+/* A pull writes all of a buffer, unless only what has changed is pulled. */
+static int calls_visit_core(const mlfab__call_in *e) {
+  const mlfab_pull_options *o = e->call->options;
+  int kept = 0;
+  switch (e->call->kind) {
+    case MLFAB_CALL_MODEL_START:
+      return calls_visit_bufs(e, MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT);
+    case MLFAB_CALL_PUSH:
+      return calls_visit_bufs(e, MLFAB__EXTENT_IN);
+    default:
+      kept = o && MLFAB__HAS(o, mlfab_pull_options, flags) && o->flags & MLFAB_PULL_KEPT;
+      return calls_visit_bufs(e, MLFAB__EXTENT_OUT | (kept ? MLFAB__EXTENT_IN : 0));
+  }
+}
 
 /* --- the model, pushes, pulls --- */
 
@@ -54320,6 +54488,7 @@ static int calls_core(const mlfab__call_in *e) {
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
+  if (e->visit) return calls_visit_core(e);
   switch (c->kind) {
     case MLFAB_CALL_TENSOR_ADD:
       return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
@@ -54346,10 +54515,13 @@ static int calls_core(const mlfab__call_in *e) {
 /* --- submitting --- */
 
 enum {
-  CALLS_AT_ONCE = 1, /* has no request */
-  CALLS_UNASKED = 2, /* request_p may be NULL */
-  CALLS_EARLY = 4,   /* allowed before the fabric is complete */
-  CALLS_OPENS = 8    /* needs id_p */
+  CALLS_AT_ONCE = 1,  /* has no request */
+  CALLS_UNASKED = 2,  /* request_p may be NULL */
+  CALLS_EARLY = 4,    /* allowed before the fabric is complete */
+  CALLS_OPENS = 8,    /* needs id_p */
+  CALLS_BUFFERS = 16, /* borrows buffers */
+  CALLS_MEETS =
+      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
 };
 
 /* By kind. */
@@ -54359,25 +54531,25 @@ static const struct {
 } calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {calls_core, CALLS_AT_ONCE | CALLS_EARLY},
                    [MLFAB_CALL_SET_FILTER] = {mlfab__calls_sparse, CALLS_AT_ONCE},
                    [MLFAB_CALL_SET_SCHEDULE] = {mlfab__calls_sched, CALLS_AT_ONCE},
-                   [MLFAB_CALL_MODEL_START] = {calls_core, 0},
-                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED},
-                   [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED},
-                   [MLFAB_CALL_PULL] = {calls_core, 0},
+                   [MLFAB_CALL_MODEL_START] = {calls_core, CALLS_BUFFERS},
+                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED | CALLS_BUFFERS},
+                   [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED | CALLS_BUFFERS},
+                   [MLFAB_CALL_PULL] = {calls_core, CALLS_BUFFERS},
                    [MLFAB_CALL_FINISH] = {calls_core, 0},
                    [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
-                   [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
+                   [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
+                   [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
+                   [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_BARRIER] = {calls_core, 0},
                    [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
-                   [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, 0},
-                   [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, 0},
+                   [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, CALLS_BUFFERS},
+                   [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_PARTIAL_CLOSE] = {mlfab__calls_partial, CALLS_AT_ONCE},
                    [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
                    [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
-                   [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
+                   [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, CALLS_BUFFERS},
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
                    [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE}};
@@ -54410,6 +54582,49 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code) code = calls_kinds[call->kind].begin(&e);
   return mlfab__node_return(node, code, &error);
+}
+
+MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
+                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
+                                      mlfab_error *error) {
+  const mlfab__call_in e = {.node = node,
+                            .call = call,
+                            .request_p = request_p,
+                            .error = error,
+                            .visit = fn,
+                            .user = user};
+  int code = calls_check(&e);
+  if (code || !node->is_worker || !(calls_kinds[call->kind].flags & CALLS_BUFFERS)) return code;
+  return calls_kinds[call->kind].begin(&e);
+}
+
+MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
+                                      const mlfab_error *why, uint64_t now_ns) {
+  mlfab_error error;
+  const mlfab__call_in e = {.node = node, .call = call, .error = &error, .forgone = why};
+  if (!node->is_worker || !(calls_kinds[call->kind].flags & CALLS_MEETS)) return 0;
+  if (mlfab__node_enter(node, now_ns, 1, &error)) return 0; /* the node has ended */
+  int code = calls_kinds[call->kind].begin(&e);
+  (void)mlfab__node_return(node, 0, &error);
+  return code;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p) {
+  size_t at = 0;
+  uint64_t timeout_ns = 0;
+  if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
+    at = offsetof(mlfab_push_options, timeout_ns);
+  else if (call->kind == MLFAB_CALL_PULL)
+    at = offsetof(mlfab_pull_options, timeout_ns);
+  else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
+    at = offsetof(mlfab_collective, timeout_ns);
+  *at_p = 0;
+  if (at == 0) return call->timeout_ns;
+  /* All options begin with their size. */
+  if (!call->options || *(const uint32_t *)call->options < at + sizeof timeout_ns) return 0;
+  *at_p = at;
+  memcpy(&timeout_ns, (const char *)call->options + at, sizeof timeout_ns);
+  return timeout_ns;
 }
 
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
@@ -55034,6 +55249,31 @@ typedef struct mlfab__context_observer {
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_observer;
 
+/* Calls with buffers in device memory: staging.c, from mlfab_device_attach on. All need the lock. */
+typedef struct mlfab__context_stager {
+  /* Takes a call over that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result is
+   * that of mlfab__node_submit. A call without a request may have to wait. */
+  int (*begin)(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+               int *taken_p);
+  /* Waits until all calls have begun. Errors: STATE (in a function of mlfab_on_done), TIMEOUT, CLOSED. */
+  int (*settle)(mlfab *ctx);
+  /* 1: something moved. */
+  int (*move)(mlfab *ctx);
+  /* Copies are under way. Nobody is told when they end: look again. */
+  int (*copies)(const mlfab *ctx);
+  /* 1: the request is one of its own, and is withdrawn. */
+  int (*cancel)(mlfab *ctx, mlfab_request request);
+  /* A request of its own gets the blame of the call that it has begun. */
+  void (*blame)(mlfab *ctx, mlfab_request request);
+  /* How many updates have not ended. */
+  uint32_t (*updates)(const mlfab *ctx);
+  /* ARGUMENT, DEVICE: memory that a function without staging does not take. `what` names it. */
+  int (*refuse)(mlfab *ctx, const void *memory, uint64_t bytes, const char *what,
+                mlfab_error *error);
+  /* Nodes and transports are closed. */
+  void (*free)(mlfab *ctx, int child);
+} mlfab__context_stager;
+
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
   struct mlfab__context_watch *next;
@@ -55103,6 +55343,8 @@ struct mlfab {
   int lends;                               /* a transport may keep buffers: ask `keeps` */
   const mlfab__context_observer *observer; /* NULL: not compiled in */
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
+  const mlfab__context_stager *stager;     /* NULL: no device is attached */
+  struct mlfab__staging *staging;
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
@@ -55149,6 +55391,15 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code);
 /* Waits for a request and ends it, as mlfab_wait. */
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                          mlfab_result *result_p);
+/* Ends a request, as mlfab_cancel. */
+MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
+/* Begins a call: as mlfab__node_submit, but where a device is attached its buffers may be in device memory. */
+MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
+                                         mlfab_request *request_p, mlfab__collective *shared);
+/* Sleeps without the lock's being given up: while a context is freed. */
+MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns);
+/* 1 when a request is done and its buffers are the caller's, or when there is no such request. */
+MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id);
 /* Carries out the actions that a call caused. Returns `code`. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
@@ -55271,7 +55522,8 @@ enum {
   CONTEXT_STACK_BYTES =
       1 << 20, /* least stack of the thread: musl gives 128 KiB, and callbacks run on it */
   CONTEXT_DRAIN_NS =
-      10000000, /* between two checks whether all threads have left a closed context */
+      10000000,             /* between two checks whether all threads have left a closed context */
+  CONTEXT_COPY_NS = 100000, /* between two looks at copies of a device, which wake nobody */
   CONTEXT_CLOCK_EVERY = 16,
   CONTEXT_LOOK_EVERY = 64
 };
@@ -55581,6 +55833,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     }
   }
   if (ctx->sharing) moved |= ctx->sharing->map(ctx);
+  if (ctx->stager) moved |= ctx->stager->move(ctx);
   moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
@@ -55650,6 +55903,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
+  if (ctx->stager && ctx->stager->copies(ctx)) until = mlfab__min(until, now + CONTEXT_COPY_NS);
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
@@ -56032,6 +56286,7 @@ static void context_free(mlfab *ctx) {
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
+  if (ctx->stager) ctx->stager->free(ctx, child);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -56159,6 +56414,11 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 /* --- closing --- */
 
+MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns) {
+  struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+  nanosleep(&t, NULL);
+}
+
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;
@@ -56259,14 +56519,24 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 
 /* --- waiting for requests --- */
 
+MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  return !request || context_is_done(ctx, request);
+}
+
+MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
+  ctx->now_ns = mlfab__context_now(ctx);
+  if (ctx->stager && ctx->stager->cancel(ctx, id)) return 0;
+  return mlfab_node_cancel(ctx->node, id, ctx->now_ns);
+}
+
 typedef struct context_wait {
   mlfab_request request;
 } context_wait;
 
 static int context_test_request(mlfab *ctx, void *what) {
   const context_wait *wait = what;
-  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, wait->request);
-  return !request || context_is_done(ctx, request);
+  return mlfab__context_is_over(ctx, wait->request);
 }
 
 static int context_test_let_go(mlfab *ctx, void *what) {
@@ -56279,6 +56549,7 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   uint64_t now = mlfab__context_now(ctx);
   char whom[64] = "the peer", waited[24];
+  if (ctx->stager) ctx->stager->blame(ctx, id);
   if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
   context_keeps(ctx, whom, sizeof whom);
   uint64_t since_ns = now - request->started_ns;
@@ -56304,7 +56575,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   if (code) return code;
   if (!done && ctx->closed) {
     now = mlfab__context_now(ctx);
-    mlfab_node_cancel(ctx->node, id, now);
+    mlfab__context_cancel(ctx, id);
     context_actions(ctx, now); /* transports return borrowed memory, at once or soon */
     context_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
     return mlfab__context_in_vain(ctx, 0);
@@ -56349,7 +56620,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
-         context_keeps(ctx, NULL, 0) == 0;
+         context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -56372,7 +56643,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
-      context_keeps(ctx, whom, sizeof whom);
+      if (context_keeps(ctx, whom, sizeof whom) == 0) snprintf(whom, sizeof whom, "the device");
       code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
                           "flush: after %s %s has not taken all that is being sent from buffers",
                           waited, whom);
@@ -57218,11 +57489,19 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 #include <errno.h>
 #include <stdio.h>
 
+MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
+                                         mlfab_request *request_p, mlfab__collective *shared) {
+  int taken = 0;
+  int code = ctx->stager ? ctx->stager->begin(ctx, call, waits, request_p, &taken) : 0;
+  if (taken || code) return code;
+  return mlfab__node_submit(ctx->node, call, ctx->now_ns, request_p, shared);
+}
+
 MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
                                   mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
   if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
-  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p, NULL);
+  int code = mlfab__context_begin(ctx, call, waits, waits ? &request : request_p, NULL);
   if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
   return mlfab__context_sent(ctx, code);
 }
@@ -57321,7 +57600,7 @@ MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uin
 }
 
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
-  CONTEXT_CALL(ctx, mlfab_node_cancel(ctx->node, request, ctx->now_ns));
+  CONTEXT_CALL(ctx, mlfab__context_cancel(ctx, request));
 }
 
 MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
@@ -57755,6 +58034,74 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
   return coll_reduction(options, call, e->error);
 }
 
+/* --- the buffers of a call --- */
+
+#define CALLS_BOTH (MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT)
+
+/* The inputs of the options, one for each of n buffers. */
+static void coll_visit_input(const mlfab__call_in *e, const mlfab_collective *options, uint32_t i,
+                             uint64_t bytes, uint32_t width) {
+  const void **inputs = (const void **)(uintptr_t)options->inputs;
+  const void *at = mlfab__call_extent(e, inputs[i], bytes, width, MLFAB__EXTENT_IN);
+  if (at != inputs[i]) inputs[i] = at;
+}
+
+static void coll_visit_vecs(const mlfab__call_in *e, const mlfab_collective *options,
+                            uint32_t width) {
+  const mlfab_call *c = e->call;
+  int apart = CALLS_OPTION(options, inputs) != NULL;
+  for (uint32_t i = 0; c->vecs && i < c->n; i++) {
+    const mlfab_vec *vec = &c->vecs[i];
+    uint64_t bytes = mlfab__mul_sat(vec->count, width);
+    if (apart) coll_visit_input(e, options, i, bytes, width);
+    void *at =
+        mlfab__call_extent(e, vec->data, bytes, width, apart ? MLFAB__EXTENT_OUT : CALLS_BOTH);
+    if (at != vec->data) ((mlfab_vec *)(uintptr_t)vec)->data = at;
+  }
+}
+
+/* Blocks of all ranks: a reduce-scatter reads them all and writes this rank's; an allgather the reverse. */
+static void coll_visit_blocks(const mlfab__call_in *e, const mlfab_collective *options,
+                              uint32_t width) {
+  const mlfab_call *c = e->call;
+  const uint32_t workers = e->node->config.workers, me = (uint32_t)e->node->config.rank;
+  int apart = CALLS_OPTION(options, inputs) != NULL;
+  int gathers = c->kind == MLFAB_CALL_ALLGATHER;
+  uint64_t all = 0, before = 0, own = 0;
+  for (uint32_t r = 0; c->counts && r < workers; r++) {
+    if (r == me) before = all, own = mlfab__mul_sat(c->counts[r], width);
+    all = mlfab__add_sat(all, mlfab__mul_sat(c->counts[r], width));
+  }
+  mlfab__extent extent = {.at = c->data, .bytes = all, .align = width, .out_bytes = all};
+  if (apart) coll_visit_input(e, options, 0, gathers ? own : all, width);
+  if (gathers && !apart) extent.in = before, extent.in_bytes = own;
+  if (!gathers) extent.out = before, extent.out_bytes = own;
+  if (!gathers && !apart) extent.in_bytes = all;
+  mlfab__call_data(e, &extent);
+}
+
+static int coll_visit(const mlfab__call_in *e, const mlfab_collective *options) {
+  const mlfab_call *c = e->call;
+  uint32_t width = c->dtype == MLFAB_BYTES ? 1 : mlfab__element_bytes(c->dtype);
+  if (CALLS_OPTION(options, reduce) && c->kind <= MLFAB_CALL_REDUCE_SCATTER)
+    width = CALLS_OPTION(options, element_bytes);
+  if (c->kind == MLFAB_CALL_ALLREDUCE) {
+    coll_visit_vecs(e, options, width);
+  } else if (c->kind == MLFAB_CALL_BROADCAST) {
+    int apart = CALLS_OPTION(options, inputs) != NULL, root = e->node->config.rank == c->root;
+    mlfab__extent extent = {.at = c->data, .bytes = c->count, .align = 1};
+    if (root && apart) coll_visit_input(e, options, 0, c->count, 1);
+    if (root && !apart)
+      extent.in_bytes = c->count;
+    else
+      extent.out_bytes = c->count;
+    mlfab__call_data(e, &extent);
+  } else {
+    coll_visit_blocks(e, options, width);
+  }
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const mlfab_collective plain = {.size = sizeof plain};
@@ -57762,6 +58109,8 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   mlfab__collective own, *into = e->shared ? e->shared : &own;
   mlfab__comm_call *call = &into->call;
   if (!options) options = &plain;
+  if (e->visit) return coll_visit(e, options);
+  if (e->forgone) return mlfab__comm_forgo(e->node->parts->comm, e->forgone, e->node->now_ns);
   memset(call, 0, sizeof *call);
   into->one = (mlfab_vec){c->data, c->count};
   call->vecs = &into->one;
@@ -57793,7 +58142,8 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
   if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
   int arena = mlfab__context_arena(ctx) && waits;
   if (!arena) return mlfab__submit(ctx, call, waits, request_p, NULL);
-  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, &request, &shared);
+  shared.call.outside = 0;
+  int code = mlfab__context_begin(ctx, call, waits, &request, &shared);
   if (!code && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
   if (!code && request) return mlfab__context_await(ctx, request, 0, NULL);
   return mlfab__context_sent(ctx, code);
@@ -57885,6 +58235,17 @@ MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t
 #if MLFAB_WITH_PARTIAL
 /* calls_partial.c - partial reductions. */
 
+static int partial_visit(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  uint32_t width = 1;
+  mlfab__extent extent = {.at = c->data};
+  extent.bytes = extent.out_bytes = mlfab__partial_run_bytes(e->node->parts->comm, c->id, &width);
+  if (c->kind == MLFAB_CALL_PARTIAL_REDUCE) extent.in_bytes = extent.bytes;
+  extent.align = width;
+  mlfab__call_data(e, &extent);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__comm *comm = e->node->parts->comm;
@@ -57892,6 +58253,8 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   mlfab_error *error = e->error;
   const mlfab_partial_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  if (e->visit) return partial_visit(e);
+  if (e->forgone) return mlfab__comm_forgo(comm, e->forgone, now);
   switch (c->kind) {
     case MLFAB_CALL_PARTIAL_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_partial_options, timeout_ns) ? o->timeout_ns : 0;
@@ -57952,6 +58315,17 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 #if MLFAB_WITH_STOCHASTIC
 /* calls_stochastic.c - stochastic reductions. */
 
+static int stochastic_visit(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  uint32_t width = 1;
+  mlfab__extent extent = {.at = c->data};
+  extent.bytes = extent.in_bytes = extent.out_bytes =
+      mlfab__stochastic_bytes(e->node->parts->comm, c->id, &width);
+  extent.align = width;
+  mlfab__call_data(e, &extent);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__comm *comm = e->node->parts->comm;
@@ -57960,6 +58334,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_stochastic_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
+  if (e->visit) return stochastic_visit(e);
   switch (c->kind) {
     case MLFAB_CALL_STOCHASTIC_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_stochastic_options, timeout_ns) ? o->timeout_ns : 0;
@@ -58063,6 +58438,11 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
   return code;
 }
 
+/* 0, or the error of memory that is a device's. */
+static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error *error) {
+  return ctx->stager ? ctx->stager->refuse(ctx, data, bytes, "a task graph", error) : 0;
+}
+
 /* `call` may use dag and error, and have `request` waited for. */
 #define DAG_CALL(call)                    \
   mlfab_error error;                      \
@@ -58092,23 +58472,30 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   return dag_leave(ctx, code, 0, &error);
 }
 
+static int dag_message(mlfab_dag *dag, uint8_t kind, const mlfab__user_dag_message *message,
+                       uint64_t bytes, uint32_t *op_p, mlfab_error *error) {
+  int code = dag_refuse(dag->ctx, message->data, bytes, error);
+  return code ? code : mlfab__user_dag_message_op(&dag->graph, kind, message, op_p, error);
+}
+
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
                              uint64_t bytes, uint32_t *op_p) {
   /* A send only reads the data. */
   const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_SEND, &message, op_p, &error));
+  DAG_CALL(dag_message(dag, MLFAB__DAG_SEND, &message, bytes, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
                              uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV, &message, op_p, &error));
+  DAG_CALL(dag_message(dag, MLFAB__DAG_RECV, &message, bytes, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
                                     uint64_t count, int dtype, int op, uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, count, dtype, op};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
+  const uint64_t bytes = mlfab__mul_sat(count, mlfab__element_bytes(dtype));
+  DAG_CALL(dag_message(dag, MLFAB__DAG_RECV_REDUCE, &message, bytes, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
@@ -58136,6 +58523,8 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   mlfab *ctx = dag->ctx;
   CONTEXT_MAY_WAIT(ctx);
   int code = dag_enter(ctx, &error);
+  if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
+    error = ctx->node->requests.last;
   if (!code) {
     (void)mlfab__context_arena(ctx);
     code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);
@@ -58299,9 +58688,23 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
 #if MLFAB_WITH_SPARSE
 /* calls_sparse.c - filters and sparse updates. */
 
+static int sparse_visit(const mlfab__call_in *in) {
+  const mlfab_call *c = in->call;
+  uint32_t width = mlfab__worker_element_bytes(in->node->parts->worker, c->tensor);
+  uint64_t bytes = mlfab__mul_sat(c->count, width);
+  const mlfab__extent values = {.at = c->data, .bytes = bytes, .in_bytes = bytes, .align = width};
+  if (width == 0) return 0;
+  const void *indices = mlfab__call_extent(
+      in, c->indices, mlfab__mul_sat(c->count, sizeof *c->indices), 8, MLFAB__EXTENT_IN);
+  if (indices != c->indices) ((mlfab_call *)(uintptr_t)c)->indices = indices;
+  mlfab__call_data(in, &values);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
   mlfab__worker *worker = in->node->parts->worker;
+  if (in->visit) return sparse_visit(in);
   if (c->kind == MLFAB_CALL_SET_FILTER)
     return mlfab__worker_set_filter(worker, c->tensor, c->options, in->error);
   return mlfab__worker_push_sparse(worker, c->tensor, c->indices, c->data, c->count, c->options,
@@ -58675,6 +59078,919 @@ MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, ui
   CONTEXT_LOOK(ctx, safetensors_load(ctx, path, bufs, n, names));
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/api/staging.h
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* staging.h - calls on device memory (mlfab.h, section 14). */
+
+/* Refuses device memory until a device is attached, in programs that have code for one. */
+MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
+
+#endif /* MLFAB_WITH_DEVICE */
+
+/* ==============================================================================================
+ * core/api/staging.c
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* staging.c - a context: calls whose buffers are in device memory (mlfab.h, section 14).
+ *
+ * For: copying what a call reads to an image in pinned memory, beginning the call on the image, copying back what it has
+ * written; in the order in which the calls were made. Not for: kernels, or what a device is: that is a table.
+ *
+ * The caller holds a request of the staging (outer); the call on the image has another one (inner). States of a call:
+ *
+ *    FILLING --copied, it is its turn--> RUNNING --inner done, something was written--> LANDING --copied--> ended
+ *       |                                   '--inner done, nothing to copy, or it failed--------------------> ended
+ *       '--copy failed, deadline, cancelled--> DOOMED
+ *    LANDING --copy failed, deadline--> ended
+ *
+ * `ended`: the outer request is done, and the call remains only until its copies are over (`mark`), because they use the image.
+ * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
+ * now and the next calls of all meet; then it has ended.
+ *
+ * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning. A call
+ * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
+ * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
+ * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
+ * without it. Where not even a mark can be set, the device is lost (`broken`): the image is never used again, and is not
+ * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device.
+ *
+ * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution); the papers have no
+ * devices. */
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+  STAGING_CALLS = 64,
+  STAGING_ALIGN = 256, /* of a buffer in an image */
+  STAGING_GRAIN = 65536,
+  STAGING_OPTIONS = 2048, /* bytes of options that are kept; no struct of this version has more */
+  STAGING_SMALL =
+      65536, /* updates of up to so many bytes are copied when they are made (mlfab_push_start) */
+  STAGING_DEFAULT = 268435456,
+  STAGING_PAUSE_NS = 100000 /* between two looks, at close */
+};
+
+enum staging_state {
+  STAGING_FILLING,
+  STAGING_RUNNING,
+  STAGING_LANDING,
+  STAGING_DOOMED,
+  STAGING_ENDED
+};
+
+typedef struct staging_image {
+  struct staging_image *next; /* in the pool */
+  uint8_t *at;
+  uint64_t bytes;
+} staging_image;
+
+/* A buffer that is in the image. */
+typedef struct staging_buffer {
+  mlfab__extent of;
+  uint64_t place; /* in the image */
+  int memory;     /* MLFAB_MEMORY_* */
+} staging_buffer;
+
+typedef struct staging_call {
+  struct staging_call *next;
+  enum staging_state state;
+  mlfab_call call; /* its lists and options are in `copied` */
+  uint8_t *copied;
+  size_t copied_bytes;
+  staging_buffer *buffers; /* in `copied` */
+  uint32_t nbuffers;
+  staging_image *image; /* NULL: no buffer needs one */
+  void *fence;          /* for copies back, or NULL */
+  void *mark;           /* of the copies under way, or NULL */
+  int way;              /* of those */
+  int unknown;          /* copies may be under way that have no mark */
+  uint64_t began_ns, deadline_ns;
+  mlfab_request outer, inner; /* 0: none */
+  mlfab_error why;            /* DOOMED */
+} staging_call;
+
+struct mlfab__staging {
+  const mlfab_device *device;
+  void *self;
+  uint64_t most, bytes; /* of all images */
+  staging_image *pool;  /* those that no call uses */
+  staging_call *first, **last;
+  uint32_t ncalls;
+  int behind; /* within a look: copies of a call to the host are not over, so those of later calls are not, either */
+  int broken; /* the error number after which copies may be under way that nobody knows to be over */
+};
+
+typedef struct mlfab__staging staging;
+
+/* --- what a call has --- */
+
+/* What a look at a call's buffers finds. The second look, which places them, fills `buffers`. */
+typedef struct staging_look {
+  staging *s;
+  mlfab_error *error;
+  const char *what;
+  int code;
+  uint32_t foreign, buffers; /* in memory of the device; that need a place */
+  uint64_t bytes, read;      /* of the image; that the call reads */
+  int snapshot;              /* what it reads of the host is copied, too */
+  staging_buffer *to;        /* NULL: the first look */
+  uint32_t room;             /* of `to` */
+  const staging_image *image;
+} staging_look;
+
+static int staging_where(staging_look *look, const mlfab__extent *extent) {
+  char text[160] = "";
+  int memory = look->s->device->where(look->s->self, extent->at, extent->bytes, text, sizeof text);
+  if (memory < 0)
+    look->code =
+        MLFAB__FAIL(look->error, memory, "%s: the buffer at %p: %s", look->what, extent->at, text);
+  else if (memory != MLFAB_MEMORY_HOST && extent->align > 1 &&
+           (uintptr_t)extent->at % extent->align != 0)
+    look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
+                             "%s: the buffer at %p is not aligned to its elements of %u bytes",
+                             look->what, extent->at, extent->align);
+  return memory;
+}
+
+static void *staging_look_at(void *user, const mlfab__extent *extent) {
+  staging_look *look = user;
+  void *same = (void *)(uintptr_t)extent->at;
+  if (look->code) return same;
+  int memory = staging_where(look, extent);
+  if (look->code) return same;
+  look->read = mlfab__add_sat(look->read, extent->in_bytes);
+  look->foreign += memory != MLFAB_MEMORY_HOST;
+  if (memory != MLFAB_MEMORY_DEVICE && !(look->snapshot && extent->in_bytes > 0)) return same;
+  uint64_t place = look->bytes;
+  if (look->to &&
+      (look->buffers == look->room || !look->image || extent->bytes > look->image->bytes - place)) {
+    look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
+                             "%s: the buffer at %p became device memory during the call",
+                             look->what, extent->at);
+    return same;
+  }
+  if (look->to) look->to[look->buffers] = (staging_buffer){*extent, place, memory};
+  look->buffers++;
+  look->bytes = mlfab__add_sat(place, extent->bytes);
+  if (look->bytes <= look->s->most)
+    look->bytes = (look->bytes + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+  return look->to ? look->image->at + place : same;
+}
+
+/* NULL: a call of this kind cannot wait for its turn, as it has no request that ends later. */
+static const char *staging_name(uint32_t kind) {
+  static const char *const names[] = {[MLFAB_CALL_MODEL_START] = "model_start",
+                                      [MLFAB_CALL_PUSH] = "push",
+                                      [MLFAB_CALL_PUSH_SPARSE] = "push_sparse",
+                                      [MLFAB_CALL_PULL] = "pull",
+                                      [MLFAB_CALL_ALLREDUCE] = "allreduce",
+                                      [MLFAB_CALL_REDUCE_SCATTER] = "reduce_scatter",
+                                      [MLFAB_CALL_ALLGATHER] = "allgather",
+                                      [MLFAB_CALL_BROADCAST] = "broadcast",
+                                      [MLFAB_CALL_BARRIER] = "barrier",
+                                      [MLFAB_CALL_PARTIAL_REDUCE] = "partial_reduce",
+                                      [MLFAB_CALL_PARTIAL_FLUSH] = "partial_flush",
+                                      [MLFAB_CALL_STOCHASTIC_REDUCE] = "stochastic_reduce"};
+  return kind < MLFAB__COUNT(names) ? names[kind] : NULL;
+}
+
+/* The kind of the request that the caller gets; its slot is no role's. */
+static int staging_request_kind(uint32_t kind) {
+  switch (kind) {
+    case MLFAB_CALL_MODEL_START:
+      return MLFAB__REQUEST_MODEL;
+    case MLFAB_CALL_PUSH:
+    case MLFAB_CALL_PUSH_SPARSE:
+      return MLFAB__REQUEST_PUSH;
+    case MLFAB_CALL_PULL:
+      return MLFAB__REQUEST_PULL;
+    case MLFAB_CALL_BARRIER:
+      return MLFAB__REQUEST_BARRIER;
+    default:
+      return MLFAB__REQUEST_COLLECTIVE;
+  }
+}
+
+/* Buffers of which one is written overlap: in the image they would not. Sorts the list. */
+static int staging_before(const void *a, const void *b) {
+  const staging_buffer *one = a, *other = b;
+  return one->of.at < other->of.at ? -1 : one->of.at > other->of.at;
+}
+
+static int staging_overlaps(staging_buffer *buffers, uint32_t n) {
+  uintptr_t read = 0, written = 0; /* where buffers so far end */
+  qsort(buffers, n, sizeof *buffers, staging_before);
+  for (uint32_t i = 0; i < n; i++) {
+    const mlfab__extent *of = &buffers[i].of;
+    uintptr_t from = (uintptr_t)of->at, to = from + (uintptr_t)of->bytes;
+    if (from < written || (of->out_bytes > 0 && from < read)) return 1;
+    if (of->out_bytes > 0 && to > written) written = to;
+    if (to > read) read = to;
+  }
+  return 0;
+}
+
+/* --- images --- */
+
+static void staging_unpin(staging *s, mlfab__env *env, staging_image *image) {
+  s->device->unpin(s->self, image->at);
+  s->bytes -= image->bytes;
+  mlfab__free(env, image, sizeof *image);
+}
+
+/* The smallest image of the pool that has room, unless most of it would be unused. */
+static staging_image *staging_pooled(staging *s, uint64_t bytes) {
+  staging_image **best = NULL;
+  for (staging_image **at = &s->pool; *at; at = &(*at)->next) {
+    if ((*at)->bytes >= bytes && (*at)->bytes / 4 <= bytes &&
+        (!best || (*at)->bytes < (*best)->bytes))
+      best = at;
+  }
+  staging_image *found = best ? *best : NULL;
+  if (found) *best = found->next;
+  return found;
+}
+
+/* An image: AGAIN while calls use too much of the memory; MEMORY; DEVICE. */
+static int staging_image_get(mlfab *ctx, uint64_t bytes, staging_image **image_p,
+                             mlfab_error *error) {
+  staging *s = ctx->staging;
+  void *at = NULL;
+  bytes = mlfab__max(bytes, STAGING_GRAIN);
+  bytes = mlfab__min((bytes + STAGING_GRAIN - 1) / STAGING_GRAIN * STAGING_GRAIN, s->most);
+  *image_p = staging_pooled(s, bytes);
+  if (*image_p) return 0;
+  while (s->pool && s->most - s->bytes < bytes) {
+    staging_image *unused = s->pool;
+    s->pool = unused->next;
+    staging_unpin(s, &ctx->env, unused);
+  }
+  if (s->most - s->bytes < bytes)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "staging: %llu of %llu bytes are in use, and this call needs %llu: end some "
+                       "requests with mlfab_wait or mlfab_test",
+                       (unsigned long long)s->bytes, (unsigned long long)s->most,
+                       (unsigned long long)bytes);
+  staging_image *image = mlfab__alloc(&ctx->env, sizeof *image);
+  if (!image) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "staging: out of memory");
+  int failed = s->device->pin(s->self, bytes, &at);
+  if (failed) {
+    mlfab__free(&ctx->env, image, sizeof *image);
+    return MLFAB__FAIL(error, MLFAB_ERR_DEVICE, "staging: %llu bytes of pinned memory: %s",
+                       (unsigned long long)bytes, s->device->text(s->self, failed));
+  }
+  image->at = at;
+  image->bytes = bytes;
+  s->bytes += bytes;
+  *image_p = image;
+  return 0;
+}
+
+/* --- calls --- */
+
+static void staging_drop(staging *s, void **mark) {
+  if (*mark) s->device->drop(s->self, *mark);
+  *mark = NULL;
+}
+
+/* Its copies are over, or there were none. */
+static void staging_remove(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  staging_call **at = &s->first;
+  while (*at != c) at = &(*at)->next;
+  *at = c->next;
+  if (s->last == &c->next) s->last = at;
+  s->ncalls--;
+  staging_drop(s, &c->fence);
+  staging_drop(s, &c->mark);
+  if (c->image && c->unknown) {
+    /* The device may still use it: it is counted for ever. */
+    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+               "staging: %llu bytes of pinned memory are lost, as a copy has not ended",
+               (unsigned long long)c->image->bytes);
+    mlfab__free(&ctx->env, c->image, sizeof *c->image);
+  } else if (c->image) {
+    c->image->next = s->pool;
+    s->pool = c->image;
+  }
+  mlfab__free(&ctx->env, c->copied, c->copied_bytes);
+  mlfab__free(&ctx->env, c, sizeof *c);
+}
+
+/* The outer request ends. `text`: of an error. A push that nobody waits for leaves it to mlfab_flush. */
+static void staging_tell(mlfab *ctx, staging_call *c, int code, int32_t rank, int is_server,
+                         const char *text) {
+  mlfab__requests *table = &ctx->node->requests;
+  mlfab__request *outer = mlfab__request_find(table, c->outer);
+  if (outer) {
+    mlfab__request_finish(table, outer, code, rank, is_server, ctx->now_ns, "%s", text);
+  } else if (code && c->state < STAGING_DOOMED && !table->abandoned.code) {
+    mlfab__error(&table->abandoned, code, rank, is_server, ctx->now_ns - c->began_ns, "%s", text);
+  }
+  c->outer = 0;
+}
+
+/* The request ends now; the call remains for its copies, and to keep the numbers of collectives. Its memory may be
+ * overwritten by what the stream is given from now on. */
+static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text) {
+  staging *s = ctx->staging;
+  staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
+  if (c->mark && code) (void)s->device->order(s->self, c->mark);
+  if (c->state == STAGING_FILLING) {
+    MLFAB__FAIL(&c->why, code, "%s", text);
+    c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
+  } else {
+    c->state = STAGING_ENDED;
+  }
+}
+
+static void staging_fail_device(mlfab *ctx, staging_call *c, const char *what, int number) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "%s: %s: %s", staging_name(c->call.kind), what,
+           ctx->staging->device->text(ctx->staging->self, number));
+  staging_end(ctx, c, MLFAB_ERR_DEVICE, text);
+}
+
+/* Looks at the mark: 1: there is none any more; 0: not yet; negative: the device's error, after which the copies are over. */
+static int staging_reached(staging *s, staging_call *c) {
+  if (!c->mark) return 1;
+  int fills = c->way == MLFAB_DEVICE_TO_HOST;
+  int reached = fills && s->behind ? 0 : s->device->poll(s->self, c->mark);
+  s->behind |= fills && reached == 0;
+  if (reached != 0) staging_drop(s, &c->mark);
+  return reached;
+}
+
+/* Marks the copies of the call. Without a mark nobody knows when they are over. */
+static int staging_mark(staging *s, staging_call *c) {
+  int number = s->device->mark(s->self, c->way, &c->mark);
+  if (number && c->unknown) s->broken = number;
+  if (!number) c->unknown = 0;
+  return number;
+}
+
+/* Copies what the call has written back, behind what was on the stream when it was made. The number of an error. */
+static int staging_land(staging *s, staging_call *c) {
+  int number = 0;
+  c->way = MLFAB_DEVICE_FROM_HOST;
+  if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
+  staging_drop(s, &c->fence);
+  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
+    const staging_buffer *b = &c->buffers[i];
+    if (b->of.out_bytes == 0) continue;
+    number = s->device->copy(s->self, c->way, (uint8_t *)(uintptr_t)b->of.at + b->of.out,
+                             c->image->at + b->place + b->of.out, b->of.out_bytes);
+    c->unknown = 1;
+  }
+  int unmarked = c->unknown ? staging_mark(s, c) : 0;
+  return number ? number : unmarked;
+}
+
+/* Copies what the call reads. Nothing has been sent yet. */
+static int staging_fill(staging *s, staging_call *c, int snapshot) {
+  int number = s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
+  c->way = MLFAB_DEVICE_TO_HOST;
+  if (!number) number = s->device->after(s->self, c->way, c->fence);
+  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
+    const staging_buffer *b = &c->buffers[i];
+    writes |= b->of.out_bytes > 0;
+    if (b->of.in_bytes == 0) continue;
+    const uint8_t *from = (const uint8_t *)b->of.at + b->of.in;
+    uint8_t *to = c->image->at + b->place + b->of.in;
+    if (b->memory == MLFAB_MEMORY_HOST) {
+      memcpy(to, from, (size_t)b->of.in_bytes);
+      continue;
+    }
+    number = s->device->copy(s->self, c->way, to, from, b->of.in_bytes);
+    copies = c->unknown = 1;
+  }
+  /* Only results that are copied back have to wait for the stream by themselves. */
+  int waits = copies || !writes;
+  int unmarked = c->unknown || (!number && waits) ? staging_mark(s, c) : 0;
+  if (!number && !unmarked && c->mark && snapshot) number = s->device->order(s->self, c->mark);
+  if (!writes) staging_drop(s, &c->fence);
+  return number ? number : unmarked;
+}
+
+/* --- beginning --- */
+
+/* Bytes of the lists that a call borrows, each in a multiple of 16. */
+static size_t staging_pad(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+typedef struct staging_sizes {
+  size_t options, bufs, vecs, counts, inputs, buffers;
+} staging_sizes;
+
+static const void *const *staging_inputs(const mlfab_call *call) {
+  const mlfab_collective *o = call->options;
+  int has = call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BROADCAST && o &&
+            MLFAB__HAS(o, mlfab_collective, inputs);
+  return has ? o->inputs : NULL;
+}
+
+static size_t staging_measure(const mlfab *ctx, const mlfab_call *call, uint32_t buffers,
+                              staging_sizes *z) {
+  uint32_t n = call->kind == MLFAB_CALL_ALLREDUCE ? call->n : 1;
+  int blocks = call->kind == MLFAB_CALL_REDUCE_SCATTER || call->kind == MLFAB_CALL_ALLGATHER;
+  memset(z, 0, sizeof *z);
+  z->options = call->options ? mlfab__min(*(const uint32_t *)call->options, STAGING_OPTIONS) : 0;
+  z->bufs = call->bufs ? call->n * sizeof *call->bufs : 0;
+  z->vecs = call->vecs ? call->n * sizeof *call->vecs : 0;
+  z->counts = blocks && call->counts ? ctx->node->config.workers * sizeof *call->counts : 0;
+  z->inputs = staging_inputs(call) ? n * sizeof(void *) : 0;
+  z->buffers = buffers * sizeof(staging_buffer);
+  return staging_pad(z->options) + staging_pad(z->bufs) + staging_pad(z->vecs) +
+         staging_pad(z->counts) + staging_pad(z->inputs) + staging_pad(z->buffers);
+}
+
+/* Copies a list to *at_p, and moves that on. NULL stays. */
+static void *staging_keep(uint8_t **at_p, const void *list, size_t bytes) {
+  void *to = *at_p;
+  if (!list || bytes == 0) return NULL;
+  memcpy(to, list, bytes);
+  *at_p += staging_pad(bytes);
+  return to;
+}
+
+/* The call with lists of its own. NULL: out of memory. */
+static staging_call *staging_copy(mlfab *ctx, const mlfab_call *call, uint32_t buffers) {
+  staging_sizes z;
+  staging_call *c = mlfab__alloc(&ctx->env, sizeof *c);
+  if (!c) return NULL;
+  c->copied_bytes = staging_measure(ctx, call, buffers, &z) + 16;
+  c->copied = mlfab__alloc(&ctx->env, c->copied_bytes);
+  if (!c->copied) {
+    mlfab__free(&ctx->env, c, sizeof *c);
+    return NULL;
+  }
+  uint8_t *at = c->copied;
+  const void *const *inputs = staging_inputs(call);
+  c->call = *call;
+  c->call.options = staging_keep(&at, call->options, z.options);
+  c->call.bufs = staging_keep(&at, call->bufs, z.bufs);
+  c->call.vecs = staging_keep(&at, call->vecs, z.vecs);
+  if (z.counts > 0) c->call.counts = staging_keep(&at, call->counts, z.counts);
+  if (inputs)
+    ((mlfab_collective *)(uintptr_t)c->call.options)->inputs = staging_keep(&at, inputs, z.inputs);
+  c->buffers = (staging_buffer *)(void *)at;
+  c->nbuffers = buffers;
+  return c;
+}
+
+/* Gives the call the time that is left, counted from now on. */
+static void staging_set_timeout(mlfab *ctx, staging_call *c) {
+  size_t at;
+  uint64_t left = c->deadline_ns == MLFAB__NEVER ? 0 : c->deadline_ns - ctx->now_ns;
+  (void)mlfab__call_timeout(&c->call, &at);
+  if (c->deadline_ns != MLFAB__NEVER && left == 0) left = 1;
+  if (at)
+    memcpy((uint8_t *)(uintptr_t)c->call.options + at, &left, sizeof left);
+  else
+    c->call.timeout_ns = left;
+}
+
+/* 1: no call waits for its turn. */
+static int staging_test_begun(mlfab *ctx, void *what) {
+  (void)what;
+  for (const staging_call *c = ctx->staging->first; c; c = c->next)
+    if (c->state == STAGING_FILLING || c->state == STAGING_DOOMED) return 0;
+  return 1;
+}
+
+/* A call that has to find all earlier ones begun. */
+static int staging_wait_turn(mlfab *ctx) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (staging_test_begun(ctx, NULL)) return 0;
+  if (mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
+  uint64_t deadline = mlfab__add_sat(ctx->now_ns, ctx->timeout_ns);
+  if (mlfab__context_until(ctx, deadline, staging_test_begun, NULL)) return 0;
+  return mlfab__context_in_vain(
+      ctx, mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, ctx->timeout_ns,
+                        "the call waits for earlier ones, which wait for the device's stream"));
+}
+
+typedef struct staging_want {
+  uint64_t bytes;
+  staging_image *image;
+  int code;
+  mlfab_error *error;
+} staging_want;
+
+/* 1: there is an image, if one is needed, and room for a call; or there will not be one (`code`). */
+static int staging_test_room(mlfab *ctx, void *what) {
+  staging_want *want = what;
+  want->code = 0;
+  if (ctx->staging->ncalls == STAGING_CALLS)
+    want->code = MLFAB__FAIL(want->error, MLFAB_ERR_AGAIN,
+                             "staging: %u calls are under way: end some requests with mlfab_wait "
+                             "or mlfab_test",
+                             (unsigned)STAGING_CALLS);
+  else if (want->bytes > 0 && !want->image)
+    want->code = staging_image_get(ctx, want->bytes, &want->image, want->error);
+  return want->code != MLFAB_ERR_AGAIN;
+}
+
+static int staging_room(mlfab *ctx, staging_want *want, int waits) {
+  if (staging_test_room(ctx, want) || !waits) return want->code;
+  uint64_t deadline = mlfab__add_sat(ctx->now_ns, ctx->timeout_ns);
+  if (mlfab__context_until(ctx, deadline, staging_test_room, want)) return want->code;
+  if (ctx->closed)
+    return MLFAB__FAIL(want->error, MLFAB_ERR_CLOSED, "the context was closed by another thread");
+  want->error->code = MLFAB_ERR_TIMEOUT;
+  return MLFAB_ERR_TIMEOUT;
+}
+
+/* Looks at the buffers, and refuses what cannot be staged. */
+static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+                         staging_look *look) {
+  staging *s = ctx->staging;
+  /* What is wrong with the call itself, the node tells. */
+  if (mlfab__node_visit(ctx->node, call, request_p, staging_look_at, look, look->error)) return 0;
+  if (look->code) return look->code;
+  look->snapshot = call->kind == MLFAB_CALL_PUSH_SPARSE ||
+                   (call->kind == MLFAB_CALL_PUSH && !waits && look->read <= STAGING_SMALL);
+  if (look->snapshot && (look->foreign > 0 || !staging_test_begun(ctx, NULL))) {
+    look->buffers = look->foreign = 0;
+    look->bytes = look->read = 0;
+    (void)mlfab__node_visit(ctx->node, call, request_p, staging_look_at, look, look->error);
+  }
+  if (look->code) return look->code;
+  if (look->foreign > 0 && s->broken)
+    return MLFAB__FAIL(look->error, MLFAB_ERR_DEVICE, "%s: the device has failed before: %s",
+                       look->what, s->device->text(s->self, s->broken));
+  if (look->bytes <= s->most) return 0;
+  return MLFAB__FAIL(look->error, MLFAB_ERR_LIMIT,
+                     "%s: %llu bytes of device memory, but staging_bytes is %llu", look->what,
+                     (unsigned long long)look->bytes, (unsigned long long)s->most);
+}
+
+/* Makes the call with its image and its request. */
+static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, int waits,
+                        staging_call **call_p) {
+  staging *s = ctx->staging;
+  mlfab__requests *table = &ctx->node->requests;
+  staging_want want = {.bytes = look->bytes, .error = look->error};
+  size_t ignored;
+  uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
+  int code = staging_room(ctx, &want, waits);
+  if (!code) code = mlfab__request_room(table, staging_request_kind(call->kind), look->error);
+  staging_call *c = code ? NULL : staging_copy(ctx, call, look->buffers);
+  if (!code && !c)
+    code = MLFAB__FAIL(look->error, MLFAB_ERR_MEMORY, "%s: out of memory", look->what);
+  if (code) {
+    if (want.image) want.image->next = s->pool, s->pool = want.image;
+    return code;
+  }
+  c->image = want.image;
+  c->began_ns = began_ns;
+  timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
+  c->deadline_ns = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
+  *call_p = c;
+  return 0;
+}
+
+/* Puts the call into the list, with a request if the caller wants one, and begins to copy. */
+static void staging_queue(mlfab *ctx, staging_call *c, mlfab_request *request_p, int snapshot) {
+  staging *s = ctx->staging;
+  mlfab__requests *table = &ctx->node->requests;
+  *s->last = c;
+  s->last = &c->next;
+  s->ncalls++;
+  if (request_p) {
+    /* There is room. The deadline is kept here: no role knows this request. */
+    mlfab__request *outer =
+        mlfab__request_open(table, staging_request_kind(c->call.kind), UINT32_MAX, c->began_ns, 0);
+    outer->deadline_ns = MLFAB__NEVER;
+    mlfab__request_blame(outer, MLFAB_NO_RANK, 0,
+                         ", as what was given to the device's stream before is not over");
+    *request_p = c->outer = outer->id;
+  }
+  int number = staging_fill(s, c, snapshot);
+  if (number) staging_fail_device(ctx, c, "copying from device memory", number);
+}
+
+static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+                         int *taken_p) {
+  mlfab_error error;
+  staging_call *c = NULL;
+  staging_look look = {.s = ctx->staging, .error = &error};
+  const char *name = call->size >= sizeof *call ? staging_name(call->kind) : NULL;
+  look.what = name ? name : "a call";
+  if (!name) return staging_wait_turn(ctx);
+  int code = ctx->closed ? 0 : staging_check(ctx, call, waits, request_p, &look);
+  if (!code && look.foreign == 0 && (staging_test_begun(ctx, NULL) || MLFAB__PLANTED(282)))
+    return 0;
+  if (!code && call->options && *(const uint32_t *)call->options < sizeof(uint32_t)) return 0;
+  *taken_p = 1;
+  if (!code) code = staging_make(ctx, call, &look, waits, &c);
+  if (code) return mlfab__node_return(ctx->node, code, &error);
+  look.to = c->buffers;
+  look.room = c->nbuffers;
+  look.image = c->image;
+  look.buffers = look.foreign = 0;
+  look.bytes = look.read = 0;
+  (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, &look, &error);
+  if (!look.code && staging_overlaps(c->buffers, c->nbuffers))
+    look.code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT,
+                            "%s: two buffers overlap, and one is written", look.what);
+  if (look.code) {
+    c->next = NULL;
+    *ctx->staging->last = c; /* removed at once */
+    ctx->staging->last = &c->next;
+    ctx->staging->ncalls++;
+    staging_remove(ctx, c);
+    return mlfab__node_return(ctx->node, look.code, &error);
+  }
+  staging_queue(ctx, c, request_p, look.snapshot);
+  return 0;
+}
+
+/* --- moving --- */
+
+/* Begins the call in its turn. 0: it cannot begin now. */
+static int staging_run(mlfab *ctx, staging_call *c) {
+  mlfab_request inner = 0;
+  staging_set_timeout(ctx, c);
+  int code = mlfab__node_submit(ctx->node, &c->call, ctx->now_ns, &inner, NULL);
+  if (code == MLFAB_ERR_AGAIN && !ctx->closed && ctx->now_ns < c->deadline_ns) return 0;
+  if (code) {
+    const mlfab_error error = ctx->node->requests.last;
+    staging_tell(ctx, c, code, error.rank, error.is_server, error.text);
+    c->state = STAGING_ENDED;
+    return 1;
+  }
+  c->inner = inner;
+  c->state = STAGING_RUNNING;
+  return 1;
+}
+
+/* The call on the image has ended. */
+static void staging_ran(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  mlfab_result result;
+  int done = 0, writes = 0;
+  memset(&result, 0, sizeof result);
+  int code = mlfab_node_test(ctx->node, c->inner, &done, &result);
+  const mlfab_error error = ctx->node->requests.last;
+  mlfab__request *outer = mlfab__request_find(&ctx->node->requests, c->outer);
+  c->inner = 0;
+  if (outer) outer->result = result;
+  for (uint32_t i = 0; i < c->nbuffers; i++) writes |= c->buffers[i].of.out_bytes > 0;
+  if (code || result.status) {
+    staging_tell(ctx, c, code ? code : result.status, error.rank, error.is_server, error.text);
+    c->state = STAGING_ENDED;
+  } else if (!writes || MLFAB__PLANTED(283)) {
+    staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
+    c->state = STAGING_ENDED;
+  } else {
+    int number = staging_land(s, c);
+    c->state = STAGING_LANDING;
+    if (number) staging_fail_device(ctx, c, "copying to device memory", number);
+  }
+}
+
+/* The deadline of a call that is not on its image has passed. */
+static int staging_late(mlfab *ctx, staging_call *c) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "earlier calls have not begun, or there is no room for this one";
+  if (ctx->now_ns < c->deadline_ns) return 0;
+  if (c->mark) why = "what was given to the device's stream before is not over";
+  if (c->state == STAGING_LANDING) why = "it was carried out, but results are not copied yet";
+  snprintf(text, sizeof text, "%s: the deadline passed after %s: %s", staging_name(c->call.kind),
+           mlfab__duration(waited, ctx->now_ns - c->began_ns), why);
+  staging_end(ctx, c, MLFAB_ERR_TIMEOUT, text);
+  return 1;
+}
+
+/* One step of a call. `first`: no earlier call waits for its turn. 1: it moved. */
+static int staging_step(mlfab *ctx, staging_call *c, int first) {
+  staging *s = ctx->staging;
+  int reached = 0;
+  switch (c->state) {
+    case STAGING_FILLING:
+      reached = staging_reached(s, c);
+      if (reached < 0)
+        return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
+      if (reached && first && staging_run(ctx, c)) return 1;
+      return staging_late(ctx, c);
+    case STAGING_RUNNING:
+      if (!mlfab__context_is_over(ctx, c->inner)) return 0;
+      return staging_ran(ctx, c), 1;
+    case STAGING_LANDING:
+      reached = staging_reached(s, c);
+      if (reached < 0) return staging_fail_device(ctx, c, "copying to device memory", -reached), 1;
+      if (reached == 0) return staging_late(ctx, c);
+      staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
+      c->state = STAGING_ENDED;
+      return 1;
+    case STAGING_DOOMED:
+      if (!first || mlfab__node_forgo(ctx->node, &c->call, &c->why, ctx->now_ns) == MLFAB_ERR_AGAIN)
+        return 0;
+      c->state = STAGING_ENDED;
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+static int staging_move(mlfab *ctx) {
+  staging *s = ctx->staging;
+  int moved = 0, first = 1;
+  staging_call *next;
+  if (!s->first || ctx->closed) return 0;
+  s->behind = 0;
+  for (staging_call *c = s->first; c; c = next) {
+    next = c->next;
+    while (staging_step(ctx, c, first)) moved = 1;
+    first &= c->state != STAGING_FILLING && c->state != STAGING_DOOMED;
+    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0) {
+      staging_remove(ctx, c);
+      moved = 1;
+    }
+  }
+  return moved;
+}
+
+/* --- what a context asks --- */
+
+static int staging_copies(const mlfab *ctx) {
+  for (const staging_call *c = ctx->staging->first; c; c = c->next)
+    if (c->mark || c->state == STAGING_FILLING) return 1;
+  return 0;
+}
+
+static staging_call *staging_find(const mlfab *ctx, mlfab_request outer) {
+  staging_call *c = ctx->staging->first;
+  while (c && c->outer != outer) c = c->next;
+  return outer ? c : NULL;
+}
+
+static int staging_cancel(mlfab *ctx, mlfab_request request) {
+  staging_call *c = staging_find(ctx, request);
+  char text[96];
+  if (!c) return 0;
+  if (c->state == STAGING_RUNNING) {
+    (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
+    if (mlfab__context_is_over(ctx, c->inner)) staging_ran(ctx, c);
+  } else if (c->state == STAGING_FILLING) {
+    snprintf(text, sizeof text, "%s: cancelled before it had begun", staging_name(c->call.kind));
+    staging_end(ctx, c, MLFAB_ERR_CANCELLED, text);
+  }
+  /* Else it has been carried out, and its results are being copied. */
+  return 1;
+}
+
+static void staging_blame(mlfab *ctx, mlfab_request request) {
+  const staging_call *c = staging_find(ctx, request);
+  mlfab__request *outer = c ? mlfab__request_find(&ctx->node->requests, request) : NULL;
+  const mlfab__request *inner =
+      c && c->inner ? mlfab__request_find(&ctx->node->requests, c->inner) : NULL;
+  if (outer && inner && !outer->done) outer->blame = inner->blame;
+}
+
+static uint32_t staging_updates(const mlfab *ctx) {
+  uint32_t n = 0;
+  for (const staging_call *c = ctx->staging->first; c; c = c->next)
+    n += staging_request_kind(c->call.kind) == MLFAB__REQUEST_PUSH && c->state < STAGING_DOOMED;
+  return n;
+}
+
+static int staging_refuse(mlfab *ctx, const void *memory, uint64_t bytes, const char *what,
+                          mlfab_error *error) {
+  const mlfab__extent extent = {.at = memory, .bytes = bytes};
+  staging_look look = {.s = ctx->staging, .error = error, .what = what};
+  int where = memory && bytes > 0 ? staging_where(&look, &extent) : MLFAB_MEMORY_HOST;
+  if (look.code || where != MLFAB_MEMORY_DEVICE) return look.code;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "%s: takes memory of the host only", what);
+}
+
+/* Copies that are under way have two heartbeats to end. */
+static void staging_free(mlfab *ctx, int child) {
+  staging *s = ctx->staging;
+  const uint64_t until = mlfab__add_sat(mlfab__context_now(ctx), 2 * ctx->heartbeat_ns);
+  while (s->first) {
+    staging_call *c = s->first;
+    s->behind = 0;
+    /* In a child the device is the parent's. */
+    while (!child && staging_reached(s, c) == 0 && !ctx->simulated &&
+           mlfab__context_now(ctx) < until) {
+      mlfab__context_pause(STAGING_PAUSE_NS);
+      s->behind = 0;
+    }
+    if (child) {
+      if (c->image) mlfab__free(&ctx->env, c->image, sizeof *c->image);
+      c->image = NULL;
+      c->mark = c->fence = NULL;
+    }
+    c->unknown |= c->mark != NULL;
+    staging_remove(ctx, c);
+  }
+  while (s->pool) {
+    staging_image *image = s->pool;
+    s->pool = image->next;
+    if (child)
+      mlfab__free(&ctx->env, image, sizeof *image);
+    else
+      staging_unpin(s, &ctx->env, image);
+  }
+  if (!child && s->device->close) s->device->close(s->self);
+  mlfab__free(&ctx->env, s, sizeof *s);
+  ctx->staging = NULL;
+  ctx->stager = NULL;
+}
+
+/* --- attaching --- */
+
+static const mlfab__context_stager staging_functions = {
+    staging_begin, staging_wait_turn, staging_move,   staging_copies, staging_cancel,
+    staging_blame, staging_updates,   staging_refuse, staging_free};
+
+/* The first member that is missing, or NULL. */
+static const char *staging_missing(const mlfab_device *d) {
+  if (d->size < offsetof(mlfab_device, close) + sizeof d->close) return "size";
+  if (!d->name) return "name";
+  if (!d->where) return "where";
+  if (!d->pin) return "pin";
+  if (!d->unpin) return "unpin";
+  if (!d->fence) return "fence";
+  if (!d->after) return "after";
+  if (!d->copy) return "copy";
+  if (!d->mark) return "mark";
+  if (!d->order) return "order";
+  if (!d->poll) return "poll";
+  if (!d->drop) return "drop";
+  return d->text ? NULL : "text";
+}
+
+static int staging_open(mlfab *ctx, const mlfab_device *device) {
+  staging *s = mlfab__alloc(&ctx->env, sizeof *s);
+  if (!s) return MLFAB_ERR_MEMORY;
+  s->device = device;
+  s->last = &s->first;
+  ctx->staging = s;
+  ctx->stager = &staging_functions;
+  return 0;
+}
+
+/* --- before a device is attached --- */
+
+/* A program that contains code for a device has this function (gpu/mlfab_gpu.cu does): 1 for memory of a device, which the
+ * host cannot read. Others have none, and then nobody can tell. */
+#if defined(__ELF__) && (defined(__GNUC__) || defined(__clang__))
+extern int mlfab_device_owns(const void *memory) __attribute__((__weak__));
+#define STAGING_OWNS (&mlfab_device_owns)
+#else
+#define STAGING_OWNS ((int (*)(const void *))0)
+#endif
+
+static int staging_none_where(void *self, const void *memory, uint64_t bytes, char *text,
+                              size_t room) {
+  int (*owns)(const void *) = STAGING_OWNS;
+  (void)self;
+  (void)bytes;
+  if (!owns || !owns(memory)) return MLFAB_MEMORY_HOST;
+  snprintf(text, room,
+           "it is in device memory, but this context has no device: call "
+           "mlfab_gpu_attach or mlfab_device_attach");
+  return MLFAB_ERR_ARGUMENT;
+}
+
+static const mlfab_device staging_none = {
+    .size = sizeof staging_none, .name = "no device", .where = staging_none_where};
+
+MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx) {
+  /* Without memory for it the context works, and device memory is a fault. */
+  if (STAGING_OWNS && ctx->node->is_worker && !ctx->stager) (void)staging_open(ctx, &staging_none);
+}
+
+static int staging_attach(mlfab *ctx, const mlfab_device *device, void *self, uint64_t bytes) {
+  mlfab_error *last = &ctx->node->requests.last;
+  const char *missing = device ? staging_missing(device) : NULL;
+  if (!device) return MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "device_attach: device is NULL");
+  if (missing)
+    return MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "device_attach: device.%s is not set", missing);
+  if (ctx->stager && ctx->staging->device != &staging_none)
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "device_attach: %s is attached already",
+                       ctx->staging->device->name);
+  if (!ctx->node->is_worker)
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "device_attach: this node is not a worker");
+  int code = ctx->stager ? 0 : staging_open(ctx, device);
+  if (code) return MLFAB__FAIL(last, code, "device_attach: out of memory");
+  ctx->staging->device = device;
+  ctx->staging->self = self;
+  ctx->staging->most = bytes ? mlfab__max(bytes, STAGING_GRAIN) : STAGING_DEFAULT;
+  return 0;
+}
+
+MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
+                                  uint64_t staging_bytes) {
+  CONTEXT_LOOK(ctx, staging_attach(ctx, device, self, staging_bytes));
+}
+#endif /* MLFAB_WITH_DEVICE */
 
 /* ==============================================================================================
  * transports/tcp.c
@@ -65349,13 +66665,13 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 #endif
 
 /* Every switch; `of` is BUILD_ON or BUILD_OFF. */
-#define BUILD_SWITCHES(of)                                                           \
-  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_COLL, " coll") \
-      of(MLFAB_WITH_PARTIAL, " partial") of(MLFAB_WITH_STOCHASTIC, " stochastic")    \
-          of(MLFAB_WITH_DAG, " dag") of(MLFAB_WITH_SCHED, " sched")                  \
-              of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")    \
-                  of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")    \
-                      of(MLFAB_WITH_CHECKPOINT, " checkpoint")                       \
+#define BUILD_SWITCHES(of)                                                                      \
+  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_COLL, " coll")            \
+      of(MLFAB_WITH_PARTIAL, " partial") of(MLFAB_WITH_STOCHASTIC, " stochastic")               \
+          of(MLFAB_WITH_DAG, " dag") of(MLFAB_WITH_SCHED, " sched")                             \
+              of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")               \
+                  of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")               \
+                      of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
                           of(MLFAB_WITH_TELEMETRY, " telemetry")
 
 MLFAB_API const char *mlfab_build_info(void) {
@@ -65556,6 +66872,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #else
 #define OPEN_SHARING NULL
 #define OPEN_SHM_COLL NULL
+#endif
+
+#if MLFAB_WITH_DEVICE
 #endif
 
 #if MLFAB_WITH_TELEMETRY
@@ -65776,6 +67095,9 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
                                &error);
+#if MLFAB_WITH_DEVICE
+  if (!code) mlfab__staging_guard(*ctx_p);
+#endif
   open_forget(&c);
   if (config == &world) open_forget(&world);
   if (error_p) *error_p = error;
@@ -65980,6 +67302,17 @@ MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
 MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
                          const char *const *names) {
   (void)path, (void)bufs, (void)n, (void)names;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_DEVICE
+#define LEFT_OUT "device memory (MLFAB_WITH_DEVICE is 0)"
+
+MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
+                                  uint64_t staging_bytes) {
+  (void)device, (void)self, (void)staging_bytes;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 #undef LEFT_OUT

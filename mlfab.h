@@ -157,6 +157,7 @@
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
  *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT
+ *    MLFAB_WITH_DEVICE                buffers in device memory (section 14)
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
@@ -253,7 +254,8 @@ MLFAB_API size_t mlfab_struct_size(const char *name);
   X(MEMORY, -70, "out of memory")                                                         \
   X(IO, -71, "an operating system call failed")                                           \
   X(INTERNAL, -72, "an invariant of the library is broken")                               \
-  X(CHECKPOINT, -73, "a checkpoint is missing, incomplete, damaged or foreign")
+  X(CHECKPOINT, -73, "a checkpoint is missing, incomplete, damaged or foreign")           \
+  X(DEVICE, -74, "a device such as a GPU failed, or the memory is another's")
 
 enum mlfab_error_code {
   MLFAB_OK = 0,
@@ -1973,6 +1975,74 @@ MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
  * name MPI ranks; `rank` is MLFAB_NO_RANK. Before an opening that takes too long fails, processes ask each other over
  * the program's communicator, by empty messages with the largest tag (MPI_TAG_UB). */
 MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * 14. Device memory
+ *
+ * With a device attached, the buffers of these calls, and of their _start forms, may be in its memory: mlfab_model_start,
+ * mlfab_push, mlfab_push_sparse (indices, too), mlfab_pull, mlfab_broadcast, the collectives with their inputs,
+ * mlfab_partial_reduce and _flush, mlfab_stochastic_reduce. One call may mix memories. Everything else takes memory of the
+ * host: task graphs (UNSUPPORTED), mlfab_cached, mlfab_alloc, reducers of the user's. gpu/mlfab_gpu.h attaches a CUDA
+ * device; this section is the interface that it uses, for devices of other makers.
+ *
+ * Staging. A call copies what it reads to pinned memory of the host, runs there, and copies back what it writes.
+ *
+ * Order. What the caller has queued on the device's stream before the call comes before it: the copies wait for it, not the
+ * caller. When the call, or its request, has ended with 0, results are there for any stream. A buffer is borrowed as always;
+ * where a call takes a copy (small pushes, sparse updates, filters), what is queued on the stream after the call may overwrite
+ * the buffer. Calls of one context begin in the order in which they were made, so those behind a call that waits for the stream
+ * wait too: a _start form then still returns at once; a call that has no _start form waits before it begins.
+ *
+ * Errors. DEVICE, with the device's own words: nothing was sent when copying to the host failed, and the other workers of a
+ * collective are told (CANCELLED); when copying back failed, the call was carried out, and the buffers are unspecified. ARGUMENT:
+ * memory of another device, an address that is not aligned to its elements, buffers that overlap where one is written.
+ * LIMIT: a call needs more than staging_bytes. AGAIN: a _start form finds all of it in use, or 64 calls under way;
+ * other calls wait. Mistakes of a _start form are found when it begins, and then its request fails with them. At the
+ * deadline a request ends whatever the stream does; the copies that it has queued stay queued.
+ *
+ * Progress. Nobody is told when a copy ends: the thread that drives looks every 100 us while there are copies, and mlfab_fd does
+ * not become readable for them.
+ * Cost: two copies of the bytes over the device's bus. A call of a size that was used before allocates nothing.
+ */
+enum mlfab_memory {
+  MLFAB_MEMORY_HOST = 0,
+  MLFAB_MEMORY_PINNED =
+      1, /* the host may use it, and the stream too: used in place, after what is queued */
+  MLFAB_MEMORY_DEVICE =
+      2 /* it has to be copied; also memory that moves between host and device (managed) */
+};
+/* Directions of copies. Copies of one direction are carried out one after the other. */
+enum mlfab_device_way { MLFAB_DEVICE_TO_HOST = 0, MLFAB_DEVICE_FROM_HOST = 1 };
+
+/* A device. No function may wait for the stream. They are called with a lock held, by any thread, one at a time. Functions
+ * that return int return 0 or a positive error number of the device, unless it says otherwise. */
+typedef struct mlfab_device {
+  uint32_t size; /* sizeof(mlfab_device) */
+  const char *name;
+  /* A value of enum mlfab_memory. MLFAB_ERR_ARGUMENT: memory that this device cannot use; MLFAB_ERR_DEVICE: it cannot tell.
+   * Text then says why. */
+  int (*where)(void *self, const void *memory, uint64_t bytes, char *text, size_t room);
+  int (*pin)(void *self, uint64_t bytes,
+             void **memory_p); /* host memory that copies of this device use */
+  void (*unpin)(void *self, void *memory);
+  int (*fence)(void *self, void **fence_p); /* marks what the stream has been given so far */
+  int (*after)(void *self, int way,
+               void *fence); /* copies of this direction that follow wait for the fence */
+  int (*copy)(void *self, int way, void *to, const void *from, uint64_t bytes);
+  int (*mark)(void *self, int way, void **mark_p); /* marks the copies of this direction so far */
+  int (*order)(void *self,
+               void *mark);            /* what the stream is given from now on waits for the mark */
+  int (*poll)(void *self, void *mark); /* 1: reached; 0: not yet; negative: minus an error number */
+  void (*drop)(void *self, void *mark); /* of a mark or a fence that is not needed any more */
+  const char *(*text)(void *self, int number); /* of an error number: "cudaErrorX: a text" */
+  void (*close)(void *self);                   /* the context uses it no longer; may be NULL */
+} mlfab_device;
+
+/* Attaches a device to a context of a worker, for good. `device` is borrowed until close. staging_bytes: the most pinned memory
+ * at a time, 0: 256 MiB. Errors: ARGUMENT (with the member that is missing), STATE (a device is attached already; this
+ * node is not a worker), MEMORY. */
+MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
+                                  uint64_t staging_bytes);
 
 #ifdef __cplusplus
 }

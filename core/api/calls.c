@@ -7,6 +7,52 @@
 
 /* --- the model, pushes, pulls --- */
 
+/* --- the buffers of a call --- */
+
+MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *at, uint64_t bytes,
+                                         uint32_t align, int ways) {
+  mlfab__extent extent = {.at = at, .bytes = bytes, .align = align};
+  if (!at || bytes == 0) return (void *)(uintptr_t)at;
+  if (ways & MLFAB__EXTENT_IN) extent.in_bytes = bytes;
+  if (ways & MLFAB__EXTENT_OUT) extent.out_bytes = bytes;
+  return in->visit(in->user, &extent);
+}
+
+MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent) {
+  if (!extent->at || extent->bytes == 0) return;
+  void *at = in->visit(in->user, extent);
+  if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
+}
+
+static int calls_visit_bufs(const mlfab__call_in *e, int ways) {
+  const mlfab_call *c = e->call;
+  for (uint32_t i = 0; c->bufs && i < c->n; i++) {
+    const mlfab_buf *buf = &c->bufs[i];
+    uint32_t align = 1;
+    uint64_t bytes = mlfab__worker_buf_bytes(e->node->parts->worker, buf, &align);
+    void *at = mlfab__call_extent(e, buf->data, bytes, align, ways);
+    if (at != buf->data) ((mlfab_buf *)(uintptr_t)buf)->data = at;
+  }
+  return 0;
+}
+
+/* A pull writes all of a buffer, unless only what has changed is pulled. */
+static int calls_visit_core(const mlfab__call_in *e) {
+  const mlfab_pull_options *o = e->call->options;
+  int kept = 0;
+  switch (e->call->kind) {
+    case MLFAB_CALL_MODEL_START:
+      return calls_visit_bufs(e, MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT);
+    case MLFAB_CALL_PUSH:
+      return calls_visit_bufs(e, MLFAB__EXTENT_IN);
+    default:
+      kept = o && MLFAB__HAS(o, mlfab_pull_options, flags) && o->flags & MLFAB_PULL_KEPT;
+      return calls_visit_bufs(e, MLFAB__EXTENT_OUT | (kept ? MLFAB__EXTENT_IN : 0));
+  }
+}
+
+/* --- the model, pushes, pulls --- */
+
 /* Ghost tensors need transports that carry them. */
 static int calls_check_ghost(const mlfab__call_in *e) {
   const mlfab_node *node = e->node;
@@ -40,6 +86,7 @@ static int calls_core(const mlfab__call_in *e) {
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
+  if (e->visit) return calls_visit_core(e);
   switch (c->kind) {
     case MLFAB_CALL_TENSOR_ADD:
       return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
@@ -66,10 +113,13 @@ static int calls_core(const mlfab__call_in *e) {
 /* --- submitting --- */
 
 enum {
-  CALLS_AT_ONCE = 1, /* has no request */
-  CALLS_UNASKED = 2, /* request_p may be NULL */
-  CALLS_EARLY = 4,   /* allowed before the fabric is complete */
-  CALLS_OPENS = 8    /* needs id_p */
+  CALLS_AT_ONCE = 1,  /* has no request */
+  CALLS_UNASKED = 2,  /* request_p may be NULL */
+  CALLS_EARLY = 4,    /* allowed before the fabric is complete */
+  CALLS_OPENS = 8,    /* needs id_p */
+  CALLS_BUFFERS = 16, /* borrows buffers */
+  CALLS_MEETS =
+      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
 };
 
 /* By kind. */
@@ -79,25 +129,25 @@ static const struct {
 } calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {calls_core, CALLS_AT_ONCE | CALLS_EARLY},
                    [MLFAB_CALL_SET_FILTER] = {mlfab__calls_sparse, CALLS_AT_ONCE},
                    [MLFAB_CALL_SET_SCHEDULE] = {mlfab__calls_sched, CALLS_AT_ONCE},
-                   [MLFAB_CALL_MODEL_START] = {calls_core, 0},
-                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED},
-                   [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED},
-                   [MLFAB_CALL_PULL] = {calls_core, 0},
+                   [MLFAB_CALL_MODEL_START] = {calls_core, CALLS_BUFFERS},
+                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED | CALLS_BUFFERS},
+                   [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED | CALLS_BUFFERS},
+                   [MLFAB_CALL_PULL] = {calls_core, CALLS_BUFFERS},
                    [MLFAB_CALL_FINISH] = {calls_core, 0},
                    [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
-                   [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, 0},
+                   [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
+                   [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
+                   [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
+                   [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_BARRIER] = {calls_core, 0},
                    [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
-                   [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, 0},
-                   [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, 0},
+                   [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, CALLS_BUFFERS},
+                   [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_PARTIAL_CLOSE] = {mlfab__calls_partial, CALLS_AT_ONCE},
                    [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
                    [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
-                   [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
+                   [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, CALLS_BUFFERS},
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
                    [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE}};
@@ -130,6 +180,49 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
   if (!code) code = calls_kinds[call->kind].begin(&e);
   return mlfab__node_return(node, code, &error);
+}
+
+MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
+                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
+                                      mlfab_error *error) {
+  const mlfab__call_in e = {.node = node,
+                            .call = call,
+                            .request_p = request_p,
+                            .error = error,
+                            .visit = fn,
+                            .user = user};
+  int code = calls_check(&e);
+  if (code || !node->is_worker || !(calls_kinds[call->kind].flags & CALLS_BUFFERS)) return code;
+  return calls_kinds[call->kind].begin(&e);
+}
+
+MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
+                                      const mlfab_error *why, uint64_t now_ns) {
+  mlfab_error error;
+  const mlfab__call_in e = {.node = node, .call = call, .error = &error, .forgone = why};
+  if (!node->is_worker || !(calls_kinds[call->kind].flags & CALLS_MEETS)) return 0;
+  if (mlfab__node_enter(node, now_ns, 1, &error)) return 0; /* the node has ended */
+  int code = calls_kinds[call->kind].begin(&e);
+  (void)mlfab__node_return(node, 0, &error);
+  return code;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p) {
+  size_t at = 0;
+  uint64_t timeout_ns = 0;
+  if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
+    at = offsetof(mlfab_push_options, timeout_ns);
+  else if (call->kind == MLFAB_CALL_PULL)
+    at = offsetof(mlfab_pull_options, timeout_ns);
+  else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
+    at = offsetof(mlfab_collective, timeout_ns);
+  *at_p = 0;
+  if (at == 0) return call->timeout_ns;
+  /* All options begin with their size. */
+  if (!call->options || *(const uint32_t *)call->options < at + sizeof timeout_ns) return 0;
+  *at_p = at;
+  memcpy(&timeout_ns, (const char *)call->options + at, sizeof timeout_ns);
+  return timeout_ns;
 }
 
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,

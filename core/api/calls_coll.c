@@ -75,6 +75,74 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
   return coll_reduction(options, call, e->error);
 }
 
+/* --- the buffers of a call --- */
+
+#define CALLS_BOTH (MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT)
+
+/* The inputs of the options, one for each of n buffers. */
+static void coll_visit_input(const mlfab__call_in *e, const mlfab_collective *options, uint32_t i,
+                             uint64_t bytes, uint32_t width) {
+  const void **inputs = (const void **)(uintptr_t)options->inputs;
+  const void *at = mlfab__call_extent(e, inputs[i], bytes, width, MLFAB__EXTENT_IN);
+  if (at != inputs[i]) inputs[i] = at;
+}
+
+static void coll_visit_vecs(const mlfab__call_in *e, const mlfab_collective *options,
+                            uint32_t width) {
+  const mlfab_call *c = e->call;
+  int apart = CALLS_OPTION(options, inputs) != NULL;
+  for (uint32_t i = 0; c->vecs && i < c->n; i++) {
+    const mlfab_vec *vec = &c->vecs[i];
+    uint64_t bytes = mlfab__mul_sat(vec->count, width);
+    if (apart) coll_visit_input(e, options, i, bytes, width);
+    void *at =
+        mlfab__call_extent(e, vec->data, bytes, width, apart ? MLFAB__EXTENT_OUT : CALLS_BOTH);
+    if (at != vec->data) ((mlfab_vec *)(uintptr_t)vec)->data = at;
+  }
+}
+
+/* Blocks of all ranks: a reduce-scatter reads them all and writes this rank's; an allgather the reverse. */
+static void coll_visit_blocks(const mlfab__call_in *e, const mlfab_collective *options,
+                              uint32_t width) {
+  const mlfab_call *c = e->call;
+  const uint32_t workers = e->node->config.workers, me = (uint32_t)e->node->config.rank;
+  int apart = CALLS_OPTION(options, inputs) != NULL;
+  int gathers = c->kind == MLFAB_CALL_ALLGATHER;
+  uint64_t all = 0, before = 0, own = 0;
+  for (uint32_t r = 0; c->counts && r < workers; r++) {
+    if (r == me) before = all, own = mlfab__mul_sat(c->counts[r], width);
+    all = mlfab__add_sat(all, mlfab__mul_sat(c->counts[r], width));
+  }
+  mlfab__extent extent = {.at = c->data, .bytes = all, .align = width, .out_bytes = all};
+  if (apart) coll_visit_input(e, options, 0, gathers ? own : all, width);
+  if (gathers && !apart) extent.in = before, extent.in_bytes = own;
+  if (!gathers) extent.out = before, extent.out_bytes = own;
+  if (!gathers && !apart) extent.in_bytes = all;
+  mlfab__call_data(e, &extent);
+}
+
+static int coll_visit(const mlfab__call_in *e, const mlfab_collective *options) {
+  const mlfab_call *c = e->call;
+  uint32_t width = c->dtype == MLFAB_BYTES ? 1 : mlfab__element_bytes(c->dtype);
+  if (CALLS_OPTION(options, reduce) && c->kind <= MLFAB_CALL_REDUCE_SCATTER)
+    width = CALLS_OPTION(options, element_bytes);
+  if (c->kind == MLFAB_CALL_ALLREDUCE) {
+    coll_visit_vecs(e, options, width);
+  } else if (c->kind == MLFAB_CALL_BROADCAST) {
+    int apart = CALLS_OPTION(options, inputs) != NULL, root = e->node->config.rank == c->root;
+    mlfab__extent extent = {.at = c->data, .bytes = c->count, .align = 1};
+    if (root && apart) coll_visit_input(e, options, 0, c->count, 1);
+    if (root && !apart)
+      extent.in_bytes = c->count;
+    else
+      extent.out_bytes = c->count;
+    mlfab__call_data(e, &extent);
+  } else {
+    coll_visit_blocks(e, options, width);
+  }
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const mlfab_collective plain = {.size = sizeof plain};
@@ -82,6 +150,8 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   mlfab__collective own, *into = e->shared ? e->shared : &own;
   mlfab__comm_call *call = &into->call;
   if (!options) options = &plain;
+  if (e->visit) return coll_visit(e, options);
+  if (e->forgone) return mlfab__comm_forgo(e->node->parts->comm, e->forgone, e->node->now_ns);
   memset(call, 0, sizeof *call);
   into->one = (mlfab_vec){c->data, c->count};
   call->vecs = &into->one;
@@ -113,7 +183,8 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
   if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
   int arena = mlfab__context_arena(ctx) && waits;
   if (!arena) return mlfab__submit(ctx, call, waits, request_p, NULL);
-  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, &request, &shared);
+  shared.call.outside = 0;
+  int code = mlfab__context_begin(ctx, call, waits, &request, &shared);
   if (!code && shared.call.outside) mlfab__shared_run(ctx, request, &shared.call);
   if (!code && request) return mlfab__context_await(ctx, request, 0, NULL);
   return mlfab__context_sent(ctx, code);

@@ -4,6 +4,7 @@
  * `dag_inside`
  * says that this thread has the lock already. A triggered operation runs when the function has returned. */
 #include "../coll/user_dag.h"
+#include "../kernels/kernels.h"
 #include "calls_coll.h"
 
 /* The node frees a task graph that is open when the context is closed. */
@@ -47,6 +48,11 @@ static int dag_leave(mlfab *ctx, int code, mlfab_request request, const mlfab_er
   return code;
 }
 
+/* 0, or the error of memory that is a device's. */
+static int dag_refuse(mlfab *ctx, const void *data, uint64_t bytes, mlfab_error *error) {
+  return ctx->stager ? ctx->stager->refuse(ctx, data, bytes, "a task graph", error) : 0;
+}
+
 /* `call` may use dag and error, and have `request` waited for. */
 #define DAG_CALL(call)                    \
   mlfab_error error;                      \
@@ -76,23 +82,30 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   return dag_leave(ctx, code, 0, &error);
 }
 
+static int dag_message(mlfab_dag *dag, uint8_t kind, const mlfab__user_dag_message *message,
+                       uint64_t bytes, uint32_t *op_p, mlfab_error *error) {
+  int code = dag_refuse(dag->ctx, message->data, bytes, error);
+  return code ? code : mlfab__user_dag_message_op(&dag->graph, kind, message, op_p, error);
+}
+
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
                              uint64_t bytes, uint32_t *op_p) {
   /* A send only reads the data. */
   const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_SEND, &message, op_p, &error));
+  DAG_CALL(dag_message(dag, MLFAB__DAG_SEND, &message, bytes, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
                              uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV, &message, op_p, &error));
+  DAG_CALL(dag_message(dag, MLFAB__DAG_RECV, &message, bytes, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
                                     uint64_t count, int dtype, int op, uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, count, dtype, op};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
+  const uint64_t bytes = mlfab__mul_sat(count, mlfab__element_bytes(dtype));
+  DAG_CALL(dag_message(dag, MLFAB__DAG_RECV_REDUCE, &message, bytes, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
@@ -120,6 +133,8 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   mlfab *ctx = dag->ctx;
   CONTEXT_MAY_WAIT(ctx);
   int code = dag_enter(ctx, &error);
+  if (!code && ctx->stager && (code = ctx->stager->settle(ctx)) != 0)
+    error = ctx->node->requests.last;
   if (!code) {
     (void)mlfab__context_arena(ctx);
     code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);

@@ -2,6 +2,17 @@
 #include "../coll/partial_run.h"
 #include "calls_coll.h"
 
+static int partial_visit(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  uint32_t width = 1;
+  mlfab__extent extent = {.at = c->data};
+  extent.bytes = extent.out_bytes = mlfab__partial_run_bytes(e->node->parts->comm, c->id, &width);
+  if (c->kind == MLFAB_CALL_PARTIAL_REDUCE) extent.in_bytes = extent.bytes;
+  extent.align = width;
+  mlfab__call_data(e, &extent);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__comm *comm = e->node->parts->comm;
@@ -9,6 +20,8 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   mlfab_error *error = e->error;
   const mlfab_partial_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  if (e->visit) return partial_visit(e);
+  if (e->forgone) return mlfab__comm_forgo(comm, e->forgone, now);
   switch (c->kind) {
     case MLFAB_CALL_PARTIAL_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_partial_options, timeout_ns) ? o->timeout_ns : 0;

@@ -3,9 +3,23 @@
 #include "../worker/worker.h"
 #include "context.h"
 
+static int sparse_visit(const mlfab__call_in *in) {
+  const mlfab_call *c = in->call;
+  uint32_t width = mlfab__worker_element_bytes(in->node->parts->worker, c->tensor);
+  uint64_t bytes = mlfab__mul_sat(c->count, width);
+  const mlfab__extent values = {.at = c->data, .bytes = bytes, .in_bytes = bytes, .align = width};
+  if (width == 0) return 0;
+  const void *indices = mlfab__call_extent(
+      in, c->indices, mlfab__mul_sat(c->count, sizeof *c->indices), 8, MLFAB__EXTENT_IN);
+  if (indices != c->indices) ((mlfab_call *)(uintptr_t)c)->indices = indices;
+  mlfab__call_data(in, &values);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
   mlfab__worker *worker = in->node->parts->worker;
+  if (in->visit) return sparse_visit(in);
   if (c->kind == MLFAB_CALL_SET_FILTER)
     return mlfab__worker_set_filter(worker, c->tensor, c->options, in->error);
   return mlfab__worker_push_sparse(worker, c->tensor, c->indices, c->data, c->count, c->options,

@@ -2,6 +2,17 @@
 #include "../coll/stochastic.h"
 #include "calls_coll.h"
 
+static int stochastic_visit(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  uint32_t width = 1;
+  mlfab__extent extent = {.at = c->data};
+  extent.bytes = extent.in_bytes = extent.out_bytes =
+      mlfab__stochastic_bytes(e->node->parts->comm, c->id, &width);
+  extent.align = width;
+  mlfab__call_data(e, &extent);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__comm *comm = e->node->parts->comm;
@@ -10,6 +21,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_stochastic_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
+  if (e->visit) return stochastic_visit(e);
   switch (c->kind) {
     case MLFAB_CALL_STOCHASTIC_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_stochastic_options, timeout_ns) ? o->timeout_ns : 0;

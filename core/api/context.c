@@ -60,7 +60,8 @@ enum {
   CONTEXT_STACK_BYTES =
       1 << 20, /* least stack of the thread: musl gives 128 KiB, and callbacks run on it */
   CONTEXT_DRAIN_NS =
-      10000000, /* between two checks whether all threads have left a closed context */
+      10000000,             /* between two checks whether all threads have left a closed context */
+  CONTEXT_COPY_NS = 100000, /* between two looks at copies of a device, which wake nobody */
   CONTEXT_CLOCK_EVERY = 16,
   CONTEXT_LOOK_EVERY = 64
 };
@@ -370,6 +371,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     }
   }
   if (ctx->sharing) moved |= ctx->sharing->map(ctx);
+  if (ctx->stager) moved |= ctx->stager->move(ctx);
   moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
@@ -439,6 +441,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
   if (until <= now && !ctx->simulated) return;
+  if (ctx->stager && ctx->stager->copies(ctx)) until = mlfab__min(until, now + CONTEXT_COPY_NS);
   uint64_t timeout = until > now ? until - now : 0;
   mlfab__context_transport *only = context_only(ctx);
   if (only && ctx->ntransports > 1) timeout = mlfab__min(timeout, 50000000);
@@ -821,6 +824,7 @@ static void context_free(mlfab *ctx) {
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
+  if (ctx->stager) ctx->stager->free(ctx, child);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -948,6 +952,11 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 /* --- closing --- */
 
+MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns) {
+  struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+  nanosleep(&t, NULL);
+}
+
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;
@@ -1048,14 +1057,24 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p) {
 
 /* --- waiting for requests --- */
 
+MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id) {
+  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  return !request || context_is_done(ctx, request);
+}
+
+MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id) {
+  ctx->now_ns = mlfab__context_now(ctx);
+  if (ctx->stager && ctx->stager->cancel(ctx, id)) return 0;
+  return mlfab_node_cancel(ctx->node, id, ctx->now_ns);
+}
+
 typedef struct context_wait {
   mlfab_request request;
 } context_wait;
 
 static int context_test_request(mlfab *ctx, void *what) {
   const context_wait *wait = what;
-  const mlfab__request *request = mlfab__request_find(&ctx->node->requests, wait->request);
-  return !request || context_is_done(ctx, request);
+  return mlfab__context_is_over(ctx, wait->request);
 }
 
 static int context_test_let_go(mlfab *ctx, void *what) {
@@ -1068,6 +1087,7 @@ static int context_pending(mlfab *ctx, mlfab_request id) {
   const mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
   uint64_t now = mlfab__context_now(ctx);
   char whom[64] = "the peer", waited[24];
+  if (ctx->stager) ctx->stager->blame(ctx, id);
   if (!request || !request->done) return mlfab__request_pending(&ctx->node->requests, id, now);
   context_keeps(ctx, whom, sizeof whom);
   uint64_t since_ns = now - request->started_ns;
@@ -1093,7 +1113,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   if (code) return code;
   if (!done && ctx->closed) {
     now = mlfab__context_now(ctx);
-    mlfab_node_cancel(ctx->node, id, now);
+    mlfab__context_cancel(ctx, id);
     context_actions(ctx, now); /* transports return borrowed memory, at once or soon */
     context_until(ctx, MLFAB__NEVER, context_test_let_go, NULL, 1);
     return mlfab__context_in_vain(ctx, 0);
@@ -1138,7 +1158,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
-         context_keeps(ctx, NULL, 0) == 0;
+         context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -1161,7 +1181,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
-      context_keeps(ctx, whom, sizeof whom);
+      if (context_keeps(ctx, whom, sizeof whom) == 0) snprintf(whom, sizeof whom, "the device");
       code = mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, since_ns,
                           "flush: after %s %s has not taken all that is being sent from buffers",
                           waited, whom);

@@ -76,6 +76,31 @@ typedef struct mlfab__context_observer {
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_observer;
 
+/* Calls with buffers in device memory: staging.c, from mlfab_device_attach on. All need the lock. */
+typedef struct mlfab__context_stager {
+  /* Takes a call over that has such buffers, or that must wait until others have begun: *taken_p is 1, and the result is
+   * that of mlfab__node_submit. A call without a request may have to wait. */
+  int (*begin)(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+               int *taken_p);
+  /* Waits until all calls have begun. Errors: STATE (in a function of mlfab_on_done), TIMEOUT, CLOSED. */
+  int (*settle)(mlfab *ctx);
+  /* 1: something moved. */
+  int (*move)(mlfab *ctx);
+  /* Copies are under way. Nobody is told when they end: look again. */
+  int (*copies)(const mlfab *ctx);
+  /* 1: the request is one of its own, and is withdrawn. */
+  int (*cancel)(mlfab *ctx, mlfab_request request);
+  /* A request of its own gets the blame of the call that it has begun. */
+  void (*blame)(mlfab *ctx, mlfab_request request);
+  /* How many updates have not ended. */
+  uint32_t (*updates)(const mlfab *ctx);
+  /* ARGUMENT, DEVICE: memory that a function without staging does not take. `what` names it. */
+  int (*refuse)(mlfab *ctx, const void *memory, uint64_t bytes, const char *what,
+                mlfab_error *error);
+  /* Nodes and transports are closed. */
+  void (*free)(mlfab *ctx, int child);
+} mlfab__context_stager;
+
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
   struct mlfab__context_watch *next;
@@ -145,6 +170,8 @@ struct mlfab {
   int lends;                               /* a transport may keep buffers: ask `keeps` */
   const mlfab__context_observer *observer; /* NULL: not compiled in */
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
+  const mlfab__context_stager *stager;     /* NULL: no device is attached */
+  struct mlfab__staging *staging;
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
@@ -191,6 +218,15 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code);
 /* Waits for a request and ends it, as mlfab_wait. */
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                          mlfab_result *result_p);
+/* Ends a request, as mlfab_cancel. */
+MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
+/* Begins a call: as mlfab__node_submit, but where a device is attached its buffers may be in device memory. */
+MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
+                                         mlfab_request *request_p, mlfab__collective *shared);
+/* Sleeps without the lock's being given up: while a context is freed. */
+MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns);
+/* 1 when a request is done and its buffers are the caller's, or when there is no such request. */
+MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id);
 /* Carries out the actions that a call caused. Returns `code`. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 

@@ -6,11 +6,19 @@
 #include <errno.h>
 #include <stdio.h>
 
+MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
+                                         mlfab_request *request_p, mlfab__collective *shared) {
+  int taken = 0;
+  int code = ctx->stager ? ctx->stager->begin(ctx, call, waits, request_p, &taken) : 0;
+  if (taken || code) return code;
+  return mlfab__node_submit(ctx->node, call, ctx->now_ns, request_p, shared);
+}
+
 MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
                                   mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
   if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
-  int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p, NULL);
+  int code = mlfab__context_begin(ctx, call, waits, waits ? &request : request_p, NULL);
   if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
   return mlfab__context_sent(ctx, code);
 }
@@ -109,7 +117,7 @@ MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uin
 }
 
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
-  CONTEXT_CALL(ctx, mlfab_node_cancel(ctx->node, request, ctx->now_ns));
+  CONTEXT_CALL(ctx, mlfab__context_cancel(ctx, request));
 }
 
 MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {

@@ -100,6 +100,9 @@ __attribute__((__constructor__)) static void mlfab__plant_read(void) {
 #ifndef MLFAB_WITH_KEYS
 #define MLFAB_WITH_KEYS 1
 #endif
+#ifndef MLFAB_WITH_DEVICE
+#define MLFAB_WITH_DEVICE 1
+#endif
 #ifndef MLFAB_WITH_TELEMETRY
 #define MLFAB_WITH_TELEMETRY 1
 #endif
@@ -128,6 +131,11 @@ static inline uint64_t mlfab__max(uint64_t a, uint64_t b) { return a > b ? a : b
 /* a + b, or MLFAB__NEVER instead of wrapping round. */
 static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* a * b, or MLFAB__NEVER instead of wrapping round. */
+MLFAB__UNUSED static inline uint64_t mlfab__mul_sat(uint64_t a, uint64_t b) {
+  return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
 /* Has this URL a user or a password in it? Not for any other path. Where what stands behind the ':' is no port, it may be

@@ -144,6 +144,9 @@ MLFAB__INTERNAL void mlfab__comm_free(void *self);
 /* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
 
+/* This worker cannot make its next call, and its caller knows: all collectives that are open fail with this error, on all
+ * workers, so that the next calls meet. AGAIN: an epoch ends just now; try again. */
+MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns);
 /* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
  * 0: the configured one. Errors: as of mlfab_allreduce_start before anything is sent.
  * `outside`: the call only takes a number; the caller runs it when mlfab__comm_outside says so, and

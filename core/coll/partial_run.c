@@ -450,6 +450,15 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
   return 0;
 }
 
+MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id,
+                                                  uint32_t *width_p) {
+  mlfab_error ignored;
+  const mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, &ignored);
+  if (!e) return 0;
+  *width_p = mlfab__element_bytes(e->partial.spec.dtype);
+  return mlfab__mul_sat(e->partial.spec.count, *width_p);
+}
+
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error) {

@@ -20,6 +20,9 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
                                              mlfab_error *error);
+/* The bytes of the object's buffer, 0 when none with this number is open; and those of an element. */
+MLFAB__INTERNAL uint64_t mlfab__partial_run_bytes(mlfab__comm *comm, uint32_t id,
+                                                  uint32_t *width_p);
 /* As mlfab_partial_flush. */
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,

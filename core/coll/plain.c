@@ -417,6 +417,16 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
   return code;
 }
 
+MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns) {
+  if (comm->failing || comm->phase == MLFAB__COMM_ENDING) return MLFAB_ERR_AGAIN;
+  if (mlfab__comm_owed(comm, NULL)) return 0; /* the call would have told of that */
+  comm->now_ns = now_ns;
+  mlfab__comm_fail(comm, why->code, (int32_t)comm->rank, "worker %u: %.200s", comm->rank,
+                   why->text);
+  comm->owed = 0;
+  return 0;
+}
+
 /* --- outside calls --- */
 
 MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm->due |= MLFAB__COMM_BEGIN; }

@@ -691,6 +691,15 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
 }
 
+MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id,
+                                                 uint32_t *width_p) {
+  mlfab_error ignored;
+  const mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, &ignored);
+  if (!g) return 0;
+  *width_p = g->width;
+  return g->bytes;
+}
+
 MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
                                             uint64_t timeout_ns, uint64_t now_ns,
                                             mlfab_stochastic_info *info_p, mlfab_request *request_p,

@@ -14,6 +14,8 @@ MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, in
                                            mlfab_request *request_p, mlfab_error *error);
 /* 0, or why the workers of this epoch have no graph. */
 MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* The bytes of the object's buffer, 0 when none with this number is open; and those of an element. */
+MLFAB__INTERNAL uint64_t mlfab__stochastic_bytes(mlfab__comm *comm, uint32_t id, uint32_t *width_p);
 /* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
  * data is as it was. */
 MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,

@@ -26,6 +26,10 @@
 #define OPEN_SHM_COLL NULL
 #endif
 
+#if MLFAB_WITH_DEVICE
+#include "../api/staging.h"
+#endif
+
 #if MLFAB_WITH_TELEMETRY
 #include "../api/telemetry.h"
 #define OPEN_OBSERVER mlfab__telemetry_observer()
@@ -245,6 +249,9 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
                                &error);
+#if MLFAB_WITH_DEVICE
+  if (!code) mlfab__staging_guard(*ctx_p);
+#endif
   open_forget(&c);
   if (config == &world) open_forget(&world);
   if (error_p) *error_p = error;

@@ -388,6 +388,12 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, u
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
+/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
+ * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
+MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
+                                                 uint32_t *align_p);
+/* The bytes of an element of this tensor; 0: there is no such tensor. */
+MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
 /* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,

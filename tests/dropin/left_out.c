@@ -89,6 +89,7 @@ int main(void) {
   REFUSED(mlfab_set_link(ctx, 1.0, 1.0), "MLFAB_WITH_SCHED is 0");
   REFUSED(mlfab_set_other_traffic(ctx, 1.0, 1.0, 0.0), "MLFAB_WITH_SCHED is 0");
   REFUSED(mlfab_metrics(ctx, 0, NULL, 0, NULL), "MLFAB_WITH_TELEMETRY is 0");
+  REFUSED(mlfab_device_attach(ctx, NULL, NULL, 0), "device memory (MLFAB_WITH_DEVICE is 0)");
   REFUSED(mlfab_set_filter(ctx, 0, &filter), "MLFAB_WITH_SPARSE is 0");
   REFUSED(mlfab_push_sparse(ctx, 0, &index, x, 1, NULL, NULL), "MLFAB_WITH_SPARSE is 0");
   REFUSED(mlfab_set_servers(ctx, servers, 1, 0), "MLFAB_WITH_RESHARD is 0");

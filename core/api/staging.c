@@ -1,0 +1,900 @@
+/* staging.c - a context: calls whose buffers are in device memory (mlfab.h, section 14).
+ *
+ * For: copying what a call reads to an image in pinned memory, beginning the call on the image, copying back what it has
+ * written; in the order in which the calls were made. Not for: kernels, or what a device is: that is a table.
+ *
+ * The caller holds a request of the staging (outer); the call on the image has another one (inner). States of a call:
+ *
+ *    FILLING --copied, it is its turn--> RUNNING --inner done, something was written--> LANDING --copied--> ended
+ *       |                                   '--inner done, nothing to copy, or it failed--------------------> ended
+ *       '--copy failed, deadline, cancelled--> DOOMED
+ *    LANDING --copy failed, deadline--> ended
+ *
+ * `ended`: the outer request is done, and the call remains only until its copies are over (`mark`), because they use the image.
+ * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
+ * now and the next calls of all meet; then it has ended.
+ *
+ * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning. A call
+ * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
+ * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
+ * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
+ * without it. Where not even a mark can be set, the device is lost (`broken`): the image is never used again, and is not
+ * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device.
+ *
+ * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution); the papers have no
+ * devices. */
+#include "staging.h"
+
+#include "../worker/worker.h"
+#include "calls.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+  STAGING_CALLS = 64,
+  STAGING_ALIGN = 256, /* of a buffer in an image */
+  STAGING_GRAIN = 65536,
+  STAGING_OPTIONS = 2048, /* bytes of options that are kept; no struct of this version has more */
+  STAGING_SMALL =
+      65536, /* updates of up to so many bytes are copied when they are made (mlfab_push_start) */
+  STAGING_DEFAULT = 268435456,
+  STAGING_PAUSE_NS = 100000 /* between two looks, at close */
+};
+
+enum staging_state {
+  STAGING_FILLING,
+  STAGING_RUNNING,
+  STAGING_LANDING,
+  STAGING_DOOMED,
+  STAGING_ENDED
+};
+
+typedef struct staging_image {
+  struct staging_image *next; /* in the pool */
+  uint8_t *at;
+  uint64_t bytes;
+} staging_image;
+
+/* A buffer that is in the image. */
+typedef struct staging_buffer {
+  mlfab__extent of;
+  uint64_t place; /* in the image */
+  int memory;     /* MLFAB_MEMORY_* */
+} staging_buffer;
+
+typedef struct staging_call {
+  struct staging_call *next;
+  enum staging_state state;
+  mlfab_call call; /* its lists and options are in `copied` */
+  uint8_t *copied;
+  size_t copied_bytes;
+  staging_buffer *buffers; /* in `copied` */
+  uint32_t nbuffers;
+  staging_image *image; /* NULL: no buffer needs one */
+  void *fence;          /* for copies back, or NULL */
+  void *mark;           /* of the copies under way, or NULL */
+  int way;              /* of those */
+  int unknown;          /* copies may be under way that have no mark */
+  uint64_t began_ns, deadline_ns;
+  mlfab_request outer, inner; /* 0: none */
+  mlfab_error why;            /* DOOMED */
+} staging_call;
+
+struct mlfab__staging {
+  const mlfab_device *device;
+  void *self;
+  uint64_t most, bytes; /* of all images */
+  staging_image *pool;  /* those that no call uses */
+  staging_call *first, **last;
+  uint32_t ncalls;
+  int behind; /* within a look: copies of a call to the host are not over, so those of later calls are not, either */
+  int broken; /* the error number after which copies may be under way that nobody knows to be over */
+};
+
+typedef struct mlfab__staging staging;
+
+/* --- what a call has --- */
+
+/* What a look at a call's buffers finds. The second look, which places them, fills `buffers`. */
+typedef struct staging_look {
+  staging *s;
+  mlfab_error *error;
+  const char *what;
+  int code;
+  uint32_t foreign, buffers; /* in memory of the device; that need a place */
+  uint64_t bytes, read;      /* of the image; that the call reads */
+  int snapshot;              /* what it reads of the host is copied, too */
+  staging_buffer *to;        /* NULL: the first look */
+  uint32_t room;             /* of `to` */
+  const staging_image *image;
+} staging_look;
+
+static int staging_where(staging_look *look, const mlfab__extent *extent) {
+  char text[160] = "";
+  int memory = look->s->device->where(look->s->self, extent->at, extent->bytes, text, sizeof text);
+  if (memory < 0)
+    look->code =
+        MLFAB__FAIL(look->error, memory, "%s: the buffer at %p: %s", look->what, extent->at, text);
+  else if (memory != MLFAB_MEMORY_HOST && extent->align > 1 &&
+           (uintptr_t)extent->at % extent->align != 0)
+    look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
+                             "%s: the buffer at %p is not aligned to its elements of %u bytes",
+                             look->what, extent->at, extent->align);
+  return memory;
+}
+
+static void *staging_look_at(void *user, const mlfab__extent *extent) {
+  staging_look *look = user;
+  void *same = (void *)(uintptr_t)extent->at;
+  if (look->code) return same;
+  int memory = staging_where(look, extent);
+  if (look->code) return same;
+  look->read = mlfab__add_sat(look->read, extent->in_bytes);
+  look->foreign += memory != MLFAB_MEMORY_HOST;
+  if (memory != MLFAB_MEMORY_DEVICE && !(look->snapshot && extent->in_bytes > 0)) return same;
+  uint64_t place = look->bytes;
+  if (look->to &&
+      (look->buffers == look->room || !look->image || extent->bytes > look->image->bytes - place)) {
+    look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
+                             "%s: the buffer at %p became device memory during the call",
+                             look->what, extent->at);
+    return same;
+  }
+  if (look->to) look->to[look->buffers] = (staging_buffer){*extent, place, memory};
+  look->buffers++;
+  look->bytes = mlfab__add_sat(place, extent->bytes);
+  if (look->bytes <= look->s->most)
+    look->bytes = (look->bytes + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+  return look->to ? look->image->at + place : same;
+}
+
+/* NULL: a call of this kind cannot wait for its turn, as it has no request that ends later. */
+static const char *staging_name(uint32_t kind) {
+  static const char *const names[] = {[MLFAB_CALL_MODEL_START] = "model_start",
+                                      [MLFAB_CALL_PUSH] = "push",
+                                      [MLFAB_CALL_PUSH_SPARSE] = "push_sparse",
+                                      [MLFAB_CALL_PULL] = "pull",
+                                      [MLFAB_CALL_ALLREDUCE] = "allreduce",
+                                      [MLFAB_CALL_REDUCE_SCATTER] = "reduce_scatter",
+                                      [MLFAB_CALL_ALLGATHER] = "allgather",
+                                      [MLFAB_CALL_BROADCAST] = "broadcast",
+                                      [MLFAB_CALL_BARRIER] = "barrier",
+                                      [MLFAB_CALL_PARTIAL_REDUCE] = "partial_reduce",
+                                      [MLFAB_CALL_PARTIAL_FLUSH] = "partial_flush",
+                                      [MLFAB_CALL_STOCHASTIC_REDUCE] = "stochastic_reduce"};
+  return kind < MLFAB__COUNT(names) ? names[kind] : NULL;
+}
+
+/* The kind of the request that the caller gets; its slot is no role's. */
+static int staging_request_kind(uint32_t kind) {
+  switch (kind) {
+    case MLFAB_CALL_MODEL_START:
+      return MLFAB__REQUEST_MODEL;
+    case MLFAB_CALL_PUSH:
+    case MLFAB_CALL_PUSH_SPARSE:
+      return MLFAB__REQUEST_PUSH;
+    case MLFAB_CALL_PULL:
+      return MLFAB__REQUEST_PULL;
+    case MLFAB_CALL_BARRIER:
+      return MLFAB__REQUEST_BARRIER;
+    default:
+      return MLFAB__REQUEST_COLLECTIVE;
+  }
+}
+
+/* Buffers of which one is written overlap: in the image they would not. Sorts the list. */
+static int staging_before(const void *a, const void *b) {
+  const staging_buffer *one = a, *other = b;
+  return one->of.at < other->of.at ? -1 : one->of.at > other->of.at;
+}
+
+static int staging_overlaps(staging_buffer *buffers, uint32_t n) {
+  uintptr_t read = 0, written = 0; /* where buffers so far end */
+  qsort(buffers, n, sizeof *buffers, staging_before);
+  for (uint32_t i = 0; i < n; i++) {
+    const mlfab__extent *of = &buffers[i].of;
+    uintptr_t from = (uintptr_t)of->at, to = from + (uintptr_t)of->bytes;
+    if (from < written || (of->out_bytes > 0 && from < read)) return 1;
+    if (of->out_bytes > 0 && to > written) written = to;
+    if (to > read) read = to;
+  }
+  return 0;
+}
+
+/* --- images --- */
+
+static void staging_unpin(staging *s, mlfab__env *env, staging_image *image) {
+  s->device->unpin(s->self, image->at);
+  s->bytes -= image->bytes;
+  mlfab__free(env, image, sizeof *image);
+}
+
+/* The smallest image of the pool that has room, unless most of it would be unused. */
+static staging_image *staging_pooled(staging *s, uint64_t bytes) {
+  staging_image **best = NULL;
+  for (staging_image **at = &s->pool; *at; at = &(*at)->next) {
+    if ((*at)->bytes >= bytes && (*at)->bytes / 4 <= bytes &&
+        (!best || (*at)->bytes < (*best)->bytes))
+      best = at;
+  }
+  staging_image *found = best ? *best : NULL;
+  if (found) *best = found->next;
+  return found;
+}
+
+/* An image: AGAIN while calls use too much of the memory; MEMORY; DEVICE. */
+static int staging_image_get(mlfab *ctx, uint64_t bytes, staging_image **image_p,
+                             mlfab_error *error) {
+  staging *s = ctx->staging;
+  void *at = NULL;
+  bytes = mlfab__max(bytes, STAGING_GRAIN);
+  bytes = mlfab__min((bytes + STAGING_GRAIN - 1) / STAGING_GRAIN * STAGING_GRAIN, s->most);
+  *image_p = staging_pooled(s, bytes);
+  if (*image_p) return 0;
+  while (s->pool && s->most - s->bytes < bytes) {
+    staging_image *unused = s->pool;
+    s->pool = unused->next;
+    staging_unpin(s, &ctx->env, unused);
+  }
+  if (s->most - s->bytes < bytes)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "staging: %llu of %llu bytes are in use, and this call needs %llu: end some "
+                       "requests with mlfab_wait or mlfab_test",
+                       (unsigned long long)s->bytes, (unsigned long long)s->most,
+                       (unsigned long long)bytes);
+  staging_image *image = mlfab__alloc(&ctx->env, sizeof *image);
+  if (!image) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "staging: out of memory");
+  int failed = s->device->pin(s->self, bytes, &at);
+  if (failed) {
+    mlfab__free(&ctx->env, image, sizeof *image);
+    return MLFAB__FAIL(error, MLFAB_ERR_DEVICE, "staging: %llu bytes of pinned memory: %s",
+                       (unsigned long long)bytes, s->device->text(s->self, failed));
+  }
+  image->at = at;
+  image->bytes = bytes;
+  s->bytes += bytes;
+  *image_p = image;
+  return 0;
+}
+
+/* --- calls --- */
+
+static void staging_drop(staging *s, void **mark) {
+  if (*mark) s->device->drop(s->self, *mark);
+  *mark = NULL;
+}
+
+/* Its copies are over, or there were none. */
+static void staging_remove(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  staging_call **at = &s->first;
+  while (*at != c) at = &(*at)->next;
+  *at = c->next;
+  if (s->last == &c->next) s->last = at;
+  s->ncalls--;
+  staging_drop(s, &c->fence);
+  staging_drop(s, &c->mark);
+  if (c->image && c->unknown) {
+    /* The device may still use it: it is counted for ever. */
+    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+               "staging: %llu bytes of pinned memory are lost, as a copy has not ended",
+               (unsigned long long)c->image->bytes);
+    mlfab__free(&ctx->env, c->image, sizeof *c->image);
+  } else if (c->image) {
+    c->image->next = s->pool;
+    s->pool = c->image;
+  }
+  mlfab__free(&ctx->env, c->copied, c->copied_bytes);
+  mlfab__free(&ctx->env, c, sizeof *c);
+}
+
+/* The outer request ends. `text`: of an error. A push that nobody waits for leaves it to mlfab_flush. */
+static void staging_tell(mlfab *ctx, staging_call *c, int code, int32_t rank, int is_server,
+                         const char *text) {
+  mlfab__requests *table = &ctx->node->requests;
+  mlfab__request *outer = mlfab__request_find(table, c->outer);
+  if (outer) {
+    mlfab__request_finish(table, outer, code, rank, is_server, ctx->now_ns, "%s", text);
+  } else if (code && c->state < STAGING_DOOMED && !table->abandoned.code) {
+    mlfab__error(&table->abandoned, code, rank, is_server, ctx->now_ns - c->began_ns, "%s", text);
+  }
+  c->outer = 0;
+}
+
+/* The request ends now; the call remains for its copies, and to keep the numbers of collectives. Its memory may be
+ * overwritten by what the stream is given from now on. */
+static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text) {
+  staging *s = ctx->staging;
+  staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
+  if (c->mark && code) (void)s->device->order(s->self, c->mark);
+  if (c->state == STAGING_FILLING) {
+    MLFAB__FAIL(&c->why, code, "%s", text);
+    c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
+  } else {
+    c->state = STAGING_ENDED;
+  }
+}
+
+static void staging_fail_device(mlfab *ctx, staging_call *c, const char *what, int number) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "%s: %s: %s", staging_name(c->call.kind), what,
+           ctx->staging->device->text(ctx->staging->self, number));
+  staging_end(ctx, c, MLFAB_ERR_DEVICE, text);
+}
+
+/* Looks at the mark: 1: there is none any more; 0: not yet; negative: the device's error, after which the copies are over. */
+static int staging_reached(staging *s, staging_call *c) {
+  if (!c->mark) return 1;
+  int fills = c->way == MLFAB_DEVICE_TO_HOST;
+  int reached = fills && s->behind ? 0 : s->device->poll(s->self, c->mark);
+  s->behind |= fills && reached == 0;
+  if (reached != 0) staging_drop(s, &c->mark);
+  return reached;
+}
+
+/* Marks the copies of the call. Without a mark nobody knows when they are over. */
+static int staging_mark(staging *s, staging_call *c) {
+  int number = s->device->mark(s->self, c->way, &c->mark);
+  if (number && c->unknown) s->broken = number;
+  if (!number) c->unknown = 0;
+  return number;
+}
+
+/* Copies what the call has written back, behind what was on the stream when it was made. The number of an error. */
+static int staging_land(staging *s, staging_call *c) {
+  int number = 0;
+  c->way = MLFAB_DEVICE_FROM_HOST;
+  if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
+  staging_drop(s, &c->fence);
+  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
+    const staging_buffer *b = &c->buffers[i];
+    if (b->of.out_bytes == 0) continue;
+    number = s->device->copy(s->self, c->way, (uint8_t *)(uintptr_t)b->of.at + b->of.out,
+                             c->image->at + b->place + b->of.out, b->of.out_bytes);
+    c->unknown = 1;
+  }
+  int unmarked = c->unknown ? staging_mark(s, c) : 0;
+  return number ? number : unmarked;
+}
+
+/* Copies what the call reads. Nothing has been sent yet. */
+static int staging_fill(staging *s, staging_call *c, int snapshot) {
+  int number = s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
+  c->way = MLFAB_DEVICE_TO_HOST;
+  if (!number) number = s->device->after(s->self, c->way, c->fence);
+  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
+    const staging_buffer *b = &c->buffers[i];
+    writes |= b->of.out_bytes > 0;
+    if (b->of.in_bytes == 0) continue;
+    const uint8_t *from = (const uint8_t *)b->of.at + b->of.in;
+    uint8_t *to = c->image->at + b->place + b->of.in;
+    if (b->memory == MLFAB_MEMORY_HOST) {
+      memcpy(to, from, (size_t)b->of.in_bytes);
+      continue;
+    }
+    number = s->device->copy(s->self, c->way, to, from, b->of.in_bytes);
+    copies = c->unknown = 1;
+  }
+  /* Only results that are copied back have to wait for the stream by themselves. */
+  int waits = copies || !writes;
+  int unmarked = c->unknown || (!number && waits) ? staging_mark(s, c) : 0;
+  if (!number && !unmarked && c->mark && snapshot) number = s->device->order(s->self, c->mark);
+  if (!writes) staging_drop(s, &c->fence);
+  return number ? number : unmarked;
+}
+
+/* --- beginning --- */
+
+/* Bytes of the lists that a call borrows, each in a multiple of 16. */
+static size_t staging_pad(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+typedef struct staging_sizes {
+  size_t options, bufs, vecs, counts, inputs, buffers;
+} staging_sizes;
+
+static const void *const *staging_inputs(const mlfab_call *call) {
+  const mlfab_collective *o = call->options;
+  int has = call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BROADCAST && o &&
+            MLFAB__HAS(o, mlfab_collective, inputs);
+  return has ? o->inputs : NULL;
+}
+
+static size_t staging_measure(const mlfab *ctx, const mlfab_call *call, uint32_t buffers,
+                              staging_sizes *z) {
+  uint32_t n = call->kind == MLFAB_CALL_ALLREDUCE ? call->n : 1;
+  int blocks = call->kind == MLFAB_CALL_REDUCE_SCATTER || call->kind == MLFAB_CALL_ALLGATHER;
+  memset(z, 0, sizeof *z);
+  z->options = call->options ? mlfab__min(*(const uint32_t *)call->options, STAGING_OPTIONS) : 0;
+  z->bufs = call->bufs ? call->n * sizeof *call->bufs : 0;
+  z->vecs = call->vecs ? call->n * sizeof *call->vecs : 0;
+  z->counts = blocks && call->counts ? ctx->node->config.workers * sizeof *call->counts : 0;
+  z->inputs = staging_inputs(call) ? n * sizeof(void *) : 0;
+  z->buffers = buffers * sizeof(staging_buffer);
+  return staging_pad(z->options) + staging_pad(z->bufs) + staging_pad(z->vecs) +
+         staging_pad(z->counts) + staging_pad(z->inputs) + staging_pad(z->buffers);
+}
+
+/* Copies a list to *at_p, and moves that on. NULL stays. */
+static void *staging_keep(uint8_t **at_p, const void *list, size_t bytes) {
+  void *to = *at_p;
+  if (!list || bytes == 0) return NULL;
+  memcpy(to, list, bytes);
+  *at_p += staging_pad(bytes);
+  return to;
+}
+
+/* The call with lists of its own. NULL: out of memory. */
+static staging_call *staging_copy(mlfab *ctx, const mlfab_call *call, uint32_t buffers) {
+  staging_sizes z;
+  staging_call *c = mlfab__alloc(&ctx->env, sizeof *c);
+  if (!c) return NULL;
+  c->copied_bytes = staging_measure(ctx, call, buffers, &z) + 16;
+  c->copied = mlfab__alloc(&ctx->env, c->copied_bytes);
+  if (!c->copied) {
+    mlfab__free(&ctx->env, c, sizeof *c);
+    return NULL;
+  }
+  uint8_t *at = c->copied;
+  const void *const *inputs = staging_inputs(call);
+  c->call = *call;
+  c->call.options = staging_keep(&at, call->options, z.options);
+  c->call.bufs = staging_keep(&at, call->bufs, z.bufs);
+  c->call.vecs = staging_keep(&at, call->vecs, z.vecs);
+  if (z.counts > 0) c->call.counts = staging_keep(&at, call->counts, z.counts);
+  if (inputs)
+    ((mlfab_collective *)(uintptr_t)c->call.options)->inputs = staging_keep(&at, inputs, z.inputs);
+  c->buffers = (staging_buffer *)(void *)at;
+  c->nbuffers = buffers;
+  return c;
+}
+
+/* Gives the call the time that is left, counted from now on. */
+static void staging_set_timeout(mlfab *ctx, staging_call *c) {
+  size_t at;
+  uint64_t left = c->deadline_ns == MLFAB__NEVER ? 0 : c->deadline_ns - ctx->now_ns;
+  (void)mlfab__call_timeout(&c->call, &at);
+  if (c->deadline_ns != MLFAB__NEVER && left == 0) left = 1;
+  if (at)
+    memcpy((uint8_t *)(uintptr_t)c->call.options + at, &left, sizeof left);
+  else
+    c->call.timeout_ns = left;
+}
+
+/* 1: no call waits for its turn. */
+static int staging_test_begun(mlfab *ctx, void *what) {
+  (void)what;
+  for (const staging_call *c = ctx->staging->first; c; c = c->next)
+    if (c->state == STAGING_FILLING || c->state == STAGING_DOOMED) return 0;
+  return 1;
+}
+
+/* A call that has to find all earlier ones begun. */
+static int staging_wait_turn(mlfab *ctx) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (staging_test_begun(ctx, NULL)) return 0;
+  if (mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
+  uint64_t deadline = mlfab__add_sat(ctx->now_ns, ctx->timeout_ns);
+  if (mlfab__context_until(ctx, deadline, staging_test_begun, NULL)) return 0;
+  return mlfab__context_in_vain(
+      ctx, mlfab__error(last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0, ctx->timeout_ns,
+                        "the call waits for earlier ones, which wait for the device's stream"));
+}
+
+typedef struct staging_want {
+  uint64_t bytes;
+  staging_image *image;
+  int code;
+  mlfab_error *error;
+} staging_want;
+
+/* 1: there is an image, if one is needed, and room for a call; or there will not be one (`code`). */
+static int staging_test_room(mlfab *ctx, void *what) {
+  staging_want *want = what;
+  want->code = 0;
+  if (ctx->staging->ncalls == STAGING_CALLS)
+    want->code = MLFAB__FAIL(want->error, MLFAB_ERR_AGAIN,
+                             "staging: %u calls are under way: end some requests with mlfab_wait "
+                             "or mlfab_test",
+                             (unsigned)STAGING_CALLS);
+  else if (want->bytes > 0 && !want->image)
+    want->code = staging_image_get(ctx, want->bytes, &want->image, want->error);
+  return want->code != MLFAB_ERR_AGAIN;
+}
+
+static int staging_room(mlfab *ctx, staging_want *want, int waits) {
+  if (staging_test_room(ctx, want) || !waits) return want->code;
+  uint64_t deadline = mlfab__add_sat(ctx->now_ns, ctx->timeout_ns);
+  if (mlfab__context_until(ctx, deadline, staging_test_room, want)) return want->code;
+  if (ctx->closed)
+    return MLFAB__FAIL(want->error, MLFAB_ERR_CLOSED, "the context was closed by another thread");
+  want->error->code = MLFAB_ERR_TIMEOUT;
+  return MLFAB_ERR_TIMEOUT;
+}
+
+/* Looks at the buffers, and refuses what cannot be staged. */
+static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+                         staging_look *look) {
+  staging *s = ctx->staging;
+  /* What is wrong with the call itself, the node tells. */
+  if (mlfab__node_visit(ctx->node, call, request_p, staging_look_at, look, look->error)) return 0;
+  if (look->code) return look->code;
+  look->snapshot = call->kind == MLFAB_CALL_PUSH_SPARSE ||
+                   (call->kind == MLFAB_CALL_PUSH && !waits && look->read <= STAGING_SMALL);
+  if (look->snapshot && (look->foreign > 0 || !staging_test_begun(ctx, NULL))) {
+    look->buffers = look->foreign = 0;
+    look->bytes = look->read = 0;
+    (void)mlfab__node_visit(ctx->node, call, request_p, staging_look_at, look, look->error);
+  }
+  if (look->code) return look->code;
+  if (look->foreign > 0 && s->broken)
+    return MLFAB__FAIL(look->error, MLFAB_ERR_DEVICE, "%s: the device has failed before: %s",
+                       look->what, s->device->text(s->self, s->broken));
+  if (look->bytes <= s->most) return 0;
+  return MLFAB__FAIL(look->error, MLFAB_ERR_LIMIT,
+                     "%s: %llu bytes of device memory, but staging_bytes is %llu", look->what,
+                     (unsigned long long)look->bytes, (unsigned long long)s->most);
+}
+
+/* Makes the call with its image and its request. */
+static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, int waits,
+                        staging_call **call_p) {
+  staging *s = ctx->staging;
+  mlfab__requests *table = &ctx->node->requests;
+  staging_want want = {.bytes = look->bytes, .error = look->error};
+  size_t ignored;
+  uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
+  int code = staging_room(ctx, &want, waits);
+  if (!code) code = mlfab__request_room(table, staging_request_kind(call->kind), look->error);
+  staging_call *c = code ? NULL : staging_copy(ctx, call, look->buffers);
+  if (!code && !c)
+    code = MLFAB__FAIL(look->error, MLFAB_ERR_MEMORY, "%s: out of memory", look->what);
+  if (code) {
+    if (want.image) want.image->next = s->pool, s->pool = want.image;
+    return code;
+  }
+  c->image = want.image;
+  c->began_ns = began_ns;
+  timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
+  c->deadline_ns = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
+  *call_p = c;
+  return 0;
+}
+
+/* Puts the call into the list, with a request if the caller wants one, and begins to copy. */
+static void staging_queue(mlfab *ctx, staging_call *c, mlfab_request *request_p, int snapshot) {
+  staging *s = ctx->staging;
+  mlfab__requests *table = &ctx->node->requests;
+  *s->last = c;
+  s->last = &c->next;
+  s->ncalls++;
+  if (request_p) {
+    /* There is room. The deadline is kept here: no role knows this request. */
+    mlfab__request *outer =
+        mlfab__request_open(table, staging_request_kind(c->call.kind), UINT32_MAX, c->began_ns, 0);
+    outer->deadline_ns = MLFAB__NEVER;
+    mlfab__request_blame(outer, MLFAB_NO_RANK, 0,
+                         ", as what was given to the device's stream before is not over");
+    *request_p = c->outer = outer->id;
+  }
+  int number = staging_fill(s, c, snapshot);
+  if (number) staging_fail_device(ctx, c, "copying from device memory", number);
+}
+
+static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
+                         int *taken_p) {
+  mlfab_error error;
+  staging_call *c = NULL;
+  staging_look look = {.s = ctx->staging, .error = &error};
+  const char *name = call->size >= sizeof *call ? staging_name(call->kind) : NULL;
+  look.what = name ? name : "a call";
+  if (!name) return staging_wait_turn(ctx);
+  int code = ctx->closed ? 0 : staging_check(ctx, call, waits, request_p, &look);
+  if (!code && look.foreign == 0 && (staging_test_begun(ctx, NULL) || MLFAB__PLANTED(282)))
+    return 0;
+  if (!code && call->options && *(const uint32_t *)call->options < sizeof(uint32_t)) return 0;
+  *taken_p = 1;
+  if (!code) code = staging_make(ctx, call, &look, waits, &c);
+  if (code) return mlfab__node_return(ctx->node, code, &error);
+  look.to = c->buffers;
+  look.room = c->nbuffers;
+  look.image = c->image;
+  look.buffers = look.foreign = 0;
+  look.bytes = look.read = 0;
+  (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, &look, &error);
+  if (!look.code && staging_overlaps(c->buffers, c->nbuffers))
+    look.code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT,
+                            "%s: two buffers overlap, and one is written", look.what);
+  if (look.code) {
+    c->next = NULL;
+    *ctx->staging->last = c; /* removed at once */
+    ctx->staging->last = &c->next;
+    ctx->staging->ncalls++;
+    staging_remove(ctx, c);
+    return mlfab__node_return(ctx->node, look.code, &error);
+  }
+  staging_queue(ctx, c, request_p, look.snapshot);
+  return 0;
+}
+
+/* --- moving --- */
+
+/* Begins the call in its turn. 0: it cannot begin now. */
+static int staging_run(mlfab *ctx, staging_call *c) {
+  mlfab_request inner = 0;
+  staging_set_timeout(ctx, c);
+  int code = mlfab__node_submit(ctx->node, &c->call, ctx->now_ns, &inner, NULL);
+  if (code == MLFAB_ERR_AGAIN && !ctx->closed && ctx->now_ns < c->deadline_ns) return 0;
+  if (code) {
+    const mlfab_error error = ctx->node->requests.last;
+    staging_tell(ctx, c, code, error.rank, error.is_server, error.text);
+    c->state = STAGING_ENDED;
+    return 1;
+  }
+  c->inner = inner;
+  c->state = STAGING_RUNNING;
+  return 1;
+}
+
+/* The call on the image has ended. */
+static void staging_ran(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  mlfab_result result;
+  int done = 0, writes = 0;
+  memset(&result, 0, sizeof result);
+  int code = mlfab_node_test(ctx->node, c->inner, &done, &result);
+  const mlfab_error error = ctx->node->requests.last;
+  mlfab__request *outer = mlfab__request_find(&ctx->node->requests, c->outer);
+  c->inner = 0;
+  if (outer) outer->result = result;
+  for (uint32_t i = 0; i < c->nbuffers; i++) writes |= c->buffers[i].of.out_bytes > 0;
+  if (code || result.status) {
+    staging_tell(ctx, c, code ? code : result.status, error.rank, error.is_server, error.text);
+    c->state = STAGING_ENDED;
+  } else if (!writes || MLFAB__PLANTED(283)) {
+    staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
+    c->state = STAGING_ENDED;
+  } else {
+    int number = staging_land(s, c);
+    c->state = STAGING_LANDING;
+    if (number) staging_fail_device(ctx, c, "copying to device memory", number);
+  }
+}
+
+/* The deadline of a call that is not on its image has passed. */
+static int staging_late(mlfab *ctx, staging_call *c) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  const char *why = "earlier calls have not begun, or there is no room for this one";
+  if (ctx->now_ns < c->deadline_ns) return 0;
+  if (c->mark) why = "what was given to the device's stream before is not over";
+  if (c->state == STAGING_LANDING) why = "it was carried out, but results are not copied yet";
+  snprintf(text, sizeof text, "%s: the deadline passed after %s: %s", staging_name(c->call.kind),
+           mlfab__duration(waited, ctx->now_ns - c->began_ns), why);
+  staging_end(ctx, c, MLFAB_ERR_TIMEOUT, text);
+  return 1;
+}
+
+/* One step of a call. `first`: no earlier call waits for its turn. 1: it moved. */
+static int staging_step(mlfab *ctx, staging_call *c, int first) {
+  staging *s = ctx->staging;
+  int reached = 0;
+  switch (c->state) {
+    case STAGING_FILLING:
+      reached = staging_reached(s, c);
+      if (reached < 0)
+        return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
+      if (reached && first && staging_run(ctx, c)) return 1;
+      return staging_late(ctx, c);
+    case STAGING_RUNNING:
+      if (!mlfab__context_is_over(ctx, c->inner)) return 0;
+      return staging_ran(ctx, c), 1;
+    case STAGING_LANDING:
+      reached = staging_reached(s, c);
+      if (reached < 0) return staging_fail_device(ctx, c, "copying to device memory", -reached), 1;
+      if (reached == 0) return staging_late(ctx, c);
+      staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
+      c->state = STAGING_ENDED;
+      return 1;
+    case STAGING_DOOMED:
+      if (!first || mlfab__node_forgo(ctx->node, &c->call, &c->why, ctx->now_ns) == MLFAB_ERR_AGAIN)
+        return 0;
+      c->state = STAGING_ENDED;
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+static int staging_move(mlfab *ctx) {
+  staging *s = ctx->staging;
+  int moved = 0, first = 1;
+  staging_call *next;
+  if (!s->first || ctx->closed) return 0;
+  s->behind = 0;
+  for (staging_call *c = s->first; c; c = next) {
+    next = c->next;
+    while (staging_step(ctx, c, first)) moved = 1;
+    first &= c->state != STAGING_FILLING && c->state != STAGING_DOOMED;
+    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0) {
+      staging_remove(ctx, c);
+      moved = 1;
+    }
+  }
+  return moved;
+}
+
+/* --- what a context asks --- */
+
+static int staging_copies(const mlfab *ctx) {
+  for (const staging_call *c = ctx->staging->first; c; c = c->next)
+    if (c->mark || c->state == STAGING_FILLING) return 1;
+  return 0;
+}
+
+static staging_call *staging_find(const mlfab *ctx, mlfab_request outer) {
+  staging_call *c = ctx->staging->first;
+  while (c && c->outer != outer) c = c->next;
+  return outer ? c : NULL;
+}
+
+static int staging_cancel(mlfab *ctx, mlfab_request request) {
+  staging_call *c = staging_find(ctx, request);
+  char text[96];
+  if (!c) return 0;
+  if (c->state == STAGING_RUNNING) {
+    (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
+    if (mlfab__context_is_over(ctx, c->inner)) staging_ran(ctx, c);
+  } else if (c->state == STAGING_FILLING) {
+    snprintf(text, sizeof text, "%s: cancelled before it had begun", staging_name(c->call.kind));
+    staging_end(ctx, c, MLFAB_ERR_CANCELLED, text);
+  }
+  /* Else it has been carried out, and its results are being copied. */
+  return 1;
+}
+
+static void staging_blame(mlfab *ctx, mlfab_request request) {
+  const staging_call *c = staging_find(ctx, request);
+  mlfab__request *outer = c ? mlfab__request_find(&ctx->node->requests, request) : NULL;
+  const mlfab__request *inner =
+      c && c->inner ? mlfab__request_find(&ctx->node->requests, c->inner) : NULL;
+  if (outer && inner && !outer->done) outer->blame = inner->blame;
+}
+
+static uint32_t staging_updates(const mlfab *ctx) {
+  uint32_t n = 0;
+  for (const staging_call *c = ctx->staging->first; c; c = c->next)
+    n += staging_request_kind(c->call.kind) == MLFAB__REQUEST_PUSH && c->state < STAGING_DOOMED;
+  return n;
+}
+
+static int staging_refuse(mlfab *ctx, const void *memory, uint64_t bytes, const char *what,
+                          mlfab_error *error) {
+  const mlfab__extent extent = {.at = memory, .bytes = bytes};
+  staging_look look = {.s = ctx->staging, .error = error, .what = what};
+  int where = memory && bytes > 0 ? staging_where(&look, &extent) : MLFAB_MEMORY_HOST;
+  if (look.code || where != MLFAB_MEMORY_DEVICE) return look.code;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "%s: takes memory of the host only", what);
+}
+
+/* Copies that are under way have two heartbeats to end. */
+static void staging_free(mlfab *ctx, int child) {
+  staging *s = ctx->staging;
+  const uint64_t until = mlfab__add_sat(mlfab__context_now(ctx), 2 * ctx->heartbeat_ns);
+  while (s->first) {
+    staging_call *c = s->first;
+    s->behind = 0;
+    /* In a child the device is the parent's. */
+    while (!child && staging_reached(s, c) == 0 && !ctx->simulated &&
+           mlfab__context_now(ctx) < until) {
+      mlfab__context_pause(STAGING_PAUSE_NS);
+      s->behind = 0;
+    }
+    if (child) {
+      if (c->image) mlfab__free(&ctx->env, c->image, sizeof *c->image);
+      c->image = NULL;
+      c->mark = c->fence = NULL;
+    }
+    c->unknown |= c->mark != NULL;
+    staging_remove(ctx, c);
+  }
+  while (s->pool) {
+    staging_image *image = s->pool;
+    s->pool = image->next;
+    if (child)
+      mlfab__free(&ctx->env, image, sizeof *image);
+    else
+      staging_unpin(s, &ctx->env, image);
+  }
+  if (!child && s->device->close) s->device->close(s->self);
+  mlfab__free(&ctx->env, s, sizeof *s);
+  ctx->staging = NULL;
+  ctx->stager = NULL;
+}
+
+/* --- attaching --- */
+
+static const mlfab__context_stager staging_functions = {
+    staging_begin, staging_wait_turn, staging_move,   staging_copies, staging_cancel,
+    staging_blame, staging_updates,   staging_refuse, staging_free};
+
+/* The first member that is missing, or NULL. */
+static const char *staging_missing(const mlfab_device *d) {
+  if (d->size < offsetof(mlfab_device, close) + sizeof d->close) return "size";
+  if (!d->name) return "name";
+  if (!d->where) return "where";
+  if (!d->pin) return "pin";
+  if (!d->unpin) return "unpin";
+  if (!d->fence) return "fence";
+  if (!d->after) return "after";
+  if (!d->copy) return "copy";
+  if (!d->mark) return "mark";
+  if (!d->order) return "order";
+  if (!d->poll) return "poll";
+  if (!d->drop) return "drop";
+  return d->text ? NULL : "text";
+}
+
+static int staging_open(mlfab *ctx, const mlfab_device *device) {
+  staging *s = mlfab__alloc(&ctx->env, sizeof *s);
+  if (!s) return MLFAB_ERR_MEMORY;
+  s->device = device;
+  s->last = &s->first;
+  ctx->staging = s;
+  ctx->stager = &staging_functions;
+  return 0;
+}
+
+/* --- before a device is attached --- */
+
+/* A program that contains code for a device has this function (gpu/mlfab_gpu.cu does): 1 for memory of a device, which the
+ * host cannot read. Others have none, and then nobody can tell. */
+#if defined(__ELF__) && (defined(__GNUC__) || defined(__clang__))
+extern int mlfab_device_owns(const void *memory) __attribute__((__weak__));
+#define STAGING_OWNS (&mlfab_device_owns)
+#else
+#define STAGING_OWNS ((int (*)(const void *))0)
+#endif
+
+static int staging_none_where(void *self, const void *memory, uint64_t bytes, char *text,
+                              size_t room) {
+  int (*owns)(const void *) = STAGING_OWNS;
+  (void)self;
+  (void)bytes;
+  if (!owns || !owns(memory)) return MLFAB_MEMORY_HOST;
+  snprintf(text, room,
+           "it is in device memory, but this context has no device: call "
+           "mlfab_gpu_attach or mlfab_device_attach");
+  return MLFAB_ERR_ARGUMENT;
+}
+
+static const mlfab_device staging_none = {
+    .size = sizeof staging_none, .name = "no device", .where = staging_none_where};
+
+MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx) {
+  /* Without memory for it the context works, and device memory is a fault. */
+  if (STAGING_OWNS && ctx->node->is_worker && !ctx->stager) (void)staging_open(ctx, &staging_none);
+}
+
+static int staging_attach(mlfab *ctx, const mlfab_device *device, void *self, uint64_t bytes) {
+  mlfab_error *last = &ctx->node->requests.last;
+  const char *missing = device ? staging_missing(device) : NULL;
+  if (!device) return MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "device_attach: device is NULL");
+  if (missing)
+    return MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "device_attach: device.%s is not set", missing);
+  if (ctx->stager && ctx->staging->device != &staging_none)
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "device_attach: %s is attached already",
+                       ctx->staging->device->name);
+  if (!ctx->node->is_worker)
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "device_attach: this node is not a worker");
+  int code = ctx->stager ? 0 : staging_open(ctx, device);
+  if (code) return MLFAB__FAIL(last, code, "device_attach: out of memory");
+  ctx->staging->device = device;
+  ctx->staging->self = self;
+  ctx->staging->most = bytes ? mlfab__max(bytes, STAGING_GRAIN) : STAGING_DEFAULT;
+  return 0;
+}
+
+MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
+                                  uint64_t staging_bytes) {
+  CONTEXT_LOOK(ctx, staging_attach(ctx, device, self, staging_bytes));
+}

@@ -1,0 +1,10 @@
+/* staging.h - calls on device memory (mlfab.h, section 14). */
+#ifndef MLFAB__STAGING_H
+#define MLFAB__STAGING_H
+
+#include "context.h"
+
+/* Refuses device memory until a device is attached, in programs that have code for one. */
+MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
+
+#endif

@@ -1,0 +1,140 @@
+/* test_device.c - buffers in device memory over real transports: two workers with the library's threads, each with a device that
+ * is played (../unit/played.h), push, pull and reduce, while their own threads go on giving work to the stream. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include "../unit/played.h"
+#include "../unit/scale.h"
+
+enum { WORKERS = 2, COUNT = 30000, SLOTS = 3 };
+
+typedef struct worker {
+  const char *coordinator;
+  uint32_t rank, transports;
+  mlfab *ctx;
+  played *device;
+  int line; /* of the failure, or 0 */
+  char text[320];
+  int64_t made[SLOTS][COUNT], got[COUNT];
+} worker;
+
+#define MUST(call)                                                \
+  do {                                                            \
+    int must_code = (call);                                       \
+    if (must_code) {                                              \
+      mlfab_error must_error;                                     \
+      w->line = __LINE__;                                         \
+      if (w->ctx && !mlfab_last_error(w->ctx, &must_error))       \
+        snprintf(w->text, sizeof w->text, "%s", must_error.text); \
+      return;                                                     \
+    }                                                             \
+  } while (0)
+#define HOLDS(condition) MUST(!(condition))
+
+/* Rounds of: an update that the stream still has to make is pushed and pulled; sums of all kinds of memory under way at a time. */
+static void work(worker *w) {
+  const uint64_t bytes = COUNT * sizeof(int64_t);
+  int64_t *at[SLOTS], *model = played_alloc(w->device, bytes), *mine = malloc(bytes);
+  mlfab_buf whole = {1, 0, model, COUNT}, update = {1, 0, NULL, COUNT};
+  HOLDS(mine);
+  for (int s = 0; s < SLOTS; s++) at[s] = played_alloc(w->device, bytes);
+  MUST(mlfab_tensor_add(w->ctx, 1, MLFAB_I64, COUNT));
+  played_kernel(w->device, model, 0, bytes);
+  MUST(mlfab_model_start(w->ctx, NULL, &whole, 1));
+  const int rounds = (int)test_cases_from(6, 300);
+  for (int k = 0; k < rounds; k++) {
+    mlfab_request requests[SLOTS];
+    for (int s = 0; s < SLOTS; s++) {
+      for (uint32_t i = 0; i < COUNT; i++)
+        w->made[s][i] = (int64_t)i * (s + 1) + k * 7 + (int64_t)w->rank;
+      mlfab_vec vec = {(k + s) % 3 ? (void *)at[s] : (void *)mine, s == 0 ? COUNT : 100};
+      if (vec.data == mine)
+        memcpy(mine, w->made[s], vec.count * sizeof(int64_t));
+      else
+        played_produce(w->device, vec.data, w->made[s], vec.count * sizeof(int64_t));
+      MUST(mlfab_allreduce_start(w->ctx, &vec, 1, MLFAB_I64, NULL, &requests[s]));
+    }
+    for (int s = 0; s < SLOTS; s++) {
+      const uint64_t n = s == 0 ? COUNT : 100;
+      MUST(mlfab_wait(w->ctx, requests[s], 0, NULL));
+      if ((k + s) % 3)
+        played_read(w->device, w->got, at[s], n * sizeof(int64_t));
+      else
+        memcpy(w->got, mine, n * sizeof(int64_t));
+      for (uint32_t i = 0; i < n; i++) HOLDS(w->got[i] == 2 * ((int64_t)i * (s + 1) + k * 7) + 1);
+    }
+    for (uint32_t i = 0; i < COUNT; i++) w->made[0][i] = (int64_t)i + 1;
+    update.data = at[0];
+    played_produce(w->device, at[0], w->made[0], bytes);
+    MUST(mlfab_push(w->ctx, &update, 1, NULL, NULL));
+    MUST(mlfab_barrier(w->ctx, NULL));
+    played_kernel(w->device, model, 0x55, bytes);
+    MUST(mlfab_pull(w->ctx, &whole, 1, NULL, NULL));
+    played_read(w->device, w->got, model, bytes);
+    for (uint32_t i = 0; i < COUNT; i++) HOLDS(w->got[i] == 2 * (k + 1) * ((int64_t)i + 1));
+    MUST(mlfab_barrier(w->ctx, NULL));
+  }
+  free(mine);
+}
+
+static void *worker_main(void *argument) {
+  worker *w = argument;
+  mlfab_config c;
+  mlfab_error error;
+  mlfab_config_init(&c);
+  c.workers = WORKERS;
+  c.servers = 1;
+  c.rank = (int32_t)w->rank;
+  c.transports = w->transports;
+  c.timeout_ns = 60000000000ull;
+  snprintf(c.job, sizeof c.job, "device");
+  snprintf(c.coordinator, sizeof c.coordinator, "%s", w->coordinator);
+  w->device = played_begin(w->rank);
+  if (mlfab_open(&c, &w->ctx, &error)) {
+    w->line = __LINE__;
+    snprintf(w->text, sizeof w->text, "%s", error.text);
+    return NULL;
+  }
+  if (mlfab_device_attach(w->ctx, &played_device, w->device, 0)) w->line = __LINE__;
+  if (!w->line) work(w);
+  mlfab_close(&w->ctx);
+  return NULL;
+}
+
+static void play(const char *name, uint32_t transports) {
+  static worker workers[WORKERS];
+  pthread_t threads[WORKERS];
+  char coordinator[64];
+  snprintf(coordinator, sizeof coordinator, "%s-%d", name, (int)getpid());
+  memset(workers, 0, sizeof workers);
+  for (uint32_t r = 0; r < WORKERS; r++) {
+    workers[r].coordinator = coordinator;
+    workers[r].rank = r;
+    workers[r].transports = transports;
+    assert_int_equal(pthread_create(&threads[r], NULL, worker_main, &workers[r]), 0);
+  }
+  for (uint32_t r = 0; r < WORKERS; r++) pthread_join(threads[r], NULL);
+  for (uint32_t r = 0; r < WORKERS; r++) {
+    if (workers[r].line) fail_msg("worker %u, line %d: %s", r, workers[r].line, workers[r].text);
+    assert_int_equal(workers[r].device->closed, 1);
+    assert_int_equal(workers[r].device->pinned_now, 0);
+    played_end(workers[r].device);
+  }
+}
+
+static void test_unix(void **state) {
+  (void)state;
+  play("unix:@mlfab-device", MLFAB_USE_TCP);
+}
+
+static void test_shm(void **state) {
+  (void)state;
+#ifdef __linux__
+  play("shm:mlfab-device", MLFAB_USE_SHM);
+#endif
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_unix), cmocka_unit_test(test_shm)};
+  return cmocka_run_group_tests_name("device over transports", tests, NULL, NULL);
+}

@@ -1,0 +1,364 @@
+/* played.h - a device that is played: its memory, a stream, copies and their order, without a GPU and without threads.
+ *
+ * Device memory is mapped twice: at the addresses that a program has it can be neither read nor written, so whoever touches
+ * it without a copy of the device faults; the device itself uses the other mapping. The stream and the two directions of copies
+ * are queues of operations, of which each look carries out a few, by chance, in an order that CUDA allows. The stream may hang
+ * at a gate; the k-th call of a function may fail, and so may the k-th copy under way. */
+#ifndef PLAYED_H
+#define PLAYED_H
+
+#include "../../mlfab.h"
+#include "chance.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { PLAYED_BYTES = 1 << 22, PLAYED_OPS = 4096, PLAYED_EVENTS = 4096, PLAYED_PINS = 512 };
+enum { PLAYED_STREAM = 2, PLAYED_QUEUES = 3 };
+enum played_call {
+  PLAYED_WHERE,
+  PLAYED_PIN,
+  PLAYED_FENCE,
+  PLAYED_AFTER,
+  PLAYED_COPY,
+  PLAYED_MARK,
+  PLAYED_ORDER,
+  PLAYED_CALLS
+};
+
+typedef struct played_event {
+  int used, reached, failed, dropped;
+  uint32_t serial; /* an event whose memory is used again is another one */
+} played_event;
+
+typedef struct played_op {
+  enum { PLAYED_WAITS, PLAYED_RECORDS, PLAYED_COPIES, PLAYED_KERNEL, PLAYED_GATE } kind;
+  uint32_t event, serial;
+  void *to;
+  const void *from;
+  uint64_t bytes;
+  int value; /* of a kernel: every byte */
+} played_op;
+
+typedef struct played {
+  pthread_mutex_t lock; /* threads of a program use a device at the same time as the library does */
+  uint8_t *at, *own;    /* as the program sees it; as the device does */
+  uint64_t used;
+  played_op ops[PLAYED_QUEUES][PLAYED_OPS];
+  uint32_t head[PLAYED_QUEUES], tail[PLAYED_QUEUES];
+  played_event events[PLAYED_EVENTS];
+  void *pinned[PLAYED_PINS];
+  uint64_t pinned_bytes[PLAYED_PINS], pinned_now, pinned_most;
+  uint64_t random;
+  int gate;                       /* 1: the stream does not get past a gate */
+  int eager;                      /* 1: each look carries out all that can be */
+  uint32_t calls[PLAYED_CALLS];   /* so far */
+  int fails;                      /* this function ... */
+  uint32_t fails_at, fails_for;   /* ... from this call on, so many times */
+  uint32_t copies, copy_fails_at; /* the n-th copy fails when it is carried out; 0: none */
+  int lost;                       /* every call fails, and every event */
+  int closed;
+} played;
+
+static inline uint8_t *played_own(const played *p, const void *at) {
+  return p->own + ((const uint8_t *)at - p->at);
+}
+
+static inline int played_is_here(const played *p, const void *at) {
+  return (const uint8_t *)at >= p->at && (const uint8_t *)at < p->at + PLAYED_BYTES;
+}
+
+/* Device memory. Never freed before the device. */
+static inline void *played_alloc(played *p, uint64_t bytes) {
+  uint8_t *at = p->at + p->used;
+  p->used += (bytes + 63) / 64 * 64;
+  assert_true(p->used <= PLAYED_BYTES);
+  return at;
+}
+
+/* What a program would do with a synchronous copy. */
+static inline void played_write(played *p, void *to, const void *from, uint64_t bytes) {
+  memcpy(played_own(p, to), from, bytes);
+}
+static inline void played_read(const played *p, void *to, const void *from, uint64_t bytes) {
+  memcpy(to, played_own(p, from), bytes);
+}
+
+static inline void played_add_locked(played *p, uint32_t queue, played_op op) {
+  assert_true(p->tail[queue] - p->head[queue] < PLAYED_OPS);
+  p->ops[queue][p->tail[queue]++ % PLAYED_OPS] = op;
+}
+
+static inline void played_add(played *p, uint32_t queue, played_op op) {
+  pthread_mutex_lock(&p->lock);
+  played_add_locked(p, queue, op);
+  pthread_mutex_unlock(&p->lock);
+}
+
+/* A kernel on the stream: sets bytes of device memory. */
+static inline void played_kernel(played *p, void *at, int value, uint64_t bytes) {
+  const played_op op = {PLAYED_KERNEL, 0, 0, at, NULL, bytes, value};
+  played_add(p, PLAYED_STREAM, op);
+}
+/* The same: writes what `from`, memory of the host that stays, has. */
+static inline void played_produce(played *p, void *at, const void *from, uint64_t bytes) {
+  const played_op op = {PLAYED_KERNEL, 0, 0, at, from, bytes, 0};
+  played_add(p, PLAYED_STREAM, op);
+}
+/* What follows on the stream waits until the gate is opened. */
+static inline void played_stop(played *p) {
+  const played_op op = {PLAYED_GATE, 0, 0, NULL, NULL, 0, 0};
+  p->gate = 1;
+  played_add(p, PLAYED_STREAM, op);
+}
+
+/* 1: the first operation of the queue was carried out. */
+static inline int played_step(played *p, uint32_t queue) {
+  if (p->head[queue] == p->tail[queue]) return 0;
+  const played_op op = p->ops[queue][p->head[queue] % PLAYED_OPS];
+  played_event *event = &p->events[op.event];
+  uint8_t *to = op.to;
+  if (op.kind == PLAYED_GATE && p->gate) return 0;
+  if (op.kind == PLAYED_WAITS && event->serial == op.serial && event->used && !event->reached)
+    return 0;
+  p->head[queue]++;
+  if (op.kind == PLAYED_RECORDS) {
+    event->reached = 1;
+    event->used = !event->dropped;
+  }
+  if (op.kind == PLAYED_KERNEL && op.from)
+    memcpy(played_own(p, to), op.from, op.bytes);
+  else if (op.kind == PLAYED_KERNEL)
+    memset(played_own(p, to), op.value, op.bytes);
+  if (op.kind != PLAYED_COPIES) return 1;
+  if (++p->copies == p->copy_fails_at) {
+    for (uint32_t i = p->head[queue]; i != p->tail[queue]; i++) {
+      const played_op *next = &p->ops[queue][i % PLAYED_OPS];
+      if (next->kind == PLAYED_RECORDS) {
+        p->events[next->event].failed = 1;
+        break;
+      }
+    }
+    return 1;
+  }
+  const uint8_t *from = op.from;
+  memcpy(played_is_here(p, to) ? played_own(p, to) : to,
+         played_is_here(p, from) ? played_own(p, from) : from, op.bytes);
+  return 1;
+}
+
+static inline void played_look(played *p) {
+  uint32_t steps = p->eager ? UINT32_MAX : (uint32_t)chance_below(&p->random, 4);
+  for (uint32_t idle = 0; idle < PLAYED_QUEUES && steps > 0; steps--) {
+    uint32_t first = (uint32_t)chance_below(&p->random, PLAYED_QUEUES);
+    idle = 0;
+    while (idle < PLAYED_QUEUES && !played_step(p, (first + idle) % PLAYED_QUEUES)) idle++;
+  }
+}
+
+/* Everything that can be carried out is. */
+static inline void played_finish(played *p) {
+  pthread_mutex_lock(&p->lock);
+  const int eager = p->eager;
+  p->eager = 1;
+  played_look(p);
+  p->eager = eager;
+  pthread_mutex_unlock(&p->lock);
+}
+
+/* From now on every call fails; what was under way never happens. */
+static inline void played_lose(played *p) {
+  p->lost = 1;
+  for (uint32_t queue = 0; queue < PLAYED_QUEUES; queue++) p->head[queue] = p->tail[queue];
+}
+
+/* The error number of this call of a function, or 0. */
+static inline int played_called(played *p, int function) {
+  uint32_t n = ++p->calls[function];
+  if (p->lost) return 999;
+  return p->fails == function && n >= p->fails_at && n < p->fails_at + p->fails_for ? 700 + function
+                                                                                    : 0;
+}
+
+static inline int played_where(void *self, const void *memory, uint64_t bytes, char *text,
+                               size_t room) {
+  played *p = self;
+  const uint8_t *at = memory;
+  if (played_called(p, PLAYED_WHERE)) {
+    snprintf(text, room, "played 700: nobody knows what it is");
+    return MLFAB_ERR_DEVICE;
+  }
+  if (played_is_here(p, at)) {
+    if (at + bytes <= p->at + PLAYED_BYTES) return MLFAB_MEMORY_DEVICE;
+    snprintf(text, room, "it ends behind the device's memory");
+    return MLFAB_ERR_ARGUMENT;
+  }
+  for (uint32_t i = 0; i < PLAYED_PINS; i++) {
+    const uint8_t *from = p->pinned[i];
+    if (from && at >= from && at < from + p->pinned_bytes[i]) return MLFAB_MEMORY_PINNED;
+  }
+  return MLFAB_MEMORY_HOST;
+}
+
+static inline int played_pin(void *self, uint64_t bytes, void **memory_p) {
+  played *p = self;
+  uint32_t i = 0;
+  int number = played_called(p, PLAYED_PIN);
+  if (number) return number;
+  while (i < PLAYED_PINS && p->pinned[i]) i++;
+  assert_true(i < PLAYED_PINS);
+  assert_int_equal(posix_memalign(&p->pinned[i], 4096, bytes), 0);
+  memset(p->pinned[i], 0x5a, bytes); /* whoever uses what was not copied will see it */
+  p->pinned_bytes[i] = bytes;
+  p->pinned_now += bytes;
+  if (p->pinned_now > p->pinned_most) p->pinned_most = p->pinned_now;
+  *memory_p = p->pinned[i];
+  return 0;
+}
+
+/* Does a copy that is under way use this memory? */
+static inline int played_copies(const played *p, const uint8_t *at, uint64_t bytes) {
+  for (uint32_t queue = 0; queue < 2; queue++) {
+    for (uint32_t i = p->head[queue]; i != p->tail[queue]; i++) {
+      const played_op *op = &p->ops[queue][i % PLAYED_OPS];
+      const uint8_t *to = op->to, *from = op->from;
+      if (op->kind != PLAYED_COPIES) continue;
+      if ((to >= at && to < at + bytes) || (from >= at && from < at + bytes)) return 1;
+    }
+  }
+  return 0;
+}
+
+static inline void played_unpin(void *self, void *memory) {
+  played *p = self;
+  for (uint32_t i = 0; i < PLAYED_PINS; i++) {
+    if (p->pinned[i] != memory) continue;
+    assert_false(played_copies(p, memory, p->pinned_bytes[i]));
+    p->pinned_now -= p->pinned_bytes[i];
+    p->pinned[i] = NULL;
+    free(memory);
+    return;
+  }
+  fail_msg("unpinned memory that was not pinned");
+}
+
+static inline int played_record(played *p, uint32_t queue, void **mark_p) {
+  uint32_t i = 1;
+  pthread_mutex_lock(&p->lock);
+  while (i < PLAYED_EVENTS && p->events[i].used) i++;
+  assert_true(i < PLAYED_EVENTS);
+  const played_event fresh = {1, 0, 0, 0, p->events[i].serial + 1};
+  const played_op op = {PLAYED_RECORDS, i, fresh.serial, NULL, NULL, 0, 0};
+  p->events[i] = fresh;
+  played_add_locked(p, queue, op);
+  *mark_p = &p->events[i];
+  pthread_mutex_unlock(&p->lock);
+  return 0;
+}
+
+static inline void played_waits(played *p, uint32_t queue, void *mark) {
+  const played_event *event = mark;
+  const played_op op = {
+      PLAYED_WAITS, (uint32_t)(event - p->events), event->serial, NULL, NULL, 0, 0};
+  played_add(p, queue, op);
+}
+
+static inline int played_fence(void *self, void **fence_p) {
+  int number = played_called(self, PLAYED_FENCE);
+  return number ? number : played_record(self, PLAYED_STREAM, fence_p);
+}
+
+static inline int played_after(void *self, int way, void *fence) {
+  int number = played_called(self, PLAYED_AFTER);
+  if (!number) played_waits(self, (uint32_t)way, fence);
+  return number;
+}
+
+static inline int played_copy(void *self, int way, void *to, const void *from, uint64_t bytes) {
+  played *p = self;
+  const played_op op = {PLAYED_COPIES, 0, 0, to, from, bytes, 0};
+  int number = played_called(p, PLAYED_COPY);
+  assert_true(way == MLFAB_DEVICE_TO_HOST ? !played_is_here(p, to) : played_is_here(p, to));
+  if (!number) played_add(p, (uint32_t)way, op);
+  return number;
+}
+
+static inline int played_mark(void *self, int way, void **mark_p) {
+  int number = played_called(self, PLAYED_MARK);
+  return number ? number : played_record(self, (uint32_t)way, mark_p);
+}
+
+static inline int played_order(void *self, void *mark) {
+  int number = played_called(self, PLAYED_ORDER);
+  if (!number) played_waits(self, PLAYED_STREAM, mark);
+  return number;
+}
+
+static inline int played_poll(void *self, void *mark) {
+  played *p = self;
+  const played_event *event = mark;
+  if (p->lost) return -999;
+  pthread_mutex_lock(&p->lock);
+  played_look(p);
+  int reached = event->failed && event->reached ? -800 : event->reached;
+  pthread_mutex_unlock(&p->lock);
+  return reached;
+}
+
+/* An event that somebody waits for stays until it is reached, as in CUDA. */
+static inline void played_drop(void *self, void *mark) {
+  played *p = self;
+  played_event *event = mark;
+  pthread_mutex_lock(&p->lock);
+  assert_true(event->used);
+  event->dropped = 1;
+  if (event->reached) event->used = 0;
+  pthread_mutex_unlock(&p->lock);
+}
+
+static inline const char *played_text(void *self, int number) {
+  static char text[64];
+  (void)self;
+  snprintf(text, sizeof text, "played %d: it was told to fail", number);
+  return text;
+}
+
+static inline void played_close(void *self) { ((played *)self)->closed++; }
+
+static const mlfab_device played_device = {
+    sizeof played_device, "a played device", played_where, played_pin,   played_unpin,
+    played_fence,         played_after,      played_copy,  played_mark,  played_order,
+    played_poll,          played_drop,       played_text,  played_close,
+};
+
+static inline played *played_begin(uint64_t seed) {
+  played *p = calloc(1, sizeof *p);
+  assert_non_null(p);
+  int fd = memfd_create("played", MFD_CLOEXEC);
+  assert_true(fd >= 0 && ftruncate(fd, PLAYED_BYTES) == 0);
+  p->own = mmap(NULL, PLAYED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  p->at = mmap(NULL, PLAYED_BYTES, PROT_NONE, MAP_SHARED, fd, 0);
+  assert_true(p->own != MAP_FAILED && p->at != MAP_FAILED);
+  close(fd);
+  p->random = seed;
+  p->fails = -1;
+  pthread_mutex_init(&p->lock, NULL);
+  return p;
+}
+
+static inline void played_end(played *p) {
+  for (uint32_t i = 0; i < PLAYED_PINS; i++) free(p->pinned[i]); /* what a test lost on purpose */
+  pthread_mutex_destroy(&p->lock);
+  munmap(p->own, PLAYED_BYTES);
+  munmap(p->at, PLAYED_BYTES);
+  free(p);
+}
+
+#endif
