@@ -52,6 +52,16 @@ STORE_TESTS    := $(patsubst %.c,$(BUILD)/%,tests/extras/test_store.c tests/extr
 STORE_HELPERS  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/store_*.c))
 EXTRAS         := $(patsubst %,$(BUILD)/libmlfab_%.a,$(if $(TLS_LIBS),tls) $(if $(CURL_LIBS),curl) $(if $(STORE_LIBS),store))
 
+# CUDA's compiler, which make deps does not install. GPU_ARCHS: 80 is an A100, 90 an H100 or H200; PTX of the last one is in,
+# too, for what comes later.
+NVCC           := $(or $(NVCC),$(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
+CUDA           := $(if $(NVCC),$(abspath $(dir $(NVCC))..))
+GPU_ARCHS      ?= 80 90
+GPU_FLAGS       = -std=c++17 -O3 $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+                  -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -Xcompiler -Wall,-Wextra
+GPU_BUILT       = $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(BUILD)/tests/gpu/gpu_bench \
+                  $(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_attach)
+
 # OpenBLAS, or another library with cblas.h that pkg-config knows. CBLAS_FLAGS is for files that call it.
 CBLAS          := $(firstword $(foreach name,openblas cblas,$(shell pkg-config --exists $(name) 2>/dev/null && echo $(name))))
 CBLAS_LIBS     := $(if $(CBLAS),$(shell pkg-config --libs $(CBLAS)))
@@ -82,11 +92,13 @@ BUILT_TESTS    += $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),$(TLS_TESTS)))
 BUILT_TESTS    += $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),$(CURL_TESTS)))
 BUILT_TESTS    += $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),$(STORE_TESTS)))
 BUILT_TESTS    += $(if $(CBLAS),$(if $(HAVE_CMOCKA),$(CBLAS_TESTS)))
+BUILT_TESTS    += $(if $(NVCC),$(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_attach $(if $(SAN),,$(BUILD)/tests/gpu/gpu_kernels)))
 SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE)) \
                   $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),,$(TLS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77')) \
                   $(if $(CBLAS),$(if $(HAVE_CMOCKA),,$(CBLAS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77')) \
+                  $(if $(NVCC),,'tests/gpu=echo no GPU test was built: nvcc is not installed; exit 77') \
                   $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),,$(CURL_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CURL_TESTS:%='%=echo libcurl4-openssl-dev is not installed; exit 77')) \
                   $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),,$(STORE_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
@@ -102,7 +114,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
-        uninstall clean help libraries tests-built mpi mpi-built cblas-built run-tests run-check fuzzers-built
+        uninstall clean help libraries tests-built mpi mpi-built cblas-built gpu gpu-built gpu-test gpu-bench run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/, and what OpenSSL and libcurl allow of the extras
 all: libraries tools examples extras
@@ -199,6 +211,44 @@ $(TLS_TESTS) $(TLS_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_tls.a $(BUILD)/li
 	@mkdir -p $(@D)
 	$(COMPILE) $(TLS_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_tls.a $(BUILD)/libmlfab.a $(LDFLAGS) \
 	  $(if $(findstring /test_,$@),-lcmocka) $(TLS_LIBS) $(LIBS)
+
+# With CUDA: gpu/mlfab_gpu.cu, as users compile it, what uses it, and its tests. gpu_attach needs no GPU and no library of
+# CUDA's: it compiles the file's half that is not kernels as C++, over functions of its own.
+gpu-built: $(if $(NVCC),$(if $(SAN),,$(GPU_BUILT)))
+
+GPU_COMPILE = $(if $(V),,@echo '  NVCC $@';)$(NVCC) $(GPU_FLAGS) -I.
+GPU_LINK    = -L$(CUDA)/lib64 -Xlinker -rpath,$(CUDA)/lib64
+
+$(BUILD)/gpu/mlfab_gpu.o: gpu/mlfab_gpu.cu gpu/mlfab_gpu.h mlfab.h
+	@mkdir -p $(@D)
+	$(GPU_COMPILE) -c -o $@ $<
+
+$(BUILD)/gpu/14_gpu: examples/14_gpu.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a
+	@mkdir -p $(@D)
+	$(GPU_COMPILE) -o $@ $^ $(GPU_LINK) -lcublas $(LIBS)
+
+$(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_bench: $(BUILD)/%: %.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a gpu/src/elements.h tests/unit/play.h
+	@mkdir -p $(@D)
+	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas,-lcmocka)
+
+$(BUILD)/tests/gpu/gpu_attach: tests/gpu/gpu_attach.c gpu/src/device.cu gpu/mlfab_gpu.h $(OBJECTS)
+	@mkdir -p $(@D)
+	@$(CXX) -std=c++17 -Wall -Wextra $(CFLAGS) $(SAN) -I. -isystem $(CUDA)/include -x c++ -c -o $@.device.o gpu/src/device.cu
+	$(COMPILE) -isystem $(CUDA)/include -MF $@.d -o $@ $< $@.device.o $(OBJECTS) $(LDFLAGS) -lcmocka -lstdc++ $(LIBS)
+
+##: builds what is in gpu/, and its tests (nvcc; GPU_ARCHS="80 90")
+gpu:
+	@[ -n '$(NVCC)' ] || { echo 'make gpu: nvcc was not found; say where it is: make NVCC=/usr/local/cuda/bin/nvcc gpu' >&2; exit 1; }
+	+@$(SUBMAKE) tools gpu-built $(addprefix $(BUILD)/tests/unit/test_,device gpu_elements)
+
+##: tests of gpu/ (those that need a GPU are skipped where there is none)
+gpu-test: gpu
+	@$(RUN_TESTS) $(BUILD)/tests/unit/test_device $(BUILD)/tests/unit/test_gpu_elements $(BUILD)/tests/gpu/gpu_attach \
+	  $(BUILD)/tests/gpu/gpu_kernels tests/process/gpu_test.py
+
+##: speed of the kernels beside a copy and cuBLAS, and registers; needs a GPU
+gpu-bench: gpu
+	$(BUILD)/tests/gpu/gpu_bench
 
 # With cblas: build/cblas/libmlfab.a, the programs that need it, and its tests. test_kernels and test_split link the
 # parts, the latter without the library, whose functions it replaces.
@@ -338,7 +388,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) all tests-built mpi-built
 	+@$(SUBMAKE) run-tests
 
-tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(CURL_LIBS),$(CURL_HELPERS)) $(if $(STORE_LIBS),$(STORE_HELPERS)) cblas-built
+tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(CURL_LIBS),$(CURL_HELPERS)) $(if $(STORE_LIBS),$(STORE_HELPERS)) cblas-built gpu-built
 
 # Long tests have their time limit in seconds after an @.
 LIMITS := tests/process/mpi_test.py@900 tests/process/launch_test.py@600 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400 tests/process/store_test.py@600
@@ -364,7 +414,8 @@ check: $(filter deps test,$(MAKECMDGOALS))
 
 # Tests with threads, or with memory shared between processes.
 TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c)))
-HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
+HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
+               gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
 
 # clang-tidy's analyzer with fewer paths than its 225,000.
 TIDY = clang-tidy --quiet --warnings-as-errors="*" --extra-arg=-Xclang --extra-arg=-analyzer-config \
@@ -375,7 +426,7 @@ run-check:
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),extras/mlfab_tls.c) $(if $(CURL_LIBS),extras/mlfab_curl.c extras/mlfab_http.c) $(if $(STORE_LIBS),$(addprefix extras/mlfab_,store.c remote.c sigv4.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py' \
-	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE) %/test_failover,$(BUILT_TESTS))) \
+	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE) %/test_failover %/gpu_kernels,$(BUILT_TESTS))) \
 	  $(if $(HAVE_CMOCKA),'$(BUILD)/asan/tests/sim/test_failover@600=MLFAB_SCALE=0.2 $(BUILD)/asan/tests/sim/test_failover') \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
 	  'libfuzzer@900=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \

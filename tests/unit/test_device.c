@@ -452,7 +452,7 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed) {
   sums_begin(&f, sums);
   played *p = f.device[1];
   p->fails = function;
-  p->fails_at = p->calls[function] + k;
+  p->fails_at = function < PLAYED_CALLS ? p->calls[function] + k : 0;
   p->fails_for = 1;
   if (function == PLAYED_CALLS) p->copy_fails_at = p->copies + k; /* one that is under way */
   for (int i = 0; i < CALLS; i++) {

@@ -1,0 +1,266 @@
+/* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order.
+ *
+ * For: telling memory apart, pinned memory, copies on two streams of its own, one for each direction, events between them and the
+ * caller's stream. Not for: what is copied and when, which is core/api/staging.c.
+ *
+ * Invariants. (1) Nothing here waits for a stream, except mlfab_gpu_attach and close. (2) The caller's thread keeps its current device
+ * and its last error: a function that finds another device current sets it back, and an error that a query leaves behind is cleared
+ * if there was none before. (3) All events are of one kind without timing, and are used again.
+ *
+ * Source: CUDA C++ Programming Guide, asynchronous concurrent execution (streams, events). */
+#include "../mlfab_gpu.h"
+
+#include <cuda_runtime.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace {
+
+struct device_event {
+  device_event *next;
+  cudaEvent_t event;
+};
+
+struct device_self {
+  int device;
+  cudaStream_t stream;  /* the caller's */
+  cudaStream_t ways[2]; /* by mlfab_device_way */
+  device_event *unused;
+  char text[160];
+};
+
+/* Makes a device current for a scope. */
+class device_scope {
+ public:
+  explicit device_scope(int device) : before_(-1) {
+    int now = -1;
+    clean_ = cudaPeekAtLastError() == cudaSuccess;
+    if (cudaGetDevice(&now) == cudaSuccess && now != device && cudaSetDevice(device) == cudaSuccess)
+      before_ = now;
+  }
+  ~device_scope() {
+    if (before_ >= 0) (void)cudaSetDevice(before_);
+    if (clean_) (void)cudaGetLastError();
+  }
+  device_scope(const device_scope &) = delete;
+  device_scope &operator=(const device_scope &) = delete;
+
+ private:
+  int before_;
+  bool clean_;
+};
+
+device_self *device_of(void *self) { return static_cast<device_self *>(self); }
+
+const char *device_text(void *self, int number) {
+  cudaError_t error = static_cast<cudaError_t>(number);
+  device_self *d = device_of(self);
+  snprintf(d->text, sizeof d->text, "%s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
+  return d->text;
+}
+
+/* One address: a value of enum mlfab_memory, or an error with its text. */
+int device_where_one(device_self *d, const void *memory, char *text, size_t room) {
+  cudaPointerAttributes a;
+  cudaError_t error = cudaPointerGetAttributes(&a, memory);
+  if (error == cudaErrorInvalidValue) return MLFAB_MEMORY_HOST; /* older drivers say so */
+  if (error != cudaSuccess) {
+    snprintf(text, room, "%s", device_text(d, error));
+    return MLFAB_ERR_DEVICE;
+  }
+  switch (a.type) {
+    case cudaMemoryTypeDevice:
+      if (a.device == d->device) return MLFAB_MEMORY_DEVICE;
+      snprintf(text, room, "it is memory of device %d, and device %d is attached", a.device,
+               d->device);
+      return MLFAB_ERR_ARGUMENT;
+    case cudaMemoryTypeManaged:
+      return MLFAB_MEMORY_DEVICE;
+    case cudaMemoryTypeHost:
+      return MLFAB_MEMORY_PINNED;
+    default:
+      return MLFAB_MEMORY_HOST;
+  }
+}
+
+/* The last byte has to be where the first one is. What is in between is not asked for. */
+int device_where(void *self, const void *memory, uint64_t bytes, char *text, size_t room) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  int first = device_where_one(d, memory, text, room);
+  if (first <= MLFAB_MEMORY_HOST || bytes < 2) return first;
+  int last = device_where_one(d, static_cast<const char *>(memory) + bytes - 1, text, room);
+  if (last < 0 || last == first) return last;
+  snprintf(text, room, "it ends behind the memory in which it begins");
+  return MLFAB_ERR_ARGUMENT;
+}
+
+int device_pin(void *self, uint64_t bytes, void **memory_p) {
+  device_scope scope(device_of(self)->device);
+  return cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable);
+}
+
+void device_unpin(void *self, void *memory) {
+  device_scope scope(device_of(self)->device);
+  (void)cudaFreeHost(memory);
+}
+
+int device_record(device_self *d, cudaStream_t stream, void **mark_p) {
+  device_event *e = d->unused;
+  cudaError_t error = cudaSuccess;
+  if (e) {
+    d->unused = e->next;
+  } else {
+    e = static_cast<device_event *>(malloc(sizeof *e));
+    if (!e) return cudaErrorMemoryAllocation;
+    error = cudaEventCreateWithFlags(&e->event, cudaEventDisableTiming);
+    if (error != cudaSuccess) {
+      free(e);
+      return error;
+    }
+  }
+  error = cudaEventRecord(e->event, stream);
+  if (error != cudaSuccess) {
+    e->next = d->unused;
+    d->unused = e;
+    return error;
+  }
+  *mark_p = e;
+  return 0;
+}
+
+int device_fence(void *self, void **fence_p) {
+  device_scope scope(device_of(self)->device);
+  return device_record(device_of(self), device_of(self)->stream, fence_p);
+}
+
+int device_after(void *self, int way, void *fence) {
+  device_scope scope(device_of(self)->device);
+  return cudaStreamWaitEvent(device_of(self)->ways[way], static_cast<device_event *>(fence)->event,
+                             0);
+}
+
+int device_copy(void *self, int way, void *to, const void *from, uint64_t bytes) {
+  device_scope scope(device_of(self)->device);
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device_of(self)->ways[way]);
+}
+
+int device_mark(void *self, int way, void **mark_p) {
+  device_scope scope(device_of(self)->device);
+  return device_record(device_of(self), device_of(self)->ways[way], mark_p);
+}
+
+int device_order(void *self, void *mark) {
+  device_scope scope(device_of(self)->device);
+  return cudaStreamWaitEvent(device_of(self)->stream, static_cast<device_event *>(mark)->event, 0);
+}
+
+int device_poll(void *self, void *mark) {
+  device_scope scope(device_of(self)->device);
+  cudaError_t error = cudaEventQuery(static_cast<device_event *>(mark)->event);
+  if (error == cudaErrorNotReady) return 0;
+  return error == cudaSuccess ? 1 : -static_cast<int>(error);
+}
+
+/* A stream that waits for the event waits for what it was recorded behind, also when it is recorded again. */
+void device_drop(void *self, void *mark) {
+  device_self *d = device_of(self);
+  device_event *e = static_cast<device_event *>(mark);
+  e->next = d->unused;
+  d->unused = e;
+}
+
+void device_close(void *self) {
+  device_self *d = device_of(self);
+  {
+    device_scope scope(d->device);
+    for (int way = 0; way < 2; way++)
+      if (d->ways[way]) (void)cudaStreamDestroy(d->ways[way]);
+    while (d->unused) {
+      device_event *e = d->unused;
+      d->unused = e->next;
+      (void)cudaEventDestroy(e->event);
+      free(e);
+    }
+  }
+  free(d);
+}
+
+const mlfab_device device_table = {
+    sizeof(mlfab_device), "CUDA",       device_where, device_pin,   device_unpin,
+    device_fence,         device_after, device_copy,  device_mark,  device_order,
+    device_poll,          device_drop,  device_text,  device_close,
+};
+
+int device_fail(mlfab_error *error_p, int code, const char *text, cudaError_t error) {
+  if (!error_p) return code;
+  memset(error_p, 0, sizeof *error_p);
+  error_p->code = code;
+  error_p->rank = MLFAB_NO_RANK;
+  if (error == cudaSuccess)
+    snprintf(error_p->text, sizeof error_p->text, "gpu_attach: %s", text);
+  else
+    snprintf(error_p->text, sizeof error_p->text, "gpu_attach: %s: %s: %s", text,
+             cudaGetErrorName(error), cudaGetErrorString(error));
+  return code;
+}
+
+/* Streams for copies; an event on the caller's stream fails when that is of another device. */
+int device_open(device_self *d, mlfab_error *error_p) {
+  device_scope scope(d->device);
+  void *mark = nullptr;
+  cudaError_t error = cudaSuccess;
+  for (int way = 0; way < 2 && error == cudaSuccess; way++)
+    error = cudaStreamCreateWithFlags(&d->ways[way], cudaStreamNonBlocking);
+  if (error != cudaSuccess)
+    return device_fail(error_p, MLFAB_ERR_DEVICE, "streams for copies", error);
+  error = static_cast<cudaError_t>(device_record(d, d->stream, &mark));
+  if (error != cudaSuccess)
+    return device_fail(error_p, MLFAB_ERR_ARGUMENT, "the stream cannot be used on this device",
+                       error);
+  device_drop(d, mark);
+  return 0;
+}
+
+}  // namespace
+
+extern "C" int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t staging_bytes,
+                                mlfab_error *error_p) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && device == MLFAB_GPU_CURRENT) error = cudaGetDevice(&device);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return device_fail(error_p, MLFAB_ERR_DEVICE, "no GPU", error);
+  }
+  if (device < 0 || device >= count)
+    return device_fail(error_p, MLFAB_ERR_ARGUMENT, "there is no such device",
+                       cudaErrorInvalidDevice);
+  if (stream == cudaStreamPerThread)
+    return device_fail(error_p, MLFAB_ERR_ARGUMENT,
+                       "cudaStreamPerThread is another stream in each thread: create one",
+                       cudaSuccess);
+  device_self *d = static_cast<device_self *>(calloc(1, sizeof *d));
+  if (!d) return device_fail(error_p, MLFAB_ERR_MEMORY, "out of memory", cudaSuccess);
+  d->device = device;
+  d->stream = static_cast<cudaStream_t>(stream);
+  int code = device_open(d, error_p);
+  if (!code) {
+    code = mlfab_device_attach(ctx, &device_table, d, staging_bytes);
+    if (code && error_p && mlfab_last_error(ctx, error_p))
+      (void)device_fail(error_p, code, "the context", cudaSuccess);
+  }
+  if (code) device_close(d);
+  return code;
+}
+
+/* mlfab.c asks this while no device is attached. */
+extern "C" int mlfab_device_owns(const void *memory) {
+  cudaPointerAttributes a;
+  bool clean = cudaPeekAtLastError() == cudaSuccess;
+  cudaError_t error = cudaPointerGetAttributes(&a, memory);
+  if (clean) (void)cudaGetLastError();
+  return error == cudaSuccess && a.type == cudaMemoryTypeDevice;
+}
