@@ -31,6 +31,10 @@ typedef struct relay {
 static void *relay_run(void *argument) {
   relay r = *(relay *)argument;
   free(argument);
+  sigset_t pipes; /* OpenSSL writes to its socket as it likes */
+  sigemptyset(&pipes);
+  sigaddset(&pipes, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipes, NULL);
   tls_client client;
   tls_client_open(&client, CONFORM_KEY);
   SSL *ssl = tls_client_connect(&client, r.wire);
