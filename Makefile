@@ -53,9 +53,9 @@ STORE_HELPERS  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/store_*.c))
 EXTRAS         := $(patsubst %,$(BUILD)/libmlfab_%.a,$(if $(TLS_LIBS),tls) $(if $(CURL_LIBS),curl) $(if $(STORE_LIBS),store))
 
 # CUDA's compiler, which make deps does not install. GPU_ARCHS: 80 is an A100, 90 an H100 or H200; PTX of the last one is in,
-# too, for what comes later.
+# too, for what comes later. nvcc may be a script in a folder of its own, so it is asked where the toolkit is.
 NVCC           := $(or $(NVCC),$(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
-CUDA           := $(if $(NVCC),$(abspath $(dir $(NVCC))..))
+CUDA           := $(if $(NVCC),$(abspath $(shell $(NVCC) -dryrun -x cu -c /dev/null 2>&1 | sed -n 's/.* TOP=//p')))
 GPU_ARCHS      ?= 80 90
 GPU_FLAGS       = -std=c++17 -O3 $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                   -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -Xcompiler -Wall,-Wextra
