@@ -12231,6 +12231,9 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
  * does not return a buffer to the caller while a transport has it. (5) A part has bulks lent to two links at most,
  * its server's and its aggregator's; when the aggregator changes, the worker takes back what the former one still
  * has. (6) The worker sends an aggregator, or a server, only bytes that the receiver granted for the current route.
+ * (7) While an update lacks bytes (`lacks`), because they are still being copied to its buffers, the worker sends none of
+ * those, and no server gets the last byte of its part: a server applies a part when it has all of it, so an update that is
+ * withdrawn until then is applied nowhere. An update that a scheduler places never lacks bytes: its group would wait.
  *
  * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker
  * side). */
@@ -12293,6 +12296,10 @@ typedef struct mlfab__outgoing {
   uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
+  /* The bytes from here to there are not in the caller's buffers yet; NULL: all are. `stalled`: a server has sent for a part
+   * again meanwhile, so the worker announces no part before all bytes are there. */
+  const uint8_t *lacks, *lacks_end;
+  int stalled;
   uint64_t pull_count; /* pulls finished when it was created */
   int mergeable, withdrawn;
   mlfab__part *parts; /* by server */
@@ -12356,6 +12363,9 @@ typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
+/* A pull is about to write these bytes, for the first time or again. */
+typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
+
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
@@ -12365,6 +12375,8 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
+  mlfab__arrives_fn *arrives; /* or NULL */
+  void *arrives_user;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -12485,6 +12497,7 @@ struct mlfab__worker {
   uint32_t nsieves;     /* number of residuals */
   uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
+  const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
@@ -12523,6 +12536,17 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
+ * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
+ * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
+ * caller runs the node's epilogue. */
+MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
+                                         uint32_t n, const mlfab_push_options *options);
+MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
+                                       const void *from, const void *to);
+/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
+MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
+                                      mlfab__arrives_fn *fn, void *user);
 /* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
@@ -13226,6 +13250,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->flags = options.flags;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
+  fetch->arrives = NULL;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -13235,6 +13260,26 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   }
   *request_p = request->id;
   return 0;
+}
+
+MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
+                                      mlfab__arrives_fn *fn, void *user) {
+  mlfab__fetch *fetch = pull_find(worker, request);
+  if (!fetch || worker->cache.bytes) return 0;
+  fetch->arrives = fn;
+  fetch->arrives_user = user;
+  return 1;
+}
+
+/* Tells that a stretch is about to be written. */
+static void pull_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t bytes) {
+  for (uint32_t i = 0; fetch->arrives && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    uint64_t at = mlfab__max(offset, source->offset);
+    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
+    if (at < end && source->data)
+      fetch->arrives(fetch->arrives_user, source->data + (at - source->offset), end - at);
+  }
 }
 
 /* The source that contains this byte, or NULL. */
@@ -13313,6 +13358,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
   int code = 0;
+  pull_arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
@@ -14031,6 +14077,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
+      update->stalled |= update->lacks != NULL;
       /* Its number stays: the aggregator may grant it once more before it learns of this. */
       push_leave_hop(worker, update, server);
       push_rewind(part);
@@ -14112,6 +14159,11 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
          !worker->define.options.ghost;
+}
+
+/* Are the bytes of the update those of the caller's buffers? */
+static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return update->codec == &push_dense && !push_small(worker, update);
 }
 
 /* Makes the image of a small update; a large one stays in the caller's buffers. */
@@ -14483,6 +14535,9 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->base = options->version;
   update->withdrawn = update->mergeable = 0;
   update->version = update->bytes = 0;
+  update->lacks = worker->lacks;
+  update->lacks_end = worker->lacks_end;
+  update->stalled = 0;
   update->nbufs = what->n;
   update->pull_count = worker->pull_count;
   for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
@@ -14496,6 +14551,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   if (!code) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) push_parts_end(worker, update);
+  assert(code || !update->lacks || push_is_callers(worker, update));
   return code;
 }
 
@@ -14603,6 +14659,66 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
   return code;
 }
 
+/* --- updates that lack bytes --- */
+
+/* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
+ * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
+MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
+                                         uint32_t n, const mlfab_push_options *given) {
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  uint64_t bytes = 0;
+  uint32_t align;
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (!worker->stands || !bufs || push_plans(worker) || options.clip_norm > 0.0 ||
+      options.retry_seq != 0)
+    return 0;
+  for (uint32_t i = 0; i < n; i++) {
+    bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
+    if (push_sifts(worker, &bufs[i])) return 0;
+  }
+  return bytes > MLFAB__WORKER_PACK;
+}
+
+MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
+                                       const void *to) {
+  const mlfab__request *request = mlfab__request_find(worker->requests, id);
+  if (id == 0) {
+    worker->lacks = from;
+    worker->lacks_end = to;
+  }
+  if (!request || request->done || request->slot >= MLFAB__WORKER_UPDATES) return;
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  if (update->seq != request->result.seq || update->withdrawn) return;
+  update->lacks = from;
+  update->lacks_end = to;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
+      worker->port.ready(worker->port.self, s);
+  }
+}
+
+/* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
+static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server, uint64_t most, const uint8_t **data_p) {
+  const mlfab__part *part = &update->parts[server];
+  uint64_t bytes = update->codec->piece(worker, update, server, part, most, data_p);
+  if (!update->lacks || bytes == 0) return bytes;
+  uintptr_t at = (uintptr_t)*data_p, lacks = (uintptr_t)update->lacks;
+  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks && !MLFAB__PLANTED(285))
+    bytes = at < lacks ? lacks - at : 0;
+  return part->sent + bytes < part->bytes || MLFAB__PLANTED(284) ? bytes : 0;
+}
+
+/* Is there something of the part to send? An update that is announced without would keep those behind it at the server. A part
+ * that has no bytes waits, too: the server would apply it at once. */
+static int push_has_some(const mlfab__worker *worker, const mlfab__outgoing *update,
+                         uint32_t server) {
+  const uint8_t *data;
+  if (!update->lacks || update->parts[server].empty) return 1;
+  return !update->stalled && push_piece(worker, update, server, UINT64_MAX, &data) > 0;
+}
+
 /* --- outgoing frames --- */
 
 /* May the first queued part of a stream be announced now? */
@@ -14611,6 +14727,7 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
+  if (!push_has_some(worker, update, server)) return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
   if (update->mergeable && stream->small[push_asks_durable(update)] >= 1 &&
       i + 1 == worker->norder && update->members < worker->config->merge_max) {
@@ -14688,8 +14805,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.scale = update->scale;
   push.norm = update->norm;
   const uint8_t *data = NULL;
-  uint64_t piece =
-      part->empty ? 0 : update->codec->piece(worker, update, server, part, push.eager, &data);
+  uint64_t piece = part->empty ? 0 : push_piece(worker, update, server, push.eager, &data);
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
       mlfab__encode_push(frame->meta, &push, worker->lists->segments, worker->lists->versions);
@@ -14705,7 +14821,7 @@ static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
   const mlfab__part *part = &update->parts[server];
   const uint8_t *data;
   uint64_t most = part->granted - part->sent;
-  frame->bulk_bytes = (uint32_t)update->codec->piece(worker, update, server, part, most, &data);
+  frame->bulk_bytes = (uint32_t)push_piece(worker, update, server, most, &data);
   frame->bulk = data;
   return frame->bulk_bytes > 0;
 }
@@ -14717,11 +14833,6 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
   frame->type = MLFAB__CHUNK;
   frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
   return push_granted_piece(worker, server, update, frame);
-}
-
-/* Are the bytes of the update those of the caller's buffers? */
-static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  return update->codec == &push_dense && !push_small(worker, update);
 }
 
 /* Does the transport borrow the bulk? It copies a small one. */
@@ -14839,6 +14950,7 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
 static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   int announced = 0;
   update->withdrawn = 1;
+  update->lacks = NULL; /* no more of it is sent */
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     if (part->lent > 0) {
@@ -14890,13 +15002,15 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
   /* Merged with others: only this caller's request ends; the update goes on from the library's copy. */
-  int shared = update->members > 1;
+  int shared = update->members > 1, lacked = update->lacks != NULL;
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
-  request->blame.in_doubt = announced != 0;
+  request->blame.in_doubt = announced && !lacked;
   mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s%s", by,
                        push_asks_durable(update) ? ", and its replica to have it" : "",
-                       announced ? "; it is not known yet whether it was" : "; it was not sent");
+                       !announced ? "; it was not sent"
+                       : lacked   ? "; no server has got all of it"
+                                  : "; it is not known yet whether it was");
   mlfab__request_expire(worker->requests, request, code, now_ns);
   if (!shared) push_settle(worker, update, now_ns);
   worker->due = 1;
@@ -59106,6 +59220,12 @@ MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
  *       '--copy failed, deadline, cancelled--> DOOMED
  *    LANDING --copy failed, deadline--> ended
  *
+ * Copies and transfer overlap in two calls. They copy in chunks, in the order of the image.
+ *
+ *    Push: FILLING --the first chunk is copied, its turn--> RUNNING (`feeds`) --all copied--> RUNNING
+ *                                                              '--copy failed--> inner cancelled --> ended
+ *    Pull: RUNNING (`lands`) copies chunks back that have come whole; LANDING the others.
+ *
  * `ended`: the outer request is done, and the call remains only until its copies are over (`mark`), because they use the image.
  * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
  * now and the next calls of all meet; then it has ended.
@@ -59115,7 +59235,13 @@ MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
  * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
  * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
  * without it. Where not even a mark can be set, the device is lost (`broken`): the image is never used again, and is not
- * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device.
+ * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device. (6) While a call feeds, the
+ * worker knows which bytes of the image are not copied yet (mlfab__push_lacks): it sends none of them, and no server gets all
+ * of its part. A copy that fails cancels the push before any server can have applied it. A call stops feeding only when the
+ * device says that the last mark is reached, or when it is cancelled. (7) For each chunk that a call writes, the last copy back is queued after the last
+ * write to it: `stale` is set by each write, and what is stale when the inner call is done is copied again. Copies of one direction
+ * are carried out in order, so the last one counts. A chunk is copied at most twice. (8) A copy back that is queued early has a mark
+ * as any other, and waits for the fence as any other.
  *
  * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution); the papers have no
  * devices. */
@@ -59131,6 +59257,9 @@ enum {
   STAGING_SMALL =
       65536, /* updates of up to so many bytes are copied when they are made (mlfab_push_start) */
   STAGING_DEFAULT = 268435456,
+  STAGING_CHUNKS = 64, /* of a call, at most */
+  /* Bytes of a chunk; less where all images have less than STAGING_CHUNKS of them, more where one call has more. */
+  STAGING_CHUNK = 4 << 20,
   STAGING_PAUSE_NS = 100000 /* between two looks, at close */
 };
 
@@ -59155,6 +59284,14 @@ typedef struct staging_buffer {
   int memory;     /* MLFAB_MEMORY_* */
 } staging_buffer;
 
+/* A stretch of the image. Filling: `mark` is reached when it is copied, and all before it. Landing: it has come whole when it
+ * misses nothing; what was sent again is counted again, so it may be copied too early, and is stale then. */
+typedef struct staging_chunk {
+  void *mark;
+  uint64_t misses;
+  uint8_t stale, landed; /* the image is newer than the device's memory; copied back once */
+} staging_chunk;
+
 typedef struct staging_call {
   struct staging_call *next;
   enum staging_state state;
@@ -59165,12 +59302,16 @@ typedef struct staging_call {
   uint32_t nbuffers;
   staging_image *image; /* NULL: no buffer needs one */
   void *fence;          /* for copies back, or NULL */
-  void *mark;           /* of the copies under way, or NULL */
+  void *mark, *later;   /* of the copies under way, or NULL; of those behind these, or NULL */
   int way;              /* of those */
   int unknown;          /* copies may be under way that have no mark */
+  uint64_t chunk;       /* bytes of a chunk; 0: the image is one */
+  uint32_t nchunks, filled;
+  int feeds, lands; /* RUNNING: not all is copied to the image yet; chunks are copied back */
+  staging_chunk chunks[STAGING_CHUNKS];
   uint64_t began_ns, deadline_ns;
   mlfab_request outer, inner; /* 0: none */
-  mlfab_error why;            /* DOOMED */
+  mlfab_error why;            /* DOOMED; RUNNING: it was cancelled for this */
 } staging_call;
 
 struct mlfab__staging {
@@ -59294,6 +59435,12 @@ static int staging_overlaps(staging_buffer *buffers, uint32_t n) {
   return 0;
 }
 
+/* The order in the image. */
+static int staging_places(const void *a, const void *b) {
+  const staging_buffer *one = a, *other = b;
+  return one->place < other->place ? -1 : one->place > other->place;
+}
+
 /* --- images --- */
 
 static void staging_unpin(staging *s, mlfab__env *env, staging_image *image) {
@@ -59367,6 +59514,8 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   s->ncalls--;
   staging_drop(s, &c->fence);
   staging_drop(s, &c->mark);
+  staging_drop(s, &c->later);
+  for (uint32_t i = 0; i < c->nchunks; i++) staging_drop(s, &c->chunks[i].mark);
   if (c->image && c->unknown) {
     /* The device may still use it: it is counted for ever. */
     mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
@@ -59394,12 +59543,18 @@ static void staging_tell(mlfab *ctx, staging_call *c, int code, int32_t rank, in
   c->outer = 0;
 }
 
+/* What the stream is given from now on waits for the copies of the call. */
+static void staging_order(staging *s, const staging_call *c) {
+  void *last = c->later ? c->later : c->mark;
+  if (last) (void)s->device->order(s->self, last);
+}
+
 /* The request ends now; the call remains for its copies, and to keep the numbers of collectives. Its memory may be
  * overwritten by what the stream is given from now on. */
 static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text) {
   staging *s = ctx->staging;
   staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
-  if (c->mark && code) (void)s->device->order(s->self, c->mark);
+  if (code) staging_order(s, c);
   if (c->state == STAGING_FILLING) {
     MLFAB__FAIL(&c->why, code, "%s", text);
     c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
@@ -59421,52 +59576,126 @@ static int staging_reached(staging *s, staging_call *c) {
   int fills = c->way == MLFAB_DEVICE_TO_HOST;
   int reached = fills && s->behind ? 0 : s->device->poll(s->self, c->mark);
   s->behind |= fills && reached == 0;
-  if (reached != 0) staging_drop(s, &c->mark);
-  return reached;
+  if (reached == 0) return 0;
+  staging_drop(s, &c->mark);
+  c->mark = c->later;
+  c->later = NULL;
+  return reached > 0 && c->mark ? staging_reached(s, c) : reached;
 }
 
-/* Marks the copies of the call. Without a mark nobody knows when they are over. */
+/* Marks the copies of the call. Without a mark nobody knows when they are over. A mark that is set already stays: it alone may
+ * tell that copies before it have failed. */
 static int staging_mark(staging *s, staging_call *c) {
-  int number = s->device->mark(s->self, c->way, &c->mark);
+  int number = s->device->mark(s->self, c->way, c->mark ? &c->later : &c->mark);
   if (number && c->unknown) s->broken = number;
   if (!number) c->unknown = 0;
   return number;
 }
 
-/* Copies what the call has written back, behind what was on the stream when it was made. The number of an error. */
-static int staging_land(staging *s, staging_call *c) {
-  int number = 0;
-  c->way = MLFAB_DEVICE_FROM_HOST;
-  if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
-  staging_drop(s, &c->fence);
-  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
-    const staging_buffer *b = &c->buffers[i];
-    if (b->of.out_bytes == 0) continue;
-    number = s->device->copy(s->self, c->way, (uint8_t *)(uintptr_t)b->of.at + b->of.out,
-                             c->image->at + b->place + b->of.out, b->of.out_bytes);
+/* --- chunks --- */
+
+/* Calls of other kinds, and small ones, have one chunk. */
+static void staging_cut(staging *s, staging_call *c, uint64_t bytes) {
+  const int kind = (int)c->call.kind;
+  c->nchunks = 1;
+  for (uint32_t i = 0; i < c->nbuffers; i++) /* of one direction, and of the device */
+    if (c->buffers[i].memory == MLFAB_MEMORY_HOST ||
+        (c->buffers[i].of.in_bytes > 0) == (kind == MLFAB_CALL_PULL))
+      return;
+  if (kind != MLFAB_CALL_PUSH && kind != MLFAB_CALL_PULL) return;
+  uint64_t chunk = mlfab__min(s->most / STAGING_CHUNKS, STAGING_CHUNK);
+  chunk = mlfab__max(chunk, (bytes + STAGING_CHUNKS - 1) / STAGING_CHUNKS);
+  chunk = (chunk + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+  if (bytes <= chunk) return;
+  c->chunk = chunk;
+  c->nchunks = (uint32_t)((bytes + chunk - 1) / chunk);
+}
+
+/* What a chunk has of a buffer's stretch from `at` on, in the image: begins at *from_p. */
+static uint64_t staging_part(const staging_call *c, uint32_t i, uint64_t at, uint64_t bytes,
+                             uint64_t *from_p) {
+  uint64_t begin = i * c->chunk, end = i + 1 < c->nchunks ? begin + c->chunk : UINT64_MAX;
+  uint64_t to = mlfab__min(at + bytes, end);
+  *from_p = mlfab__max(at, begin);
+  return *from_p < to ? to - *from_p : 0;
+}
+
+/* Queues the copies of a chunk. The number of an error. */
+static int staging_copy_chunk(staging *s, staging_call *c, uint32_t i) {
+  int number = 0, fills = c->way == MLFAB_DEVICE_TO_HOST;
+  for (uint32_t k = 0; k < c->nbuffers && !number; k++) {
+    const staging_buffer *b = &c->buffers[k];
+    uint64_t from, at = b->place + (fills ? b->of.in : b->of.out);
+    uint64_t bytes = staging_part(c, i, at, fills ? b->of.in_bytes : b->of.out_bytes, &from);
+    uint8_t *device = (uint8_t *)(uintptr_t)b->of.at + (from - b->place);
+    uint8_t *host = c->image->at + from;
+    if (bytes == 0) continue;
+    if (fills && b->memory == MLFAB_MEMORY_HOST) {
+      memcpy(host, device, (size_t)bytes);
+      continue;
+    }
+    number = fills ? s->device->copy(s->self, c->way, host, device, bytes)
+                   : s->device->copy(s->self, c->way, device, host, bytes);
     c->unknown = 1;
   }
+  return number;
+}
+
+/* Copies what the call has written back, behind what was on the stream when it was made. `over` 0: the call goes on, so only
+ * chunks that are whole, once. The number of an error. *moved_p, unless NULL: something was queued. */
+static int staging_land(staging *s, staging_call *c, int over, int *moved_p) {
+  int number = 0, copies = 0;
+  for (uint32_t i = 0; i < c->nchunks && !number; i++) {
+    staging_chunk *chunk = &c->chunks[i];
+    if (!chunk->stale || (!over && (chunk->misses > 0 || chunk->landed))) continue;
+    c->way = MLFAB_DEVICE_FROM_HOST;
+    if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
+    staging_drop(s, &c->fence);
+    if (!number) number = staging_copy_chunk(s, c, i);
+    chunk->stale = 0;
+    chunk->landed = 1;
+    copies++;
+  }
   int unmarked = c->unknown ? staging_mark(s, c) : 0;
+  if (moved_p) *moved_p = copies > 0;
   return number ? number : unmarked;
 }
+
+/* The pull writes these bytes, if they are in the image. */
+static void staging_arrives(void *user, const void *at, uint64_t bytes) {
+  staging_call *c = user;
+  uintptr_t image = (uintptr_t)c->image->at, to = (uintptr_t)at;
+  if (to < image || to - image >= c->image->bytes) return;
+  for (uint64_t i = (to - image) / c->chunk; i < c->nchunks; i++) {
+    uint64_t from, part = staging_part(c, (uint32_t)i, to - image, bytes, &from);
+    if (part == 0) break;
+    c->chunks[i].misses -= mlfab__min(c->chunks[i].misses, part);
+    if (!MLFAB__PLANTED(286)) c->chunks[i].stale = 1;
+  }
+}
+
+/* --- filling --- */
 
 /* Copies what the call reads. Nothing has been sent yet. */
 static int staging_fill(staging *s, staging_call *c, int snapshot) {
   int number = s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
   c->way = MLFAB_DEVICE_TO_HOST;
   if (!number) number = s->device->after(s->self, c->way, c->fence);
-  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
+  for (uint32_t i = 0; i < c->nbuffers; i++) {
     const staging_buffer *b = &c->buffers[i];
     writes |= b->of.out_bytes > 0;
-    if (b->of.in_bytes == 0) continue;
-    const uint8_t *from = (const uint8_t *)b->of.at + b->of.in;
-    uint8_t *to = c->image->at + b->place + b->of.in;
-    if (b->memory == MLFAB_MEMORY_HOST) {
-      memcpy(to, from, (size_t)b->of.in_bytes);
-      continue;
+    copies |= b->of.in_bytes > 0 && b->memory != MLFAB_MEMORY_HOST;
+  }
+  for (uint32_t i = 0; i < c->nchunks && !number; i++) {
+    uint64_t from;
+    for (uint32_t k = 0; k < c->nbuffers; k++) {
+      const staging_buffer *b = &c->buffers[k];
+      c->chunks[i].misses += staging_part(c, i, b->place + b->of.out, b->of.out_bytes, &from);
     }
-    number = s->device->copy(s->self, c->way, to, from, b->of.in_bytes);
-    copies = c->unknown = 1;
+    c->chunks[i].stale = 1;
+    number = staging_copy_chunk(s, c, i);
+    if (!number && c->unknown && i + 1 < c->nchunks)
+      number = s->device->mark(s->self, c->way, &c->chunks[i].mark);
   }
   /* Only results that are copied back have to wait for the stream by themselves. */
   int waits = copies || !writes;
@@ -59474,6 +59703,20 @@ static int staging_fill(staging *s, staging_call *c, int snapshot) {
   if (!number && !unmarked && c->mark && snapshot) number = s->device->order(s->self, c->mark);
   if (!writes) staging_drop(s, &c->fence);
   return number ? number : unmarked;
+}
+
+/* Looks which chunks are copied to the image: 1: all; 0: the first `filled`; negative: the device's error. */
+static int staging_filled(staging *s, staging_call *c) {
+  while (c->filled + 1 < c->nchunks && c->chunks[c->filled].mark) {
+    void **mark = &c->chunks[c->filled].mark;
+    int reached = s->behind ? 0 : s->device->poll(s->self, *mark);
+    s->behind |= reached == 0;
+    if (reached == 0) return 0;
+    staging_drop(s, mark);
+    if (reached < 0) return reached;
+    c->filled++;
+  }
+  return staging_reached(s, c);
 }
 
 /* --- beginning --- */
@@ -59705,17 +59948,34 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
     staging_remove(ctx, c);
     return mlfab__node_return(ctx->node, look.code, &error);
   }
+  qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
+  staging_cut(ctx->staging, c, look.bytes);
   staging_queue(ctx, c, request_p, look.snapshot);
   return 0;
 }
 
 /* --- moving --- */
 
-/* Begins the call in its turn. 0: it cannot begin now. */
-static int staging_run(mlfab *ctx, staging_call *c) {
+/* May the call begin with the chunks that are copied? */
+static int staging_may_feed(const mlfab *ctx, const staging_call *c) {
+  return c->filled > 0 && c->call.kind == MLFAB_CALL_PUSH &&
+         mlfab__push_may_lack(ctx->node->parts->worker, c->call.bufs, c->call.n, c->call.options);
+}
+
+/* Tells the worker which bytes of the image are not there yet, for this request, or for the push that begins next (0). */
+static void staging_feed(mlfab *ctx, const staging_call *c, mlfab_request inner) {
+  const uint8_t *from = c->image->at + c->filled * c->chunk, *to = c->image->at + c->image->bytes;
+  mlfab__push_lacks(ctx->node->parts->worker, inner, c->feeds ? from : NULL, to);
+}
+
+/* Begins the call in its turn, without waiting for all copies if it `feeds`. 0: it cannot begin now. */
+static int staging_run(mlfab *ctx, staging_call *c, int feeds) {
   mlfab_request inner = 0;
   staging_set_timeout(ctx, c);
+  c->feeds = feeds;
+  if (feeds) staging_feed(ctx, c, 0);
   int code = mlfab__node_submit(ctx->node, &c->call, ctx->now_ns, &inner, NULL);
+  if (feeds) mlfab__push_lacks(ctx->node->parts->worker, 0, NULL, NULL);
   if (code == MLFAB_ERR_AGAIN && !ctx->closed && ctx->now_ns < c->deadline_ns) return 0;
   if (code) {
     const mlfab_error error = ctx->node->requests.last;
@@ -59725,7 +59985,54 @@ static int staging_run(mlfab *ctx, staging_call *c) {
   }
   c->inner = inner;
   c->state = STAGING_RUNNING;
+  c->lands = c->nchunks > 1 && c->call.kind == MLFAB_CALL_PULL &&
+             mlfab__pull_watch(ctx->node->parts->worker, inner, staging_arrives, c);
   return 1;
+}
+
+/* The device has failed under a call that goes on: it is cancelled, and staging_ran tells why. */
+static void staging_break(mlfab *ctx, staging_call *c, const char *what, int number) {
+  MLFAB__FAIL(&c->why, MLFAB_ERR_DEVICE, "%s: %s: %s", staging_name(c->call.kind), what,
+              ctx->staging->device->text(ctx->staging->self, number));
+  c->feeds = c->lands = 0;
+  (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
+}
+
+/* Copies while the call goes on. 1: something moved. */
+static int staging_overlap(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  const uint32_t before = c->filled;
+  int number = 0, moved = 0;
+  int reached = c->feeds ? staging_filled(s, c) : c->lands ? staging_reached(s, c) : 0;
+  if (reached > 0 && c->lands) number = staging_land(s, c, 0, &moved);
+  if (reached < 0 || number) {
+    const char *what = c->feeds ? "copying from device memory" : "copying to device memory";
+    staging_break(ctx, c, what, reached < 0 ? -reached : number);
+    return 1;
+  }
+  if (!c->feeds || (reached == 0 && c->filled == before)) return moved;
+  c->feeds = reached == 0;
+  staging_feed(ctx, c, c->inner);
+  (void)mlfab__node_return(ctx->node, 0, NULL); /* a server in this node takes its bytes now */
+  return 1;
+}
+
+/* The call on the image has failed, or was cancelled by staging_break. */
+static void staging_failed(mlfab *ctx, staging_call *c, int code, const mlfab_error *error) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  if (c->why.code) {
+    staging_tell(ctx, c, c->why.code, MLFAB_NO_RANK, 0, c->why.text);
+  } else if (c->feeds && code == MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text,
+             "%s: the deadline passed after %s: the device has not copied all of it; no server "
+             "applies it",
+             staging_name(c->call.kind), mlfab__duration(waited, ctx->now_ns - c->began_ns));
+    staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
+  } else {
+    staging_tell(ctx, c, code, error->rank, error->is_server, error->text);
+  }
+  staging_order(ctx->staging, c); /* the buffers are the caller's again */
+  c->state = STAGING_ENDED;
 }
 
 /* The call on the image has ended. */
@@ -59738,16 +60045,16 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
   const mlfab_error error = ctx->node->requests.last;
   mlfab__request *outer = mlfab__request_find(&ctx->node->requests, c->outer);
   c->inner = 0;
+  c->lands = 0;
   if (outer) outer->result = result;
   for (uint32_t i = 0; i < c->nbuffers; i++) writes |= c->buffers[i].of.out_bytes > 0;
-  if (code || result.status) {
-    staging_tell(ctx, c, code ? code : result.status, error.rank, error.is_server, error.text);
-    c->state = STAGING_ENDED;
+  if (code || result.status || c->why.code) {
+    staging_failed(ctx, c, code ? code : result.status, &error);
   } else if (!writes || MLFAB__PLANTED(283)) {
     staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
     c->state = STAGING_ENDED;
   } else {
-    int number = staging_land(s, c);
+    int number = staging_land(s, c, 1, NULL);
     c->state = STAGING_LANDING;
     if (number) staging_fail_device(ctx, c, "copying to device memory", number);
   }
@@ -59772,12 +60079,13 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
   int reached = 0;
   switch (c->state) {
     case STAGING_FILLING:
-      reached = staging_reached(s, c);
+      reached = staging_filled(s, c);
       if (reached < 0)
         return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
-      if (reached && first && staging_run(ctx, c)) return 1;
+      if (first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached)) return 1;
       return staging_late(ctx, c);
     case STAGING_RUNNING:
+      if (staging_overlap(ctx, c)) return 1;
       if (!mlfab__context_is_over(ctx, c->inner)) return 0;
       return staging_ran(ctx, c), 1;
     case STAGING_LANDING:
@@ -59807,7 +60115,7 @@ static int staging_move(mlfab *ctx) {
     next = c->next;
     while (staging_step(ctx, c, first)) moved = 1;
     first &= c->state != STAGING_FILLING && c->state != STAGING_DOOMED;
-    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0) {
+    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0 && !c->mark) {
       staging_remove(ctx, c);
       moved = 1;
     }
@@ -59884,7 +60192,8 @@ static void staging_free(mlfab *ctx, int child) {
     if (child) {
       if (c->image) mlfab__free(&ctx->env, c->image, sizeof *c->image);
       c->image = NULL;
-      c->mark = c->fence = NULL;
+      c->mark = c->later = c->fence = NULL;
+      c->nchunks = 0;
     }
     c->unknown |= c->mark != NULL;
     staging_remove(ctx, c);

@@ -1985,7 +1985,10 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  * host: task graphs (UNSUPPORTED), mlfab_cached, mlfab_alloc, reducers of the user's. gpu/mlfab_gpu.h attaches a CUDA
  * device; this section is the interface that it uses, for devices of other makers.
  *
- * Staging. A call copies what it reads to pinned memory of the host, runs there, and copies back what it writes.
+ * Staging. A call copies what it reads to pinned memory of the host, runs there, and copies back what it writes. A push of more
+ * than 4 MiB (or staging_bytes / 64, if that is less) is sent while the rest of it is copied, and a pull is copied back while the
+ * rest of it comes. Not overlapped are pushes with clip_norm, a filter or retry_seq, or with a scheduler; pulls of a
+ * model with version tags; and collectives.
  *
  * Order. What the caller has queued on the device's stream before the call comes before it: the copies wait for it, not the
  * caller. When the call, or its request, has ended with 0, results are there for any stream. A buffer is borrowed as always;
@@ -1993,8 +1996,10 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  * the buffer. Calls of one context begin in the order in which they were made, so those behind a call that waits for the stream
  * wait too: a _start form then still returns at once; a call that has no _start form waits before it begins.
  *
- * Errors. DEVICE, with the device's own words: nothing was sent when copying to the host failed, and the other workers of a
- * collective are told (CANCELLED); when copying back failed, the call was carried out, and the buffers are unspecified. ARGUMENT:
+ * Errors. DEVICE, with the device's own words: when copying to the host failed, the call had no effect (no server applies a
+ * push, but where rounds are counted it may count as an empty one, as after mlfab_cancel), and the other workers of a
+ * collective are told (CANCELLED); when copying back failed, the call was carried out, or a pull cancelled, and the buffers
+ * are unspecified, as those of a pull are that fails for any reason. ARGUMENT:
  * memory of another device, an address that is not aligned to its elements, buffers that overlap where one is written.
  * LIMIT: a call needs more than staging_bytes. AGAIN: a _start form finds all of it in use, or 64 calls under way;
  * other calls wait. Mistakes of a _start form are found when it begins, and then its request fails with them. At the

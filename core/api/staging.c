@@ -10,6 +10,12 @@
  *       '--copy failed, deadline, cancelled--> DOOMED
  *    LANDING --copy failed, deadline--> ended
  *
+ * Copies and transfer overlap in two calls. They copy in chunks, in the order of the image.
+ *
+ *    Push: FILLING --the first chunk is copied, its turn--> RUNNING (`feeds`) --all copied--> RUNNING
+ *                                                              '--copy failed--> inner cancelled --> ended
+ *    Pull: RUNNING (`lands`) copies chunks back that have come whole; LANDING the others.
+ *
  * `ended`: the outer request is done, and the call remains only until its copies are over (`mark`), because they use the image.
  * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
  * now and the next calls of all meet; then it has ended.
@@ -19,7 +25,13 @@
  * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
  * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
  * without it. Where not even a mark can be set, the device is lost (`broken`): the image is never used again, and is not
- * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device.
+ * unpinned, and no call begins that needs the device. (5) Nothing here waits for the device. (6) While a call feeds, the
+ * worker knows which bytes of the image are not copied yet (mlfab__push_lacks): it sends none of them, and no server gets all
+ * of its part. A copy that fails cancels the push before any server can have applied it. A call stops feeding only when the
+ * device says that the last mark is reached, or when it is cancelled. (7) For each chunk that a call writes, the last copy back is queued after the last
+ * write to it: `stale` is set by each write, and what is stale when the inner call is done is copied again. Copies of one direction
+ * are carried out in order, so the last one counts. A chunk is copied at most twice. (8) A copy back that is queued early has a mark
+ * as any other, and waits for the fence as any other.
  *
  * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution); the papers have no
  * devices. */
@@ -39,6 +51,9 @@ enum {
   STAGING_SMALL =
       65536, /* updates of up to so many bytes are copied when they are made (mlfab_push_start) */
   STAGING_DEFAULT = 268435456,
+  STAGING_CHUNKS = 64, /* of a call, at most */
+  /* Bytes of a chunk; less where all images have less than STAGING_CHUNKS of them, more where one call has more. */
+  STAGING_CHUNK = 4 << 20,
   STAGING_PAUSE_NS = 100000 /* between two looks, at close */
 };
 
@@ -63,6 +78,14 @@ typedef struct staging_buffer {
   int memory;     /* MLFAB_MEMORY_* */
 } staging_buffer;
 
+/* A stretch of the image. Filling: `mark` is reached when it is copied, and all before it. Landing: it has come whole when it
+ * misses nothing; what was sent again is counted again, so it may be copied too early, and is stale then. */
+typedef struct staging_chunk {
+  void *mark;
+  uint64_t misses;
+  uint8_t stale, landed; /* the image is newer than the device's memory; copied back once */
+} staging_chunk;
+
 typedef struct staging_call {
   struct staging_call *next;
   enum staging_state state;
@@ -73,12 +96,16 @@ typedef struct staging_call {
   uint32_t nbuffers;
   staging_image *image; /* NULL: no buffer needs one */
   void *fence;          /* for copies back, or NULL */
-  void *mark;           /* of the copies under way, or NULL */
+  void *mark, *later;   /* of the copies under way, or NULL; of those behind these, or NULL */
   int way;              /* of those */
   int unknown;          /* copies may be under way that have no mark */
+  uint64_t chunk;       /* bytes of a chunk; 0: the image is one */
+  uint32_t nchunks, filled;
+  int feeds, lands; /* RUNNING: not all is copied to the image yet; chunks are copied back */
+  staging_chunk chunks[STAGING_CHUNKS];
   uint64_t began_ns, deadline_ns;
   mlfab_request outer, inner; /* 0: none */
-  mlfab_error why;            /* DOOMED */
+  mlfab_error why;            /* DOOMED; RUNNING: it was cancelled for this */
 } staging_call;
 
 struct mlfab__staging {
@@ -202,6 +229,12 @@ static int staging_overlaps(staging_buffer *buffers, uint32_t n) {
   return 0;
 }
 
+/* The order in the image. */
+static int staging_places(const void *a, const void *b) {
+  const staging_buffer *one = a, *other = b;
+  return one->place < other->place ? -1 : one->place > other->place;
+}
+
 /* --- images --- */
 
 static void staging_unpin(staging *s, mlfab__env *env, staging_image *image) {
@@ -275,6 +308,8 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   s->ncalls--;
   staging_drop(s, &c->fence);
   staging_drop(s, &c->mark);
+  staging_drop(s, &c->later);
+  for (uint32_t i = 0; i < c->nchunks; i++) staging_drop(s, &c->chunks[i].mark);
   if (c->image && c->unknown) {
     /* The device may still use it: it is counted for ever. */
     mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
@@ -302,12 +337,18 @@ static void staging_tell(mlfab *ctx, staging_call *c, int code, int32_t rank, in
   c->outer = 0;
 }
 
+/* What the stream is given from now on waits for the copies of the call. */
+static void staging_order(staging *s, const staging_call *c) {
+  void *last = c->later ? c->later : c->mark;
+  if (last) (void)s->device->order(s->self, last);
+}
+
 /* The request ends now; the call remains for its copies, and to keep the numbers of collectives. Its memory may be
  * overwritten by what the stream is given from now on. */
 static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text) {
   staging *s = ctx->staging;
   staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
-  if (c->mark && code) (void)s->device->order(s->self, c->mark);
+  if (code) staging_order(s, c);
   if (c->state == STAGING_FILLING) {
     MLFAB__FAIL(&c->why, code, "%s", text);
     c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
@@ -329,52 +370,126 @@ static int staging_reached(staging *s, staging_call *c) {
   int fills = c->way == MLFAB_DEVICE_TO_HOST;
   int reached = fills && s->behind ? 0 : s->device->poll(s->self, c->mark);
   s->behind |= fills && reached == 0;
-  if (reached != 0) staging_drop(s, &c->mark);
-  return reached;
+  if (reached == 0) return 0;
+  staging_drop(s, &c->mark);
+  c->mark = c->later;
+  c->later = NULL;
+  return reached > 0 && c->mark ? staging_reached(s, c) : reached;
 }
 
-/* Marks the copies of the call. Without a mark nobody knows when they are over. */
+/* Marks the copies of the call. Without a mark nobody knows when they are over. A mark that is set already stays: it alone may
+ * tell that copies before it have failed. */
 static int staging_mark(staging *s, staging_call *c) {
-  int number = s->device->mark(s->self, c->way, &c->mark);
+  int number = s->device->mark(s->self, c->way, c->mark ? &c->later : &c->mark);
   if (number && c->unknown) s->broken = number;
   if (!number) c->unknown = 0;
   return number;
 }
 
-/* Copies what the call has written back, behind what was on the stream when it was made. The number of an error. */
-static int staging_land(staging *s, staging_call *c) {
-  int number = 0;
-  c->way = MLFAB_DEVICE_FROM_HOST;
-  if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
-  staging_drop(s, &c->fence);
-  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
-    const staging_buffer *b = &c->buffers[i];
-    if (b->of.out_bytes == 0) continue;
-    number = s->device->copy(s->self, c->way, (uint8_t *)(uintptr_t)b->of.at + b->of.out,
-                             c->image->at + b->place + b->of.out, b->of.out_bytes);
+/* --- chunks --- */
+
+/* Calls of other kinds, and small ones, have one chunk. */
+static void staging_cut(staging *s, staging_call *c, uint64_t bytes) {
+  const int kind = (int)c->call.kind;
+  c->nchunks = 1;
+  for (uint32_t i = 0; i < c->nbuffers; i++) /* of one direction, and of the device */
+    if (c->buffers[i].memory == MLFAB_MEMORY_HOST ||
+        (c->buffers[i].of.in_bytes > 0) == (kind == MLFAB_CALL_PULL))
+      return;
+  if (kind != MLFAB_CALL_PUSH && kind != MLFAB_CALL_PULL) return;
+  uint64_t chunk = mlfab__min(s->most / STAGING_CHUNKS, STAGING_CHUNK);
+  chunk = mlfab__max(chunk, (bytes + STAGING_CHUNKS - 1) / STAGING_CHUNKS);
+  chunk = (chunk + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+  if (bytes <= chunk) return;
+  c->chunk = chunk;
+  c->nchunks = (uint32_t)((bytes + chunk - 1) / chunk);
+}
+
+/* What a chunk has of a buffer's stretch from `at` on, in the image: begins at *from_p. */
+static uint64_t staging_part(const staging_call *c, uint32_t i, uint64_t at, uint64_t bytes,
+                             uint64_t *from_p) {
+  uint64_t begin = i * c->chunk, end = i + 1 < c->nchunks ? begin + c->chunk : UINT64_MAX;
+  uint64_t to = mlfab__min(at + bytes, end);
+  *from_p = mlfab__max(at, begin);
+  return *from_p < to ? to - *from_p : 0;
+}
+
+/* Queues the copies of a chunk. The number of an error. */
+static int staging_copy_chunk(staging *s, staging_call *c, uint32_t i) {
+  int number = 0, fills = c->way == MLFAB_DEVICE_TO_HOST;
+  for (uint32_t k = 0; k < c->nbuffers && !number; k++) {
+    const staging_buffer *b = &c->buffers[k];
+    uint64_t from, at = b->place + (fills ? b->of.in : b->of.out);
+    uint64_t bytes = staging_part(c, i, at, fills ? b->of.in_bytes : b->of.out_bytes, &from);
+    uint8_t *device = (uint8_t *)(uintptr_t)b->of.at + (from - b->place);
+    uint8_t *host = c->image->at + from;
+    if (bytes == 0) continue;
+    if (fills && b->memory == MLFAB_MEMORY_HOST) {
+      memcpy(host, device, (size_t)bytes);
+      continue;
+    }
+    number = fills ? s->device->copy(s->self, c->way, host, device, bytes)
+                   : s->device->copy(s->self, c->way, device, host, bytes);
     c->unknown = 1;
   }
+  return number;
+}
+
+/* Copies what the call has written back, behind what was on the stream when it was made. `over` 0: the call goes on, so only
+ * chunks that are whole, once. The number of an error. *moved_p, unless NULL: something was queued. */
+static int staging_land(staging *s, staging_call *c, int over, int *moved_p) {
+  int number = 0, copies = 0;
+  for (uint32_t i = 0; i < c->nchunks && !number; i++) {
+    staging_chunk *chunk = &c->chunks[i];
+    if (!chunk->stale || (!over && (chunk->misses > 0 || chunk->landed))) continue;
+    c->way = MLFAB_DEVICE_FROM_HOST;
+    if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
+    staging_drop(s, &c->fence);
+    if (!number) number = staging_copy_chunk(s, c, i);
+    chunk->stale = 0;
+    chunk->landed = 1;
+    copies++;
+  }
   int unmarked = c->unknown ? staging_mark(s, c) : 0;
+  if (moved_p) *moved_p = copies > 0;
   return number ? number : unmarked;
 }
+
+/* The pull writes these bytes, if they are in the image. */
+static void staging_arrives(void *user, const void *at, uint64_t bytes) {
+  staging_call *c = user;
+  uintptr_t image = (uintptr_t)c->image->at, to = (uintptr_t)at;
+  if (to < image || to - image >= c->image->bytes) return;
+  for (uint64_t i = (to - image) / c->chunk; i < c->nchunks; i++) {
+    uint64_t from, part = staging_part(c, (uint32_t)i, to - image, bytes, &from);
+    if (part == 0) break;
+    c->chunks[i].misses -= mlfab__min(c->chunks[i].misses, part);
+    if (!MLFAB__PLANTED(286)) c->chunks[i].stale = 1;
+  }
+}
+
+/* --- filling --- */
 
 /* Copies what the call reads. Nothing has been sent yet. */
 static int staging_fill(staging *s, staging_call *c, int snapshot) {
   int number = s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
   c->way = MLFAB_DEVICE_TO_HOST;
   if (!number) number = s->device->after(s->self, c->way, c->fence);
-  for (uint32_t i = 0; i < c->nbuffers && !number; i++) {
+  for (uint32_t i = 0; i < c->nbuffers; i++) {
     const staging_buffer *b = &c->buffers[i];
     writes |= b->of.out_bytes > 0;
-    if (b->of.in_bytes == 0) continue;
-    const uint8_t *from = (const uint8_t *)b->of.at + b->of.in;
-    uint8_t *to = c->image->at + b->place + b->of.in;
-    if (b->memory == MLFAB_MEMORY_HOST) {
-      memcpy(to, from, (size_t)b->of.in_bytes);
-      continue;
+    copies |= b->of.in_bytes > 0 && b->memory != MLFAB_MEMORY_HOST;
+  }
+  for (uint32_t i = 0; i < c->nchunks && !number; i++) {
+    uint64_t from;
+    for (uint32_t k = 0; k < c->nbuffers; k++) {
+      const staging_buffer *b = &c->buffers[k];
+      c->chunks[i].misses += staging_part(c, i, b->place + b->of.out, b->of.out_bytes, &from);
     }
-    number = s->device->copy(s->self, c->way, to, from, b->of.in_bytes);
-    copies = c->unknown = 1;
+    c->chunks[i].stale = 1;
+    number = staging_copy_chunk(s, c, i);
+    if (!number && c->unknown && i + 1 < c->nchunks)
+      number = s->device->mark(s->self, c->way, &c->chunks[i].mark);
   }
   /* Only results that are copied back have to wait for the stream by themselves. */
   int waits = copies || !writes;
@@ -382,6 +497,20 @@ static int staging_fill(staging *s, staging_call *c, int snapshot) {
   if (!number && !unmarked && c->mark && snapshot) number = s->device->order(s->self, c->mark);
   if (!writes) staging_drop(s, &c->fence);
   return number ? number : unmarked;
+}
+
+/* Looks which chunks are copied to the image: 1: all; 0: the first `filled`; negative: the device's error. */
+static int staging_filled(staging *s, staging_call *c) {
+  while (c->filled + 1 < c->nchunks && c->chunks[c->filled].mark) {
+    void **mark = &c->chunks[c->filled].mark;
+    int reached = s->behind ? 0 : s->device->poll(s->self, *mark);
+    s->behind |= reached == 0;
+    if (reached == 0) return 0;
+    staging_drop(s, mark);
+    if (reached < 0) return reached;
+    c->filled++;
+  }
+  return staging_reached(s, c);
 }
 
 /* --- beginning --- */
@@ -613,17 +742,34 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
     staging_remove(ctx, c);
     return mlfab__node_return(ctx->node, look.code, &error);
   }
+  qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
+  staging_cut(ctx->staging, c, look.bytes);
   staging_queue(ctx, c, request_p, look.snapshot);
   return 0;
 }
 
 /* --- moving --- */
 
-/* Begins the call in its turn. 0: it cannot begin now. */
-static int staging_run(mlfab *ctx, staging_call *c) {
+/* May the call begin with the chunks that are copied? */
+static int staging_may_feed(const mlfab *ctx, const staging_call *c) {
+  return c->filled > 0 && c->call.kind == MLFAB_CALL_PUSH &&
+         mlfab__push_may_lack(ctx->node->parts->worker, c->call.bufs, c->call.n, c->call.options);
+}
+
+/* Tells the worker which bytes of the image are not there yet, for this request, or for the push that begins next (0). */
+static void staging_feed(mlfab *ctx, const staging_call *c, mlfab_request inner) {
+  const uint8_t *from = c->image->at + c->filled * c->chunk, *to = c->image->at + c->image->bytes;
+  mlfab__push_lacks(ctx->node->parts->worker, inner, c->feeds ? from : NULL, to);
+}
+
+/* Begins the call in its turn, without waiting for all copies if it `feeds`. 0: it cannot begin now. */
+static int staging_run(mlfab *ctx, staging_call *c, int feeds) {
   mlfab_request inner = 0;
   staging_set_timeout(ctx, c);
+  c->feeds = feeds;
+  if (feeds) staging_feed(ctx, c, 0);
   int code = mlfab__node_submit(ctx->node, &c->call, ctx->now_ns, &inner, NULL);
+  if (feeds) mlfab__push_lacks(ctx->node->parts->worker, 0, NULL, NULL);
   if (code == MLFAB_ERR_AGAIN && !ctx->closed && ctx->now_ns < c->deadline_ns) return 0;
   if (code) {
     const mlfab_error error = ctx->node->requests.last;
@@ -633,7 +779,54 @@ static int staging_run(mlfab *ctx, staging_call *c) {
   }
   c->inner = inner;
   c->state = STAGING_RUNNING;
+  c->lands = c->nchunks > 1 && c->call.kind == MLFAB_CALL_PULL &&
+             mlfab__pull_watch(ctx->node->parts->worker, inner, staging_arrives, c);
   return 1;
+}
+
+/* The device has failed under a call that goes on: it is cancelled, and staging_ran tells why. */
+static void staging_break(mlfab *ctx, staging_call *c, const char *what, int number) {
+  MLFAB__FAIL(&c->why, MLFAB_ERR_DEVICE, "%s: %s: %s", staging_name(c->call.kind), what,
+              ctx->staging->device->text(ctx->staging->self, number));
+  c->feeds = c->lands = 0;
+  (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
+}
+
+/* Copies while the call goes on. 1: something moved. */
+static int staging_overlap(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  const uint32_t before = c->filled;
+  int number = 0, moved = 0;
+  int reached = c->feeds ? staging_filled(s, c) : c->lands ? staging_reached(s, c) : 0;
+  if (reached > 0 && c->lands) number = staging_land(s, c, 0, &moved);
+  if (reached < 0 || number) {
+    const char *what = c->feeds ? "copying from device memory" : "copying to device memory";
+    staging_break(ctx, c, what, reached < 0 ? -reached : number);
+    return 1;
+  }
+  if (!c->feeds || (reached == 0 && c->filled == before)) return moved;
+  c->feeds = reached == 0;
+  staging_feed(ctx, c, c->inner);
+  (void)mlfab__node_return(ctx->node, 0, NULL); /* a server in this node takes its bytes now */
+  return 1;
+}
+
+/* The call on the image has failed, or was cancelled by staging_break. */
+static void staging_failed(mlfab *ctx, staging_call *c, int code, const mlfab_error *error) {
+  char text[MLFAB__TEXT_MAX], waited[24];
+  if (c->why.code) {
+    staging_tell(ctx, c, c->why.code, MLFAB_NO_RANK, 0, c->why.text);
+  } else if (c->feeds && code == MLFAB_ERR_TIMEOUT) {
+    snprintf(text, sizeof text,
+             "%s: the deadline passed after %s: the device has not copied all of it; no server "
+             "applies it",
+             staging_name(c->call.kind), mlfab__duration(waited, ctx->now_ns - c->began_ns));
+    staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
+  } else {
+    staging_tell(ctx, c, code, error->rank, error->is_server, error->text);
+  }
+  staging_order(ctx->staging, c); /* the buffers are the caller's again */
+  c->state = STAGING_ENDED;
 }
 
 /* The call on the image has ended. */
@@ -646,16 +839,16 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
   const mlfab_error error = ctx->node->requests.last;
   mlfab__request *outer = mlfab__request_find(&ctx->node->requests, c->outer);
   c->inner = 0;
+  c->lands = 0;
   if (outer) outer->result = result;
   for (uint32_t i = 0; i < c->nbuffers; i++) writes |= c->buffers[i].of.out_bytes > 0;
-  if (code || result.status) {
-    staging_tell(ctx, c, code ? code : result.status, error.rank, error.is_server, error.text);
-    c->state = STAGING_ENDED;
+  if (code || result.status || c->why.code) {
+    staging_failed(ctx, c, code ? code : result.status, &error);
   } else if (!writes || MLFAB__PLANTED(283)) {
     staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
     c->state = STAGING_ENDED;
   } else {
-    int number = staging_land(s, c);
+    int number = staging_land(s, c, 1, NULL);
     c->state = STAGING_LANDING;
     if (number) staging_fail_device(ctx, c, "copying to device memory", number);
   }
@@ -680,12 +873,13 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
   int reached = 0;
   switch (c->state) {
     case STAGING_FILLING:
-      reached = staging_reached(s, c);
+      reached = staging_filled(s, c);
       if (reached < 0)
         return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
-      if (reached && first && staging_run(ctx, c)) return 1;
+      if (first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached)) return 1;
       return staging_late(ctx, c);
     case STAGING_RUNNING:
+      if (staging_overlap(ctx, c)) return 1;
       if (!mlfab__context_is_over(ctx, c->inner)) return 0;
       return staging_ran(ctx, c), 1;
     case STAGING_LANDING:
@@ -715,7 +909,7 @@ static int staging_move(mlfab *ctx) {
     next = c->next;
     while (staging_step(ctx, c, first)) moved = 1;
     first &= c->state != STAGING_FILLING && c->state != STAGING_DOOMED;
-    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0) {
+    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0 && !c->mark) {
       staging_remove(ctx, c);
       moved = 1;
     }
@@ -792,7 +986,8 @@ static void staging_free(mlfab *ctx, int child) {
     if (child) {
       if (c->image) mlfab__free(&ctx->env, c->image, sizeof *c->image);
       c->image = NULL;
-      c->mark = c->fence = NULL;
+      c->mark = c->later = c->fence = NULL;
+      c->nchunks = 0;
     }
     c->unknown |= c->mark != NULL;
     staging_remove(ctx, c);

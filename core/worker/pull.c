@@ -149,6 +149,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->flags = options.flags;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
+  fetch->arrives = NULL;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -158,6 +159,26 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   }
   *request_p = request->id;
   return 0;
+}
+
+MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
+                                      mlfab__arrives_fn *fn, void *user) {
+  mlfab__fetch *fetch = pull_find(worker, request);
+  if (!fetch || worker->cache.bytes) return 0;
+  fetch->arrives = fn;
+  fetch->arrives_user = user;
+  return 1;
+}
+
+/* Tells that a stretch is about to be written. */
+static void pull_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t bytes) {
+  for (uint32_t i = 0; fetch->arrives && i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    uint64_t at = mlfab__max(offset, source->offset);
+    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
+    if (at < end && source->data)
+      fetch->arrives(fetch->arrives_user, source->data + (at - source->offset), end - at);
+  }
 }
 
 /* The source that contains this byte, or NULL. */
@@ -236,6 +257,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
   int code = 0;
+  pull_arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);

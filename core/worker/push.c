@@ -502,6 +502,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
+      update->stalled |= update->lacks != NULL;
       /* Its number stays: the aggregator may grant it once more before it learns of this. */
       push_leave_hop(worker, update, server);
       push_rewind(part);
@@ -583,6 +584,11 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
 static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
          !worker->define.options.ghost;
+}
+
+/* Are the bytes of the update those of the caller's buffers? */
+static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return update->codec == &push_dense && !push_small(worker, update);
 }
 
 /* Makes the image of a small update; a large one stays in the caller's buffers. */
@@ -954,6 +960,9 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   update->base = options->version;
   update->withdrawn = update->mergeable = 0;
   update->version = update->bytes = 0;
+  update->lacks = worker->lacks;
+  update->lacks_end = worker->lacks_end;
+  update->stalled = 0;
   update->nbufs = what->n;
   update->pull_count = worker->pull_count;
   for (uint32_t i = 0; i < update->nsources; i++) update->bytes += update->sources[i].bytes;
@@ -967,6 +976,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   if (!code) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) push_parts_end(worker, update);
+  assert(code || !update->lacks || push_is_callers(worker, update));
   return code;
 }
 
@@ -1074,6 +1084,66 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
   return code;
 }
 
+/* --- updates that lack bytes --- */
+
+/* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
+ * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
+MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
+                                         uint32_t n, const mlfab_push_options *given) {
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  uint64_t bytes = 0;
+  uint32_t align;
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (!worker->stands || !bufs || push_plans(worker) || options.clip_norm > 0.0 ||
+      options.retry_seq != 0)
+    return 0;
+  for (uint32_t i = 0; i < n; i++) {
+    bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
+    if (push_sifts(worker, &bufs[i])) return 0;
+  }
+  return bytes > MLFAB__WORKER_PACK;
+}
+
+MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
+                                       const void *to) {
+  const mlfab__request *request = mlfab__request_find(worker->requests, id);
+  if (id == 0) {
+    worker->lacks = from;
+    worker->lacks_end = to;
+  }
+  if (!request || request->done || request->slot >= MLFAB__WORKER_UPDATES) return;
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  if (update->seq != request->result.seq || update->withdrawn) return;
+  update->lacks = from;
+  update->lacks_end = to;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
+      worker->port.ready(worker->port.self, s);
+  }
+}
+
+/* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
+static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server, uint64_t most, const uint8_t **data_p) {
+  const mlfab__part *part = &update->parts[server];
+  uint64_t bytes = update->codec->piece(worker, update, server, part, most, data_p);
+  if (!update->lacks || bytes == 0) return bytes;
+  uintptr_t at = (uintptr_t)*data_p, lacks = (uintptr_t)update->lacks;
+  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks && !MLFAB__PLANTED(285))
+    bytes = at < lacks ? lacks - at : 0;
+  return part->sent + bytes < part->bytes || MLFAB__PLANTED(284) ? bytes : 0;
+}
+
+/* Is there something of the part to send? An update that is announced without would keep those behind it at the server. A part
+ * that has no bytes waits, too: the server would apply it at once. */
+static int push_has_some(const mlfab__worker *worker, const mlfab__outgoing *update,
+                         uint32_t server) {
+  const uint8_t *data;
+  if (!update->lacks || update->parts[server].empty) return 1;
+  return !update->stalled && push_piece(worker, update, server, UINT64_MAX, &data) > 0;
+}
+
 /* --- outgoing frames --- */
 
 /* May the first queued part of a stream be announced now? */
@@ -1082,6 +1152,7 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
+  if (!push_has_some(worker, update, server)) return 0;
   /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
   if (update->mergeable && stream->small[push_asks_durable(update)] >= 1 &&
       i + 1 == worker->norder && update->members < worker->config->merge_max) {
@@ -1159,8 +1230,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   push.scale = update->scale;
   push.norm = update->norm;
   const uint8_t *data = NULL;
-  uint64_t piece =
-      part->empty ? 0 : update->codec->piece(worker, update, server, part, push.eager, &data);
+  uint64_t piece = part->empty ? 0 : push_piece(worker, update, server, push.eager, &data);
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
       mlfab__encode_push(frame->meta, &push, worker->lists->segments, worker->lists->versions);
@@ -1176,7 +1246,7 @@ static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
   const mlfab__part *part = &update->parts[server];
   const uint8_t *data;
   uint64_t most = part->granted - part->sent;
-  frame->bulk_bytes = (uint32_t)update->codec->piece(worker, update, server, part, most, &data);
+  frame->bulk_bytes = (uint32_t)push_piece(worker, update, server, most, &data);
   frame->bulk = data;
   return frame->bulk_bytes > 0;
 }
@@ -1188,11 +1258,6 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
   frame->type = MLFAB__CHUNK;
   frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
   return push_granted_piece(worker, server, update, frame);
-}
-
-/* Are the bytes of the update those of the caller's buffers? */
-static uint8_t push_is_callers(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  return update->codec == &push_dense && !push_small(worker, update);
 }
 
 /* Does the transport borrow the bulk? It copies a small one. */
@@ -1310,6 +1375,7 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
 static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   int announced = 0;
   update->withdrawn = 1;
+  update->lacks = NULL; /* no more of it is sent */
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     if (part->lent > 0) {
@@ -1361,13 +1427,15 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
   /* Merged with others: only this caller's request ends; the update goes on from the library's copy. */
-  int shared = update->members > 1;
+  int shared = update->members > 1, lacked = update->lacks != NULL;
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
-  request->blame.in_doubt = announced != 0;
+  request->blame.in_doubt = announced && !lacked;
   mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s%s", by,
                        push_asks_durable(update) ? ", and its replica to have it" : "",
-                       announced ? "; it is not known yet whether it was" : "; it was not sent");
+                       !announced ? "; it was not sent"
+                       : lacked   ? "; no server has got all of it"
+                                  : "; it is not known yet whether it was");
   mlfab__request_expire(worker->requests, request, code, now_ns);
   if (!shared) push_settle(worker, update, now_ns);
   worker->due = 1;

@@ -18,6 +18,9 @@
  * does not return a buffer to the caller while a transport has it. (5) A part has bulks lent to two links at most,
  * its server's and its aggregator's; when the aggregator changes, the worker takes back what the former one still
  * has. (6) The worker sends an aggregator, or a server, only bytes that the receiver granted for the current route.
+ * (7) While an update lacks bytes (`lacks`), because they are still being copied to its buffers, the worker sends none of
+ * those, and no server gets the last byte of its part: a server applies a part when it has all of it, so an update that is
+ * withdrawn until then is applied nowhere. An update that a scheduler places never lacks bytes: its group would wait.
  *
  * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker
  * side). */
@@ -88,6 +91,10 @@ typedef struct mlfab__outgoing {
   uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
+  /* The bytes from here to there are not in the caller's buffers yet; NULL: all are. `stalled`: a server has sent for a part
+   * again meanwhile, so the worker announces no part before all bytes are there. */
+  const uint8_t *lacks, *lacks_end;
+  int stalled;
   uint64_t pull_count; /* pulls finished when it was created */
   int mergeable, withdrawn;
   mlfab__part *parts; /* by server */
@@ -151,6 +158,9 @@ typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
+/* A pull is about to write these bytes, for the first time or again. */
+typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
+
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
@@ -160,6 +170,8 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
+  mlfab__arrives_fn *arrives; /* or NULL */
+  void *arrives_user;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -280,6 +292,7 @@ struct mlfab__worker {
   uint32_t nsieves;     /* number of residuals */
   uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
+  const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
@@ -318,6 +331,17 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
+ * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
+ * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
+ * caller runs the node's epilogue. */
+MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
+                                         uint32_t n, const mlfab_push_options *options);
+MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
+                                       const void *from, const void *to);
+/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
+MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
+                                      mlfab__arrives_fn *fn, void *user);
 /* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,

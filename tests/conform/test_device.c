@@ -6,7 +6,8 @@
 #include "../unit/played.h"
 #include "../unit/scale.h"
 
-enum { WORKERS = 2, COUNT = 30000, SLOTS = 3 };
+/* With so little staging memory a push and a pull have eight chunks, which are copied while others are sent. */
+enum { WORKERS = 2, COUNT = 30000, SLOTS = 3, STAGING = 1 << 21 };
 
 typedef struct worker {
   const char *coordinator;
@@ -83,7 +84,7 @@ static void *worker_main(void *argument) {
   mlfab_error error;
   mlfab_config_init(&c);
   c.workers = WORKERS;
-  c.servers = 1;
+  c.servers = 2;
   c.rank = (int32_t)w->rank;
   c.transports = w->transports;
   c.timeout_ns = 60000000000ull;
@@ -95,7 +96,7 @@ static void *worker_main(void *argument) {
     snprintf(w->text, sizeof w->text, "%s", error.text);
     return NULL;
   }
-  if (mlfab_device_attach(w->ctx, &played_device, w->device, 0)) w->line = __LINE__;
+  if (mlfab_device_attach(w->ctx, &played_device, w->device, STAGING)) w->line = __LINE__;
   if (!w->line) work(w);
   mlfab_close(&w->ctx);
   return NULL;

@@ -3,7 +3,8 @@
  * Device memory is mapped twice: at the addresses that a program has it can be neither read nor written, so whoever touches
  * it without a copy of the device faults; the device itself uses the other mapping. The stream and the two directions of copies
  * are queues of operations, of which each look carries out a few, by chance, in an order that CUDA allows. The stream may hang
- * at a gate; the k-th call of a function may fail, and so may the k-th copy under way. */
+ * at a gate, and a direction of copies after so many of them; the k-th call of a function may fail, and so may the k-th copy
+ * under way. */
 #ifndef PLAYED_H
 #define PLAYED_H
 
@@ -57,13 +58,15 @@ typedef struct played {
   void *pinned[PLAYED_PINS];
   uint64_t pinned_bytes[PLAYED_PINS], pinned_now, pinned_most;
   uint64_t random;
-  int gate;                       /* 1: the stream does not get past a gate */
-  int eager;                      /* 1: each look carries out all that can be */
-  uint32_t calls[PLAYED_CALLS];   /* so far */
-  int fails;                      /* this function ... */
-  uint32_t fails_at, fails_for;   /* ... from this call on, so many times */
-  uint32_t copies, copy_fails_at; /* the n-th copy fails when it is carried out; 0: none */
-  int lost;                       /* every call fails, and every event */
+  int gate;                         /* 1: the stream does not get past a gate */
+  int eager;                        /* 1: each look carries out all that can be */
+  uint32_t calls[PLAYED_CALLS + 1]; /* so far */
+  int fails;                        /* this function ... */
+  uint32_t fails_at, fails_for;     /* ... from this call on, so many times */
+  uint32_t copies, copy_fails_at;   /* the n-th copy fails when it is carried out; 0: none */
+  uint32_t copied[2],
+      copies_most[2]; /* by direction: copies carried out, and no more than so many are */
+  int lost;           /* every call fails, and every event */
   int closed;
 } played;
 
@@ -128,7 +131,9 @@ static inline int played_step(played *p, uint32_t queue) {
   if (op.kind == PLAYED_GATE && p->gate) return 0;
   if (op.kind == PLAYED_WAITS && event->serial == op.serial && event->used && !event->reached)
     return 0;
+  if (op.kind == PLAYED_COPIES && p->copied[queue] == p->copies_most[queue]) return 0;
   p->head[queue]++;
+  if (op.kind == PLAYED_COPIES) p->copied[queue]++;
   if (op.kind == PLAYED_RECORDS) {
     event->reached = 1;
     event->used = !event->dropped;
@@ -349,6 +354,7 @@ static inline played *played_begin(uint64_t seed) {
   close(fd);
   p->random = seed;
   p->fails = -1;
+  p->copies_most[0] = p->copies_most[1] = UINT32_MAX;
   pthread_mutex_init(&p->lock, NULL);
   return p;
 }

@@ -19,20 +19,30 @@ typedef struct fixture {
   uint64_t random;
 } fixture;
 
+static uint32_t scheduler, dedicated = 1; /* of the next fabric */
+
 static uint64_t below(fixture *f, uint64_t n) { return chance_below(&f->random, n); }
 
-static void begin(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_bytes) {
+static void begin_servers(fixture *f, uint32_t workers, uint32_t servers, uint32_t eager_bytes,
+                          uint64_t seed, uint64_t staging_bytes) {
   memset(f, 0, sizeof *f);
   f->random = seed;
-  world_init(&f->w, workers, 1, 1);
+  world_init(&f->w, workers, servers, dedicated);
   f->w.config.timeout_ns = 20ull * WORLD_S;
   f->w.config.model_max_bytes = 1 << 22;
+  f->w.config.eager_bytes = eager_bytes;
+  f->w.config.scheduler = scheduler;
+  if (eager_bytes) f->w.config.chunk_bytes = 4096;
   world_open(&f->w, seed);
   for (uint32_t i = 0; i < workers; i++) {
     f->device[i] = played_begin(seed + i);
     OK(f->w.node[i],
        mlfab_device_attach(f->w.node[i], &played_device, f->device[i], staging_bytes));
   }
+}
+
+static void begin(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_bytes) {
+  begin_servers(f, workers, 1, 0, seed, staging_bytes);
 }
 
 static void end(fixture *f) {
@@ -616,6 +626,546 @@ static void test_flush(void **state) {
   end(&f);
 }
 
+/* --- copies that overlap with the transfer --- */
+
+/* A model of more than 64 KiB in chunks of 8 KiB. Element i of an update, and of the model, is a factor times (i % 13 + 1). */
+enum { PARTS = 3, FACTORS = 4, MODEL_STAGING = 1 << 19 };
+static const uint32_t part_counts[PARTS] = {3, 2501, 30001};
+static const int part_types[PARTS] = {MLFAB_F32, MLFAB_I64, MLFAB_F32};
+static uint8_t *factors[FACTORS][PARTS]; /* on the host, for good */
+
+static uint64_t part_bytes(uint32_t t) {
+  return part_counts[t] * (uint64_t)(part_types[t] == MLFAB_I64 ? 8 : 4);
+}
+
+static void write_factor(void *to, uint32_t t, int64_t factor) {
+  for (uint32_t i = 0; i < part_counts[t]; i++) {
+    int64_t value = factor * (i % 13 + 1);
+    if (part_types[t] == MLFAB_I64)
+      ((int64_t *)to)[i] = value;
+    else
+      ((float *)to)[i] = (float)value;
+  }
+}
+
+typedef struct parts {
+  void *at[PARTS];
+  int on[PARTS];
+} parts;
+
+static void place_parts(fixture *f, parts *p, uint32_t worker, int device) {
+  for (uint32_t t = 0; t < PARTS; t++) {
+    p->on[t] = device;
+    p->at[t] = memory_on(f, worker, device, part_bytes(t));
+  }
+}
+
+static void free_parts(parts *p) {
+  for (uint32_t t = 0; t < PARTS; t++)
+    if (!p->on[t]) free(p->at[t]);
+}
+
+/* The stream makes an update. */
+static void make_parts(fixture *f, const parts *p, uint32_t worker, uint32_t factor) {
+  for (uint32_t t = 0; t < PARTS; t++) {
+    if (!factors[factor][t]) {
+      factors[factor][t] = malloc(part_bytes(t));
+      write_factor(factors[factor][t], t, factor);
+    }
+    if (p->on[t])
+      played_produce(f->device[worker], p->at[t], factors[factor][t], part_bytes(t));
+    else
+      memcpy(p->at[t], factors[factor][t], part_bytes(t));
+  }
+}
+
+static void list_parts(const parts *p, mlfab_buf bufs[PARTS]) {
+  for (uint32_t t = 0; t < PARTS; t++) bufs[t] = (mlfab_buf){t, 0, p->at[t], part_counts[t]};
+}
+
+static void expect_parts(fixture *f, const parts *p, uint32_t worker, const int64_t want[PARTS]) {
+  static uint64_t got[30001];
+  for (uint32_t t = 0; t < PARTS; t++) {
+    if (p->on[t])
+      played_read(f->device[worker], got, p->at[t], part_bytes(t));
+    else
+      memcpy(got, p->at[t], part_bytes(t));
+    for (uint32_t i = 0; i < part_counts[t]; i++) {
+      int64_t is =
+          part_types[t] == MLFAB_I64 ? (int64_t)got[i] : (int64_t)((float *)(void *)got)[i];
+      if (is != want[t] * (i % 13 + 1))
+        fail_msg("worker %u, tensor %u, element %u: %lld, not %lld", worker, t, i, (long long)is,
+                 (long long)(want[t] * (i % 13 + 1)));
+    }
+  }
+}
+
+/* Opens a model of zeros. */
+static void open_parts(fixture *f, uint32_t sync) {
+  static uint8_t zeros[30001 * 4];
+  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
+  mlfab_buf bufs[PARTS];
+  o.sync = sync;
+  for (uint32_t r = 0; r < f->w.workers; r++) {
+    for (uint32_t t = 0; t < PARTS; t++) {
+      bufs[t] = (mlfab_buf){t, 0, zeros, part_counts[t]};
+      OK(f->w.node[r], mlfab_tensor_add(f->w.node[r], t, part_types[t], part_counts[t]));
+    }
+    OK(f->w.node[r], mlfab_model_start(f->w.node[r], &o, bufs, PARTS));
+    memset(zeros, 0, sizeof zeros);
+  }
+}
+
+static mlfab_request push_parts(fixture *f, const parts *p, uint32_t worker, uint32_t factor) {
+  mlfab_buf bufs[PARTS];
+  mlfab_request request = 0;
+  list_parts(p, bufs);
+  make_parts(f, p, worker, factor);
+  OK(f->w.node[worker], mlfab_push_start(f->w.node[worker], bufs, PARTS, NULL, &request));
+  return request;
+}
+
+/* The whole model, pulled to memory of the host, is this factor. */
+static void expect_model(fixture *f, uint32_t worker, int64_t factor) {
+  const int64_t want[PARTS] = {factor, factor, factor};
+  mlfab_buf bufs[PARTS];
+  parts host;
+  place_parts(f, &host, worker, 0);
+  list_parts(&host, bufs);
+  OK(f->w.node[worker], mlfab_pull(f->w.node[worker], bufs, PARTS, NULL, NULL));
+  expect_parts(f, &host, worker, want);
+  free_parts(&host);
+}
+
+static void run_all(fixture *f, int rounds, uint64_t ns) {
+  for (int i = 0; i < rounds; i++) {
+    for (uint32_t r = 0; r < f->w.workers; r++)
+      if (f->w.node[r]) (void)mlfab_progress(f->w.node[r], 0);
+    mlfab_sim_run(f->w.sim, ns);
+  }
+}
+
+static uint64_t received(fixture *f, uint32_t server) {
+  mlfab_stats stats;
+  OK(f->w.node[f->w.workers + server],
+     mlfab_get_stats(f->w.node[f->w.workers + server], &stats, sizeof stats));
+  return stats.payload_received;
+}
+
+static uint64_t applied(fixture *f) {
+  uint64_t n = 0;
+  for (uint32_t s = 0; s < f->w.servers; s++) {
+    mlfab_stats stats;
+    OK(f->w.node[f->w.workers + s],
+       mlfab_get_stats(f->w.node[f->w.workers + s], &stats, sizeof stats));
+    n += stats.updates_applied;
+  }
+  return n;
+}
+
+/* Pushes and pulls of some tensors in any memory, several under way, over links that break, while copies fail: the model is the
+ * sum of the updates that succeeded. */
+static void play_parts(uint64_t seed) {
+  enum { SLOTS_OF = 2, WORKERS_OF = 2 };
+  fixture f;
+  parts p[WORKERS_OF][SLOTS_OF], to[WORKERS_OF];
+  int64_t want[PARTS] = {0};
+  mlfab_sim_options faults;
+  /* A server in the worker's node gets frames within the call that sends them. */
+  dedicated = seed % 5 > 1;
+  begin_servers(&f, WORKERS_OF, 1 + (uint32_t)(seed % (dedicated ? 3 : 2)), seed % 2 ? 4096 : 0,
+                seed, MODEL_STAGING);
+  dedicated = 1;
+  memset(&faults, 0, sizeof faults);
+  faults.size = sizeof faults;
+  faults.loss = seed % 4 == 3 ? 0.01 : 0.0;
+  for (uint32_t r = 0; r < WORKERS_OF; r++) {
+    for (int k = 0; k < SLOTS_OF; k++) place_parts(&f, &p[r][k], r, 1);
+    place_parts(&f, &to[r], r, 1);
+  }
+  open_parts(&f, MLFAB_SYNC_ASYNC);
+  assert_int_equal(mlfab_sim_set_faults(f.w.sim, &faults), 0);
+  for (int step = 0; step < 6; step++) {
+    mlfab_request requests[WORKERS_OF][SLOTS_OF];
+    int64_t adds[WORKERS_OF][SLOTS_OF][PARTS] = {{{0}}};
+    for (uint32_t r = 0; r < WORKERS_OF; r++) {
+      if (below(&f, 2)) played_stop(f.device[r]);
+      if (below(&f, 3) == 0)
+        f.device[r]->copy_fails_at = f.device[r]->copies + 1 + (uint32_t)below(&f, 50);
+      for (int k = 0; k < SLOTS_OF; k++) {
+        mlfab_buf bufs[PARTS], some[PARTS];
+        uint32_t n = 0, factor = 1 + (uint32_t)below(&f, FACTORS - 1);
+        make_parts(&f, &p[r][k], r, factor);
+        list_parts(&p[r][k], bufs);
+        for (uint32_t t = 0; t < PARTS; t++) {
+          if (below(&f, 4) == 0 && t + 1 < PARTS) continue;
+          adds[r][k][t] = factor;
+          if (below(&f, 4) == 0) bufs[t].data = factors[factor][t]; /* of the host */
+          some[n++] = bufs[t];
+        }
+        if (n > 1 && below(&f, 2)) { /* any order */
+          const mlfab_buf first = some[0];
+          some[0] = some[n - 1];
+          some[n - 1] = first;
+        }
+        OK(f.w.node[r], mlfab_push_start(f.w.node[r], some, n, NULL, &requests[r][k]));
+      }
+    }
+    run_all(&f, (int)below(&f, 20), 50000);
+    for (uint32_t r = 0; r < WORKERS_OF; r++) f.device[r]->gate = 0;
+    for (uint32_t r = 0; r < WORKERS_OF; r++) {
+      for (int k = 0; k < SLOTS_OF; k++) {
+        const int code = until_done(&f, r, requests[r][k], NULL);
+        if (code) said(f.w.node[r], MLFAB_ERR_DEVICE, "push: copying from device memory: played");
+        for (uint32_t t = 0; t < PARTS; t++) want[t] += code ? 0 : adds[r][k][t];
+      }
+      f.device[r]->copy_fails_at = 0;
+      /* An update that failed uses its image until its copies are over. */
+      played_finish(f.device[r]);
+    }
+    run_all(&f, 2, 50000);
+    const uint32_t r = (uint32_t)below(&f, WORKERS_OF);
+    mlfab_buf bufs[PARTS];
+    list_parts(&to[r], bufs);
+    /* What the stream still does with the buffers comes before the results. */
+    make_parts(&f, &to[r], r, 1);
+    OK(f.w.node[r], mlfab_pull(f.w.node[r], bufs, PARTS, NULL, NULL));
+    expect_parts(&f, &to[r], r, want);
+    for (uint32_t i = 0; i < WORKERS_OF; i++)
+      assert_true(f.device[i]->pinned_most <= MODEL_STAGING);
+  }
+  end(&f);
+}
+
+/* The wire has bytes before the last copy is carried out; no server applies anything before it is; afterwards all do. */
+static void play_overlap(uint32_t eager_bytes, uint32_t missing) {
+  fixture f;
+  parts p;
+  begin_servers(&f, 2, 3, eager_bytes, 1, MODEL_STAGING);
+  place_parts(&f, &p, 0, 1);
+  open_parts(&f, MLFAB_SYNC_ASYNC);
+  assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 1), NULL), 0);
+  played *d = f.device[0];
+  const uint32_t copies = d->copied[0];
+  const uint64_t before = applied(&f);
+  uint64_t came[3];
+  assert_true(copies > missing + 3);
+  for (uint32_t s = 0; s < 3; s++) came[s] = received(&f, s);
+  d->copies_most[0] = 2 * copies - missing;
+  mlfab_request request = push_parts(&f, &p, 0, 2);
+  run_all(&f, 200, 50000);
+  assert_int_equal(d->copied[0], 2 * copies - missing);
+  /* A part of one frame is held back whole. */
+  if (eager_bytes > 0) assert_true(received(&f, 0) > came[0]);
+  if (eager_bytes > 0 && missing == 1) assert_true(received(&f, 2) > came[2]);
+  /* Nothing of its part is copied: it does not know of the update. */
+  if (missing > 10) assert_int_equal(received(&f, 2), came[2]);
+  assert_int_equal(applied(&f), before);
+  expect_model(&f, 1, 1);
+  d->copies_most[0] = UINT32_MAX;
+  assert_int_equal(until_done(&f, 0, request, NULL), 0);
+  assert_int_equal(applied(&f), before + 3);
+  expect_model(&f, 1, 3);
+  end(&f);
+}
+
+static void test_overlap(void **state) {
+  (void)state;
+  for (uint32_t missing = 1; missing < 12; missing += 5) {
+    play_overlap(0, missing);
+    play_overlap(4096, missing);
+  }
+}
+
+/* What needs all of the update first, or would keep a group waiting, is not begun early. */
+static void play_not_early(int filtered, int scheduled, double clip_norm) {
+  fixture f;
+  parts p;
+  mlfab_buf bufs[PARTS];
+  mlfab_request request;
+  mlfab_push_options o = MLFAB_PUSH_OPTIONS_INIT;
+  const mlfab_filter filter = {.size = sizeof filter, .threshold = 0.5};
+  const int64_t want[PARTS] = {2, 2, 2};
+  scheduler = scheduled ? MLFAB_SCHEDULER_BESIDE : MLFAB_SCHEDULER_NONE;
+  begin_servers(&f, 1, 2, 4096, 7, MODEL_STAGING);
+  scheduler = MLFAB_SCHEDULER_NONE;
+  place_parts(&f, &p, 0, 1);
+  mlfab *node = f.w.node[0];
+  played *d = f.device[0];
+  make_parts(&f, &p, 0, 0);
+  list_parts(&p, bufs);
+  for (uint32_t t = 0; t < PARTS; t += 2) /* without integers, which cannot be clipped */
+    OK(node, mlfab_tensor_add(node, t, part_types[t], part_counts[t]));
+  bufs[1] = bufs[2];
+  OK(node, mlfab_model_start(node, NULL, bufs, 2));
+  if (filtered) OK(node, mlfab_set_filter(node, MLFAB_ALL, &filter));
+  make_parts(&f, &p, 0, 2);
+  o.clip_norm = clip_norm;
+  const uint64_t came = received(&f, 0);
+  d->copies_most[0] = d->copied[0] + 9;
+  OK(node, mlfab_push_start(node, bufs, 2, &o, &request));
+  run_all(&f, 100, 50000);
+  assert_int_equal(d->copied[0], d->copies_most[0]);
+  assert_int_equal(received(&f, 0) > came, !filtered && !scheduled && !(clip_norm > 0.0));
+  d->copies_most[0] = UINT32_MAX;
+  assert_int_equal(until_done(&f, 0, request, NULL), 0);
+  make_parts(&f, &p, 0, 0);
+  OK(node, mlfab_pull(node, bufs, 2, NULL, NULL));
+  played_write(d, p.at[1], factors[2][1], part_bytes(1)); /* it is not in the model */
+  expect_parts(&f, &p, 0, want);
+  end(&f);
+}
+
+static void test_not_early(void **state) {
+  (void)state;
+  play_not_early(0, 0, 0.0);
+  play_not_early(1, 0, 0.0);
+  play_not_early(0, 1, 0.0);
+  play_not_early(0, 0, 1e9);
+}
+
+/* The k-th copy fails under way, when the servers have got what was copied before: no server has applied anything of the update,
+ * the other worker's counts, and so does the next one. */
+static int play_late_failure(uint32_t sync, uint32_t k, uint32_t eager_bytes) {
+  fixture f;
+  parts p, other;
+  begin_servers(&f, 2, 3, eager_bytes, 40 + k, MODEL_STAGING);
+  place_parts(&f, &p, 0, 1);
+  place_parts(&f, &other, 1, 1);
+  open_parts(&f, sync);
+  played *d = f.device[0];
+  d->copies_most[0] = d->copied[0] + k - 1;
+  d->copy_fails_at = d->copies + k;
+  const int asked = k % 3 > 0;
+  mlfab_request request = 0;
+  if (asked) {
+    request = push_parts(&f, &p, 0, 1);
+  } else { /* nobody waits for it: mlfab_flush tells */
+    mlfab_buf bufs[PARTS];
+    list_parts(&p, bufs);
+    make_parts(&f, &p, 0, 1);
+    OK(f.w.node[0], mlfab_push_start(f.w.node[0], bufs, PARTS, NULL, NULL));
+  }
+  run_all(&f, 200, 50000);
+  mlfab_request theirs = push_parts(&f, &other, 1, 2);
+  run_all(&f, 50, 50000);
+  d->copies_most[0] = UINT32_MAX;
+  int failed = asked ? until_done(&f, 0, request, NULL) != 0 : mlfab_flush(f.w.node[0], 0) != 0;
+  if (failed) {
+    said(f.w.node[0], MLFAB_ERR_DEVICE, "push: copying from device memory: played 800");
+    assert_int_equal(until_done(&f, 1, theirs, NULL), 0);
+    if (sync == MLFAB_SYNC_ASYNC) expect_model(&f, 0, 2);
+    expect_model(&f, 1, 2);
+    request = push_parts(&f, &p, 0, 3);
+    theirs = push_parts(&f, &other, 1, 2);
+    assert_int_equal(until_done(&f, 0, request, NULL), 0);
+    assert_int_equal(until_done(&f, 1, theirs, NULL), 0);
+    expect_model(&f, 0, 7);
+    expect_model(&f, 1, 7);
+  }
+  end(&f);
+  return failed;
+}
+
+static void test_late_failure(void **state) {
+  int failed = 0;
+  (void)state;
+  /* The second copy is of the first chunk, which has two tensors: before it nothing is sent. */
+  for (uint32_t k = 3; k < 30; k++) {
+    failed += play_late_failure(MLFAB_SYNC_ASYNC, k, k % 2 ? 4096 : 0);
+    failed += play_late_failure(MLFAB_SYNC_BSP, k, k % 2 ? 4096 : 0);
+  }
+  assert_true(failed >= 30);
+}
+
+/* The device fails in its k-th call of a function, in a push or a pull of many chunks. */
+static int play_chunk_failure(int function, uint32_t k) {
+  fixture f;
+  parts p, to;
+  mlfab_buf bufs[PARTS];
+  mlfab_request request = 0;
+  int failures = 0;
+  begin_servers(&f, 1, 3, k % 2 ? 4096 : 0, 60 + k, MODEL_STAGING);
+  place_parts(&f, &p, 0, 1);
+  place_parts(&f, &to, 0, 1);
+  open_parts(&f, MLFAB_SYNC_ASYNC);
+  mlfab *node = f.w.node[0];
+  played *d = f.device[0];
+  int64_t model = 0;
+  d->fails = function;
+  d->fails_at = d->calls[function] + k;
+  d->fails_for = 1;
+  if (function == PLAYED_CALLS) d->copy_fails_at = d->copies + k;
+  for (int turn = 0; turn < 2; turn++) {
+    list_parts(&p, bufs);
+    make_parts(&f, &p, 0, 1);
+    int code = mlfab_push_start(node, bufs, PARTS, NULL, &request);
+    if (!code) code = until_done(&f, 0, request, NULL);
+    if (code) said(node, MLFAB_ERR_DEVICE, "played");
+    model += code == 0;
+    failures += code != 0;
+    d->fails = -1; /* a call with memory of the host asks the device, too */
+    expect_model(&f, 0, model);
+    d->fails = function;
+    list_parts(&to, bufs);
+    code = mlfab_pull_start(node, bufs, PARTS, NULL, &request);
+    if (!code) code = until_done(&f, 0, request, NULL);
+    if (code) said(node, MLFAB_ERR_DEVICE, "played");
+    failures += code != 0;
+    const int64_t want[PARTS] = {model, model, model};
+    if (!code) expect_parts(&f, &to, 0, want);
+  }
+  d->fails = -1;
+  d->copy_fails_at = 0;
+  played_finish(d);
+  expect_model(&f, 0, model);
+  const uint64_t pinned = d->pinned_now;
+  world_close(&f.w);
+  assert_true(d->pinned_now == 0 || (function == PLAYED_MARK && pinned > 0));
+  played_end(d);
+  return failures;
+}
+
+static void test_chunk_failures(void **state) {
+  (void)state;
+  for (int function = 0; function <= PLAYED_CALLS; function++) {
+    int failures = 0;
+    const int often =
+        function == PLAYED_COPY || function == PLAYED_MARK || function == PLAYED_CALLS;
+    for (uint32_t k = 1; k < (often ? 60 : 8); k++) failures += play_chunk_failure(function, k);
+    assert_true(failures > 0 || function == PLAYED_ORDER);
+  }
+}
+
+/* A pull copies back what has come whole. What a server sends again, of a newer model, is copied again. */
+static void test_landing(void **state) {
+  fixture f;
+  parts to, other;
+  mlfab_buf bufs[PARTS];
+  mlfab_request request, theirs;
+  mlfab_sim_options faults;
+  float zeros[3] = {0, 0, 0};
+  const mlfab_buf nothing = {0, 0, zeros, 3};
+  uint32_t early, again = 0;
+  (void)state;
+  memset(&faults, 0, sizeof faults);
+  faults.size = sizeof faults;
+  for (uint64_t when = 1; when < 30; when++) {
+    begin_servers(&f, 2, 1, 4096, when, MODEL_STAGING);
+    place_parts(&f, &to, 0, 1);
+    place_parts(&f, &other, 1, 0);
+    open_parts(&f, MLFAB_SYNC_ASYNC);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 1), NULL), 0);
+    played *d = f.device[0];
+    const uint32_t before = d->copied[1];
+    d->eager = 1;
+    assert_int_equal(mlfab_sim_set_rate(f.w.sim, 0, 5000000, 5000000), 0);
+    list_parts(&to, bufs);
+    make_parts(&f, &to, 0, 3);
+    OK(f.w.node[0], mlfab_pull_start(f.w.node[0], bufs, PARTS, NULL, &request));
+    run_all(&f, (int)when, 1000000);
+    early = d->copied[1] - before;
+    if (when >= 5) assert_true(early > 0);
+    int done = 0;
+    mlfab_result result;
+    OK(f.w.node[0], mlfab_test(f.w.node[0], request, &done, &result));
+    int64_t model = 1;
+    if (!done) {
+      /* The model moves on, the link is lost, and the pull begins again. */
+      theirs = push_parts(&f, &other, 1, 2);
+      assert_int_equal(until_done(&f, 1, theirs, NULL), 0);
+      OK(f.w.node[0], mlfab_test(f.w.node[0], request, &done, &result));
+      again += !done;
+      faults.loss = 1.0;
+      assert_int_equal(mlfab_sim_set_faults(f.w.sim, &faults), 0);
+      OK(f.w.node[0], mlfab_push_start(f.w.node[0], &nothing, 1, NULL, NULL));
+      run_all(&f, 1, 1000000);
+      assert_int_equal(mlfab_sim_set_faults(f.w.sim, NULL), 0);
+      model = done ? 0 : 3;
+      if (!done) assert_int_equal(until_done(&f, 0, request, NULL), 0);
+    }
+    const int64_t want[PARTS] = {model, model, model};
+    if (model > 0) expect_parts(&f, &to, 0, want);
+    free_parts(&other);
+    end(&f);
+  }
+  assert_true(again > 3);
+}
+
+/* Whoever stops between two copies - cancelled, late, closed - has changed nothing, and keeps nobody. */
+static void test_stopping(void **state) {
+  (void)state;
+  for (uint32_t k = 2; k < 26; k++) {
+    fixture f;
+    parts p, other;
+    const int how = (int)(k % 4);
+    begin_servers(&f, 2, 3, k % 2 ? 4096 : 0, 90 + k, MODEL_STAGING);
+    place_parts(&f, &p, 0, 1);
+    place_parts(&f, &other, 1, 1);
+    open_parts(&f, MLFAB_SYNC_ASYNC);
+    played *d = f.device[0];
+    d->copies_most[0] = d->copied[0] + (k - 1) % 18;
+    mlfab_request request = push_parts(&f, &p, 0, 1);
+    run_all(&f, 100, 50000);
+    if (how == 0) OK(f.w.node[0], mlfab_cancel(f.w.node[0], request));
+    if (how == 1) OK(f.w.node[0], mlfab_abandon(&f.w.node[0]));
+    if (how == 2) OK(f.w.node[0], mlfab_close(&f.w.node[0]));
+    if (how == 0) {
+      assert_int_equal(until_done(&f, 0, request, NULL), MLFAB_ERR_CANCELLED);
+      said(f.w.node[0], MLFAB_ERR_CANCELLED, "");
+    }
+    /* Servers wait three heartbeats for bytes, and take the other worker's then. */
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2), NULL), 0);
+    expect_model(&f, 1, 2);
+    if (how == 3) {
+      assert_int_equal(until_done(&f, 0, request, NULL), MLFAB_ERR_TIMEOUT);
+      said(f.w.node[0], MLFAB_ERR_TIMEOUT, "push: the deadline passed after");
+    }
+    d->copies_most[0] = UINT32_MAX;
+    if (f.w.node[0]) {
+      assert_int_equal(until_done(&f, 0, push_parts(&f, &p, 0, 3), NULL), 0);
+      expect_model(&f, 1, 5);
+    }
+    played_finish(d);
+    world_close(&f.w);
+    for (uint32_t i = 0; i < 2; i++) {
+      assert_int_equal(f.device[i]->closed, 1);
+      played_end(f.device[i]);
+    }
+  }
+}
+
+/* Copies that stop for long, and go on: the servers have sent for the update again meanwhile, and others went first. */
+static void test_stalling(void **state) {
+  (void)state;
+  for (uint32_t k = 3; k < 18; k++) {
+    fixture f;
+    parts p, other;
+    begin_servers(&f, 2, 3, k % 2 ? 4096 : 0, 130 + k, MODEL_STAGING);
+    place_parts(&f, &p, 0, 1);
+    place_parts(&f, &other, 1, 1);
+    open_parts(&f, MLFAB_SYNC_ASYNC);
+    played *d = f.device[0];
+    d->copies_most[0] = d->copied[0] + k;
+    mlfab_request request = push_parts(&f, &p, 0, 1);
+    run_all(&f, 100, 50000);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 2), NULL), 0);
+    const uint64_t began = mlfab_sim_clock(f.w.sim);
+    assert_int_equal(until_done(&f, 1, push_parts(&f, &other, 1, 3), NULL), 0);
+    assert_true(mlfab_sim_clock(f.w.sim) - began < WORLD_S); /* it does not block them again */
+    expect_model(&f, 1, 5);
+    d->copies_most[0] = UINT32_MAX;
+    assert_int_equal(until_done(&f, 0, request, NULL), 0);
+    expect_model(&f, 1, 6);
+    end(&f);
+  }
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= test_cases_from(12, 1000); seed++) play_parts(seed);
+}
+
 /* --- what is refused --- */
 
 static const uint8_t *owned; /* of the "GPU" that this program has code for */
@@ -741,6 +1291,14 @@ int main(void) {
                                      cmocka_unit_test(test_hanging),
                                      cmocka_unit_test(test_cancel),
                                      cmocka_unit_test(test_flush),
+                                     cmocka_unit_test(test_parts),
+                                     cmocka_unit_test(test_overlap),
+                                     cmocka_unit_test(test_not_early),
+                                     cmocka_unit_test(test_late_failure),
+                                     cmocka_unit_test(test_chunk_failures),
+                                     cmocka_unit_test(test_landing),
+                                     cmocka_unit_test(test_stopping),
+                                     cmocka_unit_test(test_stalling),
                                      cmocka_unit_test(test_without_a_device),
                                      cmocka_unit_test(test_attach),
                                      cmocka_unit_test(test_refused)};
