@@ -2007,7 +2007,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  *
  * Progress. Nobody is told when a copy ends: the thread that drives looks every 100 us while there are copies, and mlfab_fd does
  * not become readable for them.
- * Cost: two copies of the bytes over the device's bus. A call of a size that was used before allocates nothing.
+ * Cost: one copy of what a call reads and one of what it writes over the device's bus; what a server sends again in a pull may be
+ * copied again. A call of a size that was used before allocates nothing.
  */
 enum mlfab_memory {
   MLFAB_MEMORY_HOST = 0,
