@@ -19,7 +19,7 @@ typedef struct fixture {
   uint64_t random;
 } fixture;
 
-static uint32_t scheduler, dedicated = 1; /* of the next fabric */
+static uint32_t scheduler, dedicated = 1, tags; /* of the next fabric */
 
 static uint64_t below(fixture *f, uint64_t n) { return chance_below(&f->random, n); }
 
@@ -706,6 +706,7 @@ static void open_parts(fixture *f, uint32_t sync) {
   mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
   mlfab_buf bufs[PARTS];
   o.sync = sync;
+  o.tags = tags;
   for (uint32_t r = 0; r < f->w.workers; r++) {
     for (uint32_t t = 0; t < PARTS; t++) {
       bufs[t] = (mlfab_buf){t, 0, zeros, part_counts[t]};
@@ -763,6 +764,28 @@ static uint64_t applied(fixture *f) {
   return n;
 }
 
+/* Pushes some of the tensors, in any order and memory. */
+static mlfab_request push_some(fixture *f, const parts *p, uint32_t worker, int64_t adds[PARTS]) {
+  mlfab_buf bufs[PARTS], some[PARTS];
+  mlfab_request request = 0;
+  uint32_t n = 0, factor = 1 + (uint32_t)below(f, FACTORS - 1);
+  make_parts(f, p, worker, factor);
+  list_parts(p, bufs);
+  for (uint32_t t = 0; t < PARTS; t++) {
+    if (below(f, 4) == 0 && t + 1 < PARTS) continue;
+    adds[t] = factor;
+    if (below(f, 4) == 0) bufs[t].data = factors[factor][t]; /* of the host */
+    some[n++] = bufs[t];
+  }
+  if (n > 1 && below(f, 2)) {
+    const mlfab_buf first = some[0];
+    some[0] = some[n - 1];
+    some[n - 1] = first;
+  }
+  OK(f->w.node[worker], mlfab_push_start(f->w.node[worker], some, n, NULL, &request));
+  return request;
+}
+
 /* Pushes and pulls of some tensors in any memory, several under way, over links that break, while copies fail: the model is the
  * sum of the updates that succeeded. */
 static void play_parts(uint64_t seed) {
@@ -783,7 +806,9 @@ static void play_parts(uint64_t seed) {
     for (int k = 0; k < SLOTS_OF; k++) place_parts(&f, &p[r][k], r, 1);
     place_parts(&f, &to[r], r, 1);
   }
+  tags = seed % 7 == 0 ? 64 : 0; /* pulls write from a cache, at their end */
   open_parts(&f, MLFAB_SYNC_ASYNC);
+  tags = 0;
   assert_int_equal(mlfab_sim_set_faults(f.w.sim, &faults), 0);
   for (int step = 0; step < 6; step++) {
     mlfab_request requests[WORKERS_OF][SLOTS_OF];
@@ -792,24 +817,7 @@ static void play_parts(uint64_t seed) {
       if (below(&f, 2)) played_stop(f.device[r]);
       if (below(&f, 3) == 0)
         f.device[r]->copy_fails_at = f.device[r]->copies + 1 + (uint32_t)below(&f, 50);
-      for (int k = 0; k < SLOTS_OF; k++) {
-        mlfab_buf bufs[PARTS], some[PARTS];
-        uint32_t n = 0, factor = 1 + (uint32_t)below(&f, FACTORS - 1);
-        make_parts(&f, &p[r][k], r, factor);
-        list_parts(&p[r][k], bufs);
-        for (uint32_t t = 0; t < PARTS; t++) {
-          if (below(&f, 4) == 0 && t + 1 < PARTS) continue;
-          adds[r][k][t] = factor;
-          if (below(&f, 4) == 0) bufs[t].data = factors[factor][t]; /* of the host */
-          some[n++] = bufs[t];
-        }
-        if (n > 1 && below(&f, 2)) { /* any order */
-          const mlfab_buf first = some[0];
-          some[0] = some[n - 1];
-          some[n - 1] = first;
-        }
-        OK(f.w.node[r], mlfab_push_start(f.w.node[r], some, n, NULL, &requests[r][k]));
-      }
+      for (int k = 0; k < SLOTS_OF; k++) requests[r][k] = push_some(&f, &p[r][k], r, adds[r][k]);
     }
     run_all(&f, (int)below(&f, 20), 50000);
     for (uint32_t r = 0; r < WORKERS_OF; r++) f.device[r]->gate = 0;
