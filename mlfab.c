@@ -24788,6 +24788,8 @@ typedef struct mlfab__comm {
   uint64_t limit;
   uint8_t frozen, finishing;
   uint32_t moved;
+  uint32_t
+      promised; /* calls that follow the last one, and that this epoch must still take (core/api/direct.c) */
   /* Objects. */
   mlfab__comm_object *objects[MLFAB__COMM_OBJECTS]; /* NULL: free */
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
@@ -24919,6 +24921,9 @@ static inline int mlfab__comm_alone(const mlfab__comm *comm) { return comm->conf
 static inline int mlfab__comm_stands(const mlfab__comm *comm) {
   return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
 }
+/* May this worker make its next calls, so many, in this epoch? 1: the first would begin at once; 0: not now, ask again;
+ * -1: never. Where it is 1 or -1 at one worker after a call, no other worker finds the opposite after the same call. */
+MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls);
 /* Calls that this worker has called in this epoch, or waiting for the next. */
 static inline uint64_t mlfab__comm_called(const mlfab__comm *comm) {
   return comm->end - comm->base;
@@ -25098,6 +25103,15 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
 }
 
 /* --- state, and what has a number --- */
+
+MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls) {
+  if (comm->phase != MLFAB__COMM_IN || comm->epoch != epoch || comm->dead || comm->leaving)
+    return -1;
+  if (comm->frozen || comm->failing) return 0;
+  uint64_t called = mlfab__comm_called(comm);
+  if (called > comm->limit || comm->limit - called < calls) return -1;
+  return comm->begun == comm->end && comm->begun - comm->first < MLFAB__COMM_AHEAD;
+}
 
 /* The open call of this number, or NULL. */
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
@@ -26965,7 +26979,8 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
 /* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base,
+  mlfab__membership_finish frozen = {comm->epoch, in->rank,
+                                     comm->begun - comm->base + comm->promised,
                                      mlfab__comm_open_objects(comm)};
   int joins = in->calls == UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
@@ -55384,9 +55399,45 @@ typedef struct mlfab__context_stager {
   /* ARGUMENT, DEVICE: memory that a function without staging does not take. `what` names it. */
   int (*refuse)(mlfab *ctx, const void *memory, uint64_t bytes, const char *what,
                 mlfab_error *error);
+  /* The device that is attached, or NULL. */
+  const mlfab_device *(*device)(const mlfab *ctx, void **self_p);
   /* Nodes and transports are closed. */
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
+
+/* What becomes of a collective that may go from device to device. */
+enum mlfab__direct_told {
+  MLFAB__DIRECT_WAITS, /* nothing has moved */
+  MLFAB__DIRECT_MOVED,
+  MLFAB__DIRECT_STAGED, /* it goes by the host, on all workers, and nothing has been written */
+  MLFAB__DIRECT_OVER,   /* it has succeeded */
+  MLFAB__DIRECT_FAILED  /* it has failed, and the other workers know */
+};
+typedef struct mlfab__direct_call mlfab__direct_call;
+
+/* Collectives from device to device: direct.c, from mlfab_device_share on. The stager asks; all need the lock. */
+typedef struct mlfab__context_direct {
+  /* 1: a call that the members have agreed on: all begin it by `begin`, whatever their memory. */
+  int (*wants)(const mlfab *ctx, const mlfab_call *call);
+  /* `call` is borrowed until `free`, and is made at its turn. NULL: out of memory. */
+  mlfab__direct_call *(*begin)(mlfab *ctx, const mlfab_call *call, uint64_t deadline_ns);
+  /* A value of enum mlfab__direct_told. turn: earlier calls have begun. *inner_p: the request of a meeting under way,
+   * which ends by itself, or 0. */
+  int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
+              mlfab_error *error);
+  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general. */
+  int (*met)(const mlfab__direct_call *c);
+  const char *(*why)(
+      const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
+  /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
+  void (*leave)(mlfab *ctx, mlfab__direct_call *c);
+  int (*quiet)(mlfab *ctx,
+               mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
+  void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
+  void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
+  /* Of the context; the device is still there. */
+  void (*close)(mlfab *ctx, int child);
+} mlfab__context_direct;
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -55459,6 +55510,8 @@ struct mlfab {
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
+  const mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
+  struct mlfab__direct *shares;
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
@@ -56401,6 +56454,7 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
+  if (ctx->direct) ctx->direct->close(ctx, child);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -59219,6 +59273,9 @@ MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
  *       |                                   '--inner done, nothing to copy, or it failed--------------------> ended
  *       '--copy failed, deadline, cancelled--> DOOMED
  *    LANDING --copy failed, deadline--> ended
+ *    DIRECT --done, or failed at all members--> ended;  --by the host, on all members--> FILLING;  --deadline, cancelled--> DOOMED
+ *
+ * DIRECT: a collective that the members make from device to device, which direct.c does. It has no image, unless it goes to FILLING.
  *
  * Copies and transfer overlap in two calls. They copy in chunks, in the order of the image.
  *
@@ -59230,7 +59287,8 @@ MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
  * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
  * now and the next calls of all meet; then it has ended.
  *
- * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning. A call
+ * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning, and one in
+ * DIRECT those that have a number in the communicator, all of them before its first meeting. A call
  * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
  * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
  * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
@@ -59268,6 +59326,7 @@ enum staging_state {
   STAGING_RUNNING,
   STAGING_LANDING,
   STAGING_DOOMED,
+  STAGING_DIRECT,
   STAGING_ENDED
 };
 
@@ -59311,6 +59370,7 @@ typedef struct staging_call {
   staging_chunk chunks[STAGING_CHUNKS];
   uint64_t began_ns, deadline_ns;
   mlfab_request outer, inner; /* 0: none */
+  mlfab__direct_call *direct; /* NULL: it goes by the host */
   mlfab_error why;            /* DOOMED; RUNNING: it was cancelled for this */
 } staging_call;
 
@@ -59338,6 +59398,7 @@ typedef struct staging_look {
   uint32_t foreign, buffers; /* in memory of the device; that need a place */
   uint64_t bytes, read;      /* of the image; that the call reads */
   int snapshot;              /* what it reads of the host is copied, too */
+  int direct;                /* it needs no image, at first */
   staging_buffer *to;        /* NULL: the first look */
   uint32_t room;             /* of `to` */
   const staging_image *image;
@@ -59516,6 +59577,7 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   staging_drop(s, &c->mark);
   staging_drop(s, &c->later);
   for (uint32_t i = 0; i < c->nchunks; i++) staging_drop(s, &c->chunks[i].mark);
+  if (c->direct) ctx->direct->free(ctx, c->direct, 0);
   if (c->image && c->unknown) {
     /* The device may still use it: it is counted for ever. */
     mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
@@ -59555,7 +59617,8 @@ static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text)
   staging *s = ctx->staging;
   staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
   if (code) staging_order(s, c);
-  if (c->state == STAGING_FILLING) {
+  if (c->direct) ctx->direct->leave(ctx, c->direct);
+  if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
     MLFAB__FAIL(&c->why, code, "%s", text);
     c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
   } else {
@@ -59676,9 +59739,9 @@ static void staging_arrives(void *user, const void *at, uint64_t bytes) {
 
 /* --- filling --- */
 
-/* Copies what the call reads. Nothing has been sent yet. */
+/* Copies what the call reads, behind its fence. Nothing has been sent yet. */
 static int staging_fill(staging *s, staging_call *c, int snapshot) {
-  int number = s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
+  int number = c->fence ? 0 : s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
   c->way = MLFAB_DEVICE_TO_HOST;
   if (!number) number = s->device->after(s->self, c->way, c->fence);
   for (uint32_t i = 0; i < c->nbuffers; i++) {
@@ -59796,12 +59859,33 @@ static void staging_set_timeout(mlfab *ctx, staging_call *c) {
     c->call.timeout_ns = left;
 }
 
-/* 1: no call waits for its turn. */
+/* Has a call of this kind a number in the communicator, perhaps? */
+static int staging_is_numbered(uint32_t kind) {
+  return !(kind == MLFAB_CALL_MODEL_START || kind == MLFAB_CALL_PUSH ||
+           kind == MLFAB_CALL_PUSH_SPARSE || kind == MLFAB_CALL_PULL || kind == MLFAB_CALL_BARRIER);
+}
+
+/* Which calls behind this one must wait, where those before it make `held` wait. A copied call that waits itself only for its
+ * number lets pass what it would let pass. */
+enum { STAGING_NONE, STAGING_NUMBERED, STAGING_ALL };
+static int staging_holds(const mlfab *ctx, const staging_call *c, int held) {
+  int copied = c->state == STAGING_FILLING && !c->mark, own = STAGING_ALL;
+  if (c->state == STAGING_RUNNING || c->state == STAGING_LANDING || c->state == STAGING_ENDED)
+    own = STAGING_NONE;
+  else if (c->state == STAGING_DIRECT && ctx->direct->met(c->direct))
+    own = STAGING_NUMBERED;
+  else if (copied && held == STAGING_NUMBERED && staging_is_numbered(c->call.kind))
+    own = STAGING_NUMBERED;
+  return own > held ? own : held;
+}
+
+/* 1: no call waits for its turn that a call of the kind *what has to wait for. NULL: any kind. */
 static int staging_test_begun(mlfab *ctx, void *what) {
-  (void)what;
+  const uint32_t *kind = what;
+  int held = STAGING_NONE;
   for (const staging_call *c = ctx->staging->first; c; c = c->next)
-    if (c->state == STAGING_FILLING || c->state == STAGING_DOOMED) return 0;
-  return 1;
+    held = staging_holds(ctx, c, held);
+  return held <= (kind && !staging_is_numbered(*kind) ? STAGING_NUMBERED : STAGING_NONE);
 }
 
 /* A call that has to find all earlier ones begun. */
@@ -59847,6 +59931,12 @@ static int staging_room(mlfab *ctx, staging_want *want, int waits) {
   return MLFAB_ERR_TIMEOUT;
 }
 
+static int staging_too_large(const staging_look *look) {
+  return MLFAB__FAIL(look->error, MLFAB_ERR_LIMIT,
+                     "%s: %llu bytes of device memory, but staging_bytes is %llu", look->what,
+                     (unsigned long long)look->bytes, (unsigned long long)look->s->most);
+}
+
 /* Looks at the buffers, and refuses what cannot be staged. */
 static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
                          staging_look *look) {
@@ -59865,10 +59955,8 @@ static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   if (look->foreign > 0 && s->broken)
     return MLFAB__FAIL(look->error, MLFAB_ERR_DEVICE, "%s: the device has failed before: %s",
                        look->what, s->device->text(s->self, s->broken));
-  if (look->bytes <= s->most) return 0;
-  return MLFAB__FAIL(look->error, MLFAB_ERR_LIMIT,
-                     "%s: %llu bytes of device memory, but staging_bytes is %llu", look->what,
-                     (unsigned long long)look->bytes, (unsigned long long)s->most);
+  if (look->bytes <= s->most || look->direct) return 0;
+  return staging_too_large(look);
 }
 
 /* Makes the call with its image and its request. */
@@ -59876,7 +59964,7 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
                         staging_call **call_p) {
   staging *s = ctx->staging;
   mlfab__requests *table = &ctx->node->requests;
-  staging_want want = {.bytes = look->bytes, .error = look->error};
+  staging_want want = {.bytes = look->direct ? 0 : look->bytes, .error = look->error};
   size_t ignored;
   uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
   int code = staging_room(ctx, &want, waits);
@@ -59893,7 +59981,13 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
   timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
   c->deadline_ns = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
   *call_p = c;
-  return 0;
+  if (!look->direct) return 0;
+  c->state = STAGING_DIRECT;
+  c->direct = ctx->direct->begin(ctx, &c->call, c->deadline_ns);
+  if (c->direct) return 0;
+  mlfab__free(&ctx->env, c->copied, c->copied_bytes);
+  mlfab__free(&ctx->env, c, sizeof *c);
+  return MLFAB__FAIL(look->error, MLFAB_ERR_MEMORY, "%s: out of memory", look->what);
 }
 
 /* Puts the call into the list, with a request if the caller wants one, and begins to copy. */
@@ -59912,8 +60006,25 @@ static void staging_queue(mlfab *ctx, staging_call *c, mlfab_request *request_p,
                          ", as what was given to the device's stream before is not over");
     *request_p = c->outer = outer->id;
   }
-  int number = staging_fill(s, c, snapshot);
+  int number = c->direct ? 0 : staging_fill(s, c, snapshot);
   if (number) staging_fail_device(ctx, c, "copying from device memory", number);
+}
+
+/* Gives the buffers of a call their places in its image. Not 0: look->code. */
+static int staging_place(mlfab *ctx, staging_call *c, staging_look *look) {
+  look->to = c->buffers;
+  look->room = c->nbuffers;
+  look->image = c->image;
+  look->buffers = look->foreign = 0;
+  look->bytes = look->read = 0;
+  (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, look, look->error);
+  if (!look->code && staging_overlaps(c->buffers, c->nbuffers))
+    look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
+                             "%s: two buffers overlap, and one is written", look->what);
+  if (look->code) return look->code;
+  qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
+  staging_cut(ctx->staging, c, look->bytes);
+  return 0;
 }
 
 static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
@@ -59922,25 +60033,18 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   staging_call *c = NULL;
   staging_look look = {.s = ctx->staging, .error = &error};
   const char *name = call->size >= sizeof *call ? staging_name(call->kind) : NULL;
+  uint32_t kind = call->kind;
   look.what = name ? name : "a call";
   if (!name) return staging_wait_turn(ctx);
+  look.direct = ctx->direct && request_p && ctx->direct->wants(ctx, call);
   int code = ctx->closed ? 0 : staging_check(ctx, call, waits, request_p, &look);
-  if (!code && look.foreign == 0 && (staging_test_begun(ctx, NULL) || MLFAB__PLANTED(282)))
-    return 0;
+  int plain = look.foreign == 0 && !look.direct;
+  if (!code && plain && (staging_test_begun(ctx, &kind) || MLFAB__PLANTED(282))) return 0;
   if (!code && call->options && *(const uint32_t *)call->options < sizeof(uint32_t)) return 0;
   *taken_p = 1;
   if (!code) code = staging_make(ctx, call, &look, waits, &c);
   if (code) return mlfab__node_return(ctx->node, code, &error);
-  look.to = c->buffers;
-  look.room = c->nbuffers;
-  look.image = c->image;
-  look.buffers = look.foreign = 0;
-  look.bytes = look.read = 0;
-  (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, &look, &error);
-  if (!look.code && staging_overlaps(c->buffers, c->nbuffers))
-    look.code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT,
-                            "%s: two buffers overlap, and one is written", look.what);
-  if (look.code) {
+  if (!c->direct && staging_place(ctx, c, &look)) {
     c->next = NULL;
     *ctx->staging->last = c; /* removed at once */
     ctx->staging->last = &c->next;
@@ -59948,8 +60052,6 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
     staging_remove(ctx, c);
     return mlfab__node_return(ctx->node, look.code, &error);
   }
-  qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
-  staging_cut(ctx->staging, c, look.bytes);
   staging_queue(ctx, c, request_p, look.snapshot);
   return 0;
 }
@@ -60067,9 +60169,61 @@ static int staging_late(mlfab *ctx, staging_call *c) {
   if (ctx->now_ns < c->deadline_ns) return 0;
   if (c->mark) why = "what was given to the device's stream before is not over";
   if (c->state == STAGING_LANDING) why = "it was carried out, but results are not copied yet";
+  if (c->state == STAGING_DIRECT) why = ctx->direct->why(c->direct);
   snprintf(text, sizeof text, "%s: the deadline passed after %s: %s", staging_name(c->call.kind),
            mlfab__duration(waited, ctx->now_ns - c->began_ns), why);
   staging_end(ctx, c, MLFAB_ERR_TIMEOUT, text);
+  return 1;
+}
+
+/* 1: a call that will end by itself has an image. */
+static int staging_images_return(const staging *s) {
+  for (const staging_call *c = s->first; c; c = c->next)
+    if (c->image &&
+        (c->state == STAGING_RUNNING || c->state == STAGING_LANDING || c->state == STAGING_ENDED))
+      return 1;
+  return 0;
+}
+
+/* A call of DIRECT goes by the host. 0: there is no room for it yet. */
+static int staging_stage(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  mlfab_error error;
+  staging_look look = {.s = s, .error = &error, .what = staging_name(c->call.kind)};
+  int code = mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, &look, &error);
+  if (!code) code = look.code;
+  if (!code && look.bytes > s->most) code = staging_too_large(&look);
+  if (!code && look.bytes > 0) code = staging_image_get(ctx, look.bytes, &c->image, &error);
+  if (code == MLFAB_ERR_AGAIN && staging_images_return(s)) return staging_late(ctx, c);
+  if (!code) code = staging_place(ctx, c, &look);
+  if (code) {
+    staging_end(ctx, c, code, error.text);
+    return 1;
+  }
+  c->fence = ctx->direct->fence(c->direct);
+  c->state = STAGING_FILLING;
+  int number = staging_fill(s, c, 0);
+  if (number) staging_fail_device(ctx, c, "copying from device memory", number);
+  return 1;
+}
+
+static int staging_direct(mlfab *ctx, staging_call *c, int first) {
+  mlfab_error error;
+  switch (ctx->direct->step(ctx, c->direct, first, &c->inner, &error)) {
+    case MLFAB__DIRECT_WAITS:
+      return c->inner ? 0 : staging_late(ctx, c);
+    case MLFAB__DIRECT_MOVED:
+      return 1;
+    case MLFAB__DIRECT_STAGED:
+      return staging_stage(ctx, c);
+    case MLFAB__DIRECT_OVER:
+      staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
+      break;
+    default:
+      staging_tell(ctx, c, error.code, error.rank, error.is_server, error.text);
+  }
+  ctx->direct->leave(ctx, c->direct);
+  c->state = STAGING_ENDED;
   return 1;
 }
 
@@ -60100,22 +60254,31 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
         return 0;
       c->state = STAGING_ENDED;
       return 1;
+    case STAGING_DIRECT:
+      return staging_direct(ctx, c, first);
     default:
       return 0;
   }
 }
 
+/* 1: this device does nothing more for the call. */
+static int staging_quiet(mlfab *ctx, staging_call *c) {
+  return staging_reached(ctx->staging, c) != 0 && !c->mark &&
+         (!c->direct || ctx->direct->quiet(ctx, c->direct));
+}
+
 static int staging_move(mlfab *ctx) {
   staging *s = ctx->staging;
-  int moved = 0, first = 1;
+  int moved = 0, held = STAGING_NONE;
   staging_call *next;
   if (!s->first || ctx->closed) return 0;
   s->behind = 0;
   for (staging_call *c = s->first; c; c = next) {
     next = c->next;
-    while (staging_step(ctx, c, first)) moved = 1;
-    first &= c->state != STAGING_FILLING && c->state != STAGING_DOOMED;
-    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0 && !c->mark) {
+    int free = staging_is_numbered(c->call.kind) ? STAGING_NONE : STAGING_NUMBERED;
+    while (staging_step(ctx, c, held <= free)) moved = 1;
+    held = staging_holds(ctx, c, held);
+    if (c->state == STAGING_ENDED && staging_quiet(ctx, c)) {
       staging_remove(ctx, c);
       moved = 1;
     }
@@ -60127,7 +60290,7 @@ static int staging_move(mlfab *ctx) {
 
 static int staging_copies(const mlfab *ctx) {
   for (const staging_call *c = ctx->staging->first; c; c = c->next)
-    if (c->mark || c->state == STAGING_FILLING) return 1;
+    if (c->mark || c->state == STAGING_FILLING || (c->direct && !c->inner)) return 1;
   return 0;
 }
 
@@ -60144,8 +60307,13 @@ static int staging_cancel(mlfab *ctx, mlfab_request request) {
   if (c->state == STAGING_RUNNING) {
     (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
     if (mlfab__context_is_over(ctx, c->inner)) staging_ran(ctx, c);
-  } else if (c->state == STAGING_FILLING) {
-    snprintf(text, sizeof text, "%s: cancelled before it had begun", staging_name(c->call.kind));
+  } else if (c->state == STAGING_DIRECT && c->inner) {
+    (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
+    (void)staging_direct(ctx, c, 1);
+  } else if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
+    int began = c->state == STAGING_DIRECT && ctx->direct->met(c->direct);
+    snprintf(text, sizeof text, "%s: cancelled%s", staging_name(c->call.kind),
+             began ? "" : " before it had begun");
     staging_end(ctx, c, MLFAB_ERR_CANCELLED, text);
   }
   /* Else it has been carried out, and its results are being copied. */
@@ -60176,6 +60344,13 @@ static int staging_refuse(mlfab *ctx, const void *memory, uint64_t bytes, const 
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "%s: takes memory of the host only", what);
 }
 
+static const mlfab_device staging_none;
+
+static const mlfab_device *staging_device(const mlfab *ctx, void **self_p) {
+  *self_p = ctx->staging->self;
+  return ctx->staging->device == &staging_none ? NULL : ctx->staging->device;
+}
+
 /* Copies that are under way have two heartbeats to end. */
 static void staging_free(mlfab *ctx, int child) {
   staging *s = ctx->staging;
@@ -60184,8 +60359,7 @@ static void staging_free(mlfab *ctx, int child) {
     staging_call *c = s->first;
     s->behind = 0;
     /* In a child the device is the parent's. */
-    while (!child && staging_reached(s, c) == 0 && !ctx->simulated &&
-           mlfab__context_now(ctx) < until) {
+    while (!child && !staging_quiet(ctx, c) && !ctx->simulated && mlfab__context_now(ctx) < until) {
       mlfab__context_pause(STAGING_PAUSE_NS);
       s->behind = 0;
     }
@@ -60194,6 +60368,8 @@ static void staging_free(mlfab *ctx, int child) {
       c->image = NULL;
       c->mark = c->later = c->fence = NULL;
       c->nchunks = 0;
+      if (c->direct) ctx->direct->free(ctx, c->direct, 1);
+      c->direct = NULL;
     }
     c->unknown |= c->mark != NULL;
     staging_remove(ctx, c);
@@ -60206,6 +60382,7 @@ static void staging_free(mlfab *ctx, int child) {
     else
       staging_unpin(s, &ctx->env, image);
   }
+  if (ctx->direct) ctx->direct->close(ctx, child);
   if (!child && s->device->close) s->device->close(s->self);
   mlfab__free(&ctx->env, s, sizeof *s);
   ctx->staging = NULL;
@@ -60216,7 +60393,7 @@ static void staging_free(mlfab *ctx, int child) {
 
 static const mlfab__context_stager staging_functions = {
     staging_begin, staging_wait_turn, staging_move,   staging_copies, staging_cancel,
-    staging_blame, staging_updates,   staging_refuse, staging_free};
+    staging_blame, staging_updates,   staging_refuse, staging_device, staging_free};
 
 /* The first member that is missing, or NULL. */
 static const char *staging_missing(const mlfab_device *d) {
@@ -60300,6 +60477,791 @@ MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *
   CONTEXT_LOOK(ctx, staging_attach(ctx, device, self, staging_bytes));
 }
 #endif /* MLFAB_WITH_DEVICE */
+
+/* ==============================================================================================
+ * core/api/direct.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* direct.h - collectives of device memory from device to device (mlfab.h, section 14). */
+
+struct mlfab__direct_host;
+
+/* mlfab_device_share in steps: begin, then poll until it returns 1, then end, which tells how it went. All need the lock. */
+typedef struct mlfab__direct_share {
+  enum { MLFAB__SHARE_LISTS, MLFAB__SHARE_LOOKS, MLFAB__SHARE_COUNTS, MLFAB__SHARE_OVER } state;
+  int code;
+  uint64_t timeout_ns;
+  struct mlfab__direct_host *list; /* by rank: the first meeting's words */
+  int64_t agree;                   /* the second's */
+  mlfab_request request;           /* of a meeting under way */
+  uint64_t serial;                 /* of the first meeting's call */
+  uint32_t epoch;
+} mlfab__direct_share;
+
+MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a, uint64_t least,
+                                              uint64_t timeout_ns);
+MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share);
+MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, int *shared_p);
+
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/api/direct.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* direct.c - a context: allreduces of device memory among workers of one host, from device to device (mlfab.h, section 14).
+ *
+ * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory. Not for: the
+ * order of calls, requests, copies by the host: that is staging.c, which asks here (mlfab__context_direct).
+ *
+ * A call meets four times. A meeting is a small allreduce in memory of the host: each member writes a record of its own, and
+ * zeros elsewhere, so that a member that gives nothing (it has finished) is seen as that. States of a call, and who moves it on:
+ *
+ *    FENCED --its turn, the stream has come to it--> AGREES --all can, and agree--> CHOSEN --the epoch has room--> REDUCES
+ *       |                                              '--one cannot--> STAGED        '--it has none--> STAGED
+ *       '--the epoch is over--> STAGED
+ *    REDUCES --own part is done--> REDUCED --all did--> GATHERS --others' parts are copied--> GATHERED --all did--> SETTLES --> over
+ *
+ * AGREES, REDUCED, GATHERED and SETTLES are meetings: a communicator's failure or deadline ends them at all members. STAGED: the call
+ * goes by the host's memory. From CHOSEN on a member that fails by itself (deadline, cancel) leaves it to staging.c to tell the others
+ * (mlfab__comm_forgo). A device that fails is told in the next meeting: all members then end with its rank and its words.
+ *
+ * Invariants. (1) A device writes memory of its own worker only: whoever comes late, or has given up, spoils nobody's memory. In
+ * REDUCES member i writes part i, which nobody else reads then; in GATHERS it writes the other parts, which nobody reads any more.
+ * (2) A call succeeds only when no member had given up when the last one had read: that is what SETTLES is for. A member that gives up
+ * in GATHERED may have its memory overwritten while another one still copies from it; it never meets in SETTLES, so that one fails.
+ * (3) All members take the same way: each choice follows from a table that all have, or from the epoch's limit (mlfab__comm_room). A
+ * meeting begins at once, in the epoch of the agreement, or not at all. (4) While a call goes on, no call with a number in the
+ * communicator begins behind it: its meetings have consecutive numbers. (5) There is an agreement for one epoch at most. (6) At most
+ * DIRECT_MAPS mappings; none is closed while this worker's device may use one (`busy`). (7) Nothing here waits for the device.
+ *
+ * Bits: those of the host's blocking collectives in shared memory: added in the order of members, by one member each element.
+ *
+ * Source: reduce-scatter and allgather over directly readable memory, as NCCL's and MVAPICH's for one node; the papers have no devices. */
+
+#include <stdio.h>
+
+enum {
+  DIRECT_MOST = MLFAB_DEVICE_SHARE_MOST, /* members */
+  DIRECT_MAPS = 64,
+  DIRECT_LEAST = 1 << 20, /* bytes, unless the caller says otherwise */
+  DIRECT_GRAIN = 64,      /* elements: parts begin at multiples */
+  DIRECT_RECORD = 20,     /* words of a record of a meeting */
+  DIRECT_TEXT = (DIRECT_RECORD - 1) * 8,
+  DIRECT_OFFER = 6,         /* words of a record of mlfab_device_share */
+  DIRECT_AFTER = 3,         /* meetings after AGREES */
+  DIRECT_SALT = 0x64657669, /* of meetings: plus the state, or ... */
+  DIRECT_SHARE_LISTS = 101,
+  DIRECT_SHARE_COUNTS = 102
+};
+
+enum direct_state {
+  DIRECT_FENCED,
+  DIRECT_AGREES,
+  DIRECT_CHOSEN,
+  DIRECT_REDUCES,
+  DIRECT_REDUCED,
+  DIRECT_GATHERS,
+  DIRECT_GATHERED,
+  DIRECT_SETTLES,
+  DIRECT_IS_STAGED
+};
+
+/* Memory of another worker, as this one's device sees it. */
+typedef struct direct_map {
+  int32_t rank;
+  uint8_t handle[MLFAB_DEVICE_HANDLE];
+  uint8_t *at;   /* NULL: free */
+  uint64_t used; /* the call that used it last */
+} direct_map;
+
+struct mlfab__direct {
+  uint32_t epoch; /* of the agreement; 0: there is none */
+  uint32_t members, me;
+  uint32_t ranks[DIRECT_MOST];
+  uint64_t least;
+  uint64_t calls; /* so far */
+  uint32_t busy;  /* marks that are not reached, of calls that were left */
+  int lost;       /* the device may use mappings, and nobody will know when that ends */
+  direct_map maps[DIRECT_MAPS];
+};
+
+typedef struct mlfab__direct direct_agreement;
+
+typedef struct direct_record {
+  int64_t can, signature;
+  uint64_t offset, bytes;
+  uint8_t handle[MLFAB_DEVICE_HANDLE];
+} direct_record;
+_Static_assert(sizeof(direct_record) == DIRECT_RECORD * 8, "a record has no holes");
+
+/* In REDUCED and GATHERED: how the member did, and its device's words. */
+enum { DIRECT_DID = 1, DIRECT_FAILED = 2 };
+
+struct mlfab__direct_call {
+  const mlfab_call *call;
+  enum direct_state state;
+  uint64_t deadline_ns;
+  void *fence, *mark;
+  int unmarked; /* the device may have work that has no mark */
+  int left;     /* counted in `busy` */
+  uint8_t *at;  /* the buffer */
+  uint64_t count;
+  uint32_t width;
+  int failed;
+  char text[DIRECT_TEXT]; /* of failed */
+  mlfab_request meeting;
+  uint8_t *from[DIRECT_MOST]; /* members' buffers, as this device sees them */
+  int64_t words[DIRECT_MOST * DIRECT_RECORD];
+};
+
+typedef struct mlfab__direct_call direct_call;
+
+static int direct_op(const mlfab_call *call) {
+  const mlfab_collective *o = call->options;
+  return o && MLFAB__HAS(o, mlfab_collective, op) ? (int)mlfab__min(o->op, INT32_MAX) : 0;
+}
+
+/* --- the device --- */
+
+static const mlfab_device *direct_device(const mlfab *ctx, void **self_p) {
+  *self_p = NULL;
+  return ctx->stager ? ctx->stager->device(ctx, self_p) : NULL;
+}
+
+static int direct_can(const mlfab_device *d) {
+  return d && d->size >= offsetof(mlfab_device, reduce) + sizeof d->reduce && d->identify &&
+         d->reaches && d->share && d->map && d->unmap && d->reduce;
+}
+
+static void direct_unmap(mlfab *ctx, direct_map *map) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  if (map->at) device->unmap(self, map->at);
+  memset(map, 0, sizeof *map);
+}
+
+/* All mappings, unless the device may use some. */
+static void direct_release(mlfab *ctx) {
+  direct_agreement *d = ctx->shares;
+  if (d->busy || d->lost) return;
+  for (uint32_t i = 0; i < DIRECT_MAPS; i++) direct_unmap(ctx, &d->maps[i]);
+}
+
+/* The memory of a member, mapped in this call or before. The number of an error. */
+static int direct_find(mlfab *ctx, int32_t rank, const uint8_t *handle, uint8_t **at_p) {
+  direct_agreement *d = ctx->shares;
+  direct_map *best = &d->maps[0];
+  void *self, *at = NULL;
+  const mlfab_device *device = direct_device(ctx, &self);
+  for (uint32_t i = 0; i < DIRECT_MAPS; i++) {
+    direct_map *map = &d->maps[i];
+    if (map->at && map->rank == rank && memcmp(map->handle, handle, sizeof map->handle) == 0) {
+      map->used = d->calls;
+      *at_p = map->at;
+      return 0;
+    }
+    if (!map->at || (best->at && map->used < best->used)) best = map;
+  }
+  direct_unmap(ctx, best); /* of an earlier call: this one has fewer members */
+  int number = device->map(self, handle, &at);
+  if (number) return number;
+  *best = (direct_map){.rank = rank, .at = at, .used = d->calls};
+  memcpy(best->handle, handle, sizeof best->handle);
+  *at_p = at;
+  return 0;
+}
+
+static void direct_drop(mlfab *ctx, void **mark) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  if (*mark) device->drop(self, *mark);
+  *mark = NULL;
+}
+
+/* This worker's part of the call has failed; the first failure counts. */
+static void direct_failed(mlfab *ctx, direct_call *c, const char *what, int number) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  if (c->failed) return;
+  c->failed = 1;
+  snprintf(c->text, sizeof c->text, "%s: %s", what, device->text(self, number));
+}
+
+/* Marks the work so far. */
+static void direct_mark(mlfab *ctx, direct_call *c) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  int number = device->mark(self, MLFAB_DEVICE_FROM_HOST, &c->mark);
+  if (!number) {
+    c->unmarked = 0;
+    return;
+  }
+  ctx->shares->lost |= c->unmarked;
+  direct_failed(ctx, c, "marking its work", number);
+}
+
+/* 1: the work that is under way is over, or has failed. */
+static int direct_reached(mlfab *ctx, direct_call *c, const char *what) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  int reached = c->mark ? device->poll(self, c->mark) : 1;
+  if (reached == 0) return 0;
+  direct_drop(ctx, &c->mark);
+  if (reached < 0) direct_failed(ctx, c, what, -reached);
+  return 1;
+}
+
+/* --- meetings --- */
+
+/* The elements of a member's part; returns the first. */
+static uint64_t direct_part(const direct_agreement *d, uint64_t count, uint32_t member,
+                            uint64_t *n_p) {
+  uint64_t even = (count + d->members - 1) / d->members;
+  even = (even + DIRECT_GRAIN - 1) / DIRECT_GRAIN * DIRECT_GRAIN;
+  uint64_t from = mlfab__min(even * member, count);
+  *n_p = mlfab__min(even, count - from);
+  return from;
+}
+
+/* Begins an allreduce (SUM) of words of the host. `salt` is different for each kind of meeting. */
+static int direct_exchange(mlfab *ctx, int64_t *words, uint32_t n, uint64_t salt,
+                           uint64_t timeout_ns, mlfab_request *request_p) {
+  mlfab_node *node = ctx->node;
+  mlfab_error error;
+  mlfab__comm_call call;
+  const mlfab_vec vec = {words, n}; /* the communicator copies it */
+  memset(&call, 0, sizeof call);
+  call.kind = MLFAB__COLLECTIVE_ALLREDUCE;
+  call.callers = 1;
+  call.dtype = MLFAB_I64;
+  call.op = MLFAB_OP_SUM;
+  call.vecs = &vec;
+  call.n = 1;
+  call.salt = DIRECT_SALT + salt;
+  call.words = "a meeting about device memory";
+  int code = mlfab__node_enter(node, ctx->now_ns, 1, &error);
+  if (!code)
+    code = mlfab__comm_start(node->parts->comm, &call, timeout_ns, ctx->now_ns, request_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+/* Begins the meeting of a state. AGAIN: later. */
+static int direct_meet(mlfab *ctx, direct_call *c, enum direct_state state) {
+  const direct_agreement *d = ctx->shares;
+  mlfab__comm *comm = ctx->node->parts->comm;
+  uint64_t left = c->deadline_ns == MLFAB__NEVER ? 0 : 1;
+  if (left && c->deadline_ns > ctx->now_ns) left = c->deadline_ns - ctx->now_ns;
+  int code = direct_exchange(ctx, c->words, d->members * DIRECT_RECORD, (uint64_t)state, left,
+                             &c->meeting);
+  if (code) return code;
+  if (comm->promised > 0) comm->promised--;
+  c->state = state;
+  return 0;
+}
+
+static void direct_say(const direct_agreement *d, direct_call *c, const void *record) {
+  memset(c->words, 0, sizeof c->words);
+  memcpy(&c->words[d->me * DIRECT_RECORD], record, DIRECT_RECORD * sizeof *c->words);
+}
+
+/* How this worker did. */
+static void direct_say_status(const direct_agreement *d, direct_call *c) {
+  int64_t record[DIRECT_RECORD] = {c->failed ? DIRECT_FAILED : DIRECT_DID};
+  if (c->failed) memcpy(record + 1, c->text, sizeof c->text);
+  direct_say(d, c, record);
+}
+
+/* The meeting is over: 0, or its error. */
+static int direct_has_met(mlfab *ctx, mlfab_request *meeting) {
+  mlfab_result result;
+  int done = 0;
+  memset(&result, 0, sizeof result);
+  int code = mlfab_node_test(ctx->node, *meeting, &done, &result);
+  *meeting = 0;
+  return code ? code : result.status;
+}
+
+/* The epoch is over, and what was to be done in it: the code of why. */
+static int direct_is_void(mlfab *ctx, mlfab_error *error) {
+  mlfab__comm *comm = ctx->node->parts->comm;
+  if (!mlfab__comm_owed(comm, error)) *error = comm->verdict;
+  if (error->code) return error->code;
+  return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                     "the workers that take part have changed: call it again");
+}
+
+/* Begins a meeting from REDUCES or GATHERS, or in SETTLES. A value of enum mlfab__direct_told. */
+static int direct_meet_next(mlfab *ctx, direct_call *c, enum direct_state state,
+                            mlfab_error *error) {
+  int room = mlfab__comm_room(ctx->node->parts->comm, ctx->shares->epoch, 1);
+  if (room == 0) return MLFAB__DIRECT_WAITS;
+  if (room < 0) return direct_is_void(ctx, error), MLFAB__DIRECT_FAILED;
+  direct_say_status(ctx->shares, c);
+  int code = direct_meet(ctx, c, state);
+  if (code == MLFAB_ERR_AGAIN) return MLFAB__DIRECT_WAITS;
+  if (!code) return MLFAB__DIRECT_MOVED;
+  *error = ctx->node->requests.last;
+  return MLFAB__DIRECT_FAILED;
+}
+
+/* Did all members do their part? 0, or the error that all of them get; then there is no agreement any more. */
+static int direct_judge(mlfab *ctx, const direct_call *c, mlfab_error *error) {
+  direct_agreement *d = ctx->shares;
+  for (uint32_t m = 0; m < d->members; m++) {
+    const int64_t *record = &c->words[m * DIRECT_RECORD];
+    char text[DIRECT_TEXT] = "it has finished";
+    if (record[0] == DIRECT_DID || MLFAB__PLANTED(289)) continue;
+    if (record[0] == DIRECT_FAILED) memcpy(text, record + 1, sizeof text);
+    text[sizeof text - 1] = 0;
+    d->epoch = 0;
+    return mlfab__error(error, MLFAB_ERR_DEVICE, (int32_t)d->ranks[m], 0, 0,
+                        "allreduce: worker %u: %s", d->ranks[m], text);
+  }
+  return 0;
+}
+
+/* --- steps of a call --- */
+
+/* 1: the call's only buffer is device memory that others can read; then the record has its handle. */
+static int direct_offer(mlfab *ctx, direct_call *c, direct_record *record) {
+  const direct_agreement *d = ctx->shares;
+  const mlfab_collective *o = c->call->options;
+  void *self;
+  char text[160];
+  const mlfab_device *device = direct_device(ctx, &self);
+  int refuses = o && MLFAB__HAS(o, mlfab_collective, refuse_nan) && o->refuse_nan;
+  int apart = o && MLFAB__HAS(o, mlfab_collective, inputs) && o->inputs;
+  const mlfab_vec *vec = c->call->vecs;
+  if (c->failed || refuses || apart || c->call->n != 1 || d->busy || d->lost) return 0;
+  if (!vec->data || (uintptr_t)vec->data % c->width != 0) return 0;
+  int memory = device->where(self, vec->data, record->bytes, text, sizeof text);
+  if (memory != MLFAB_MEMORY_DEVICE) return 0;
+  c->at = vec->data;
+  return device->share(self, c->at, record->bytes, record->handle, &record->offset) == 0;
+}
+
+static int direct_open(mlfab *ctx, direct_call *c, mlfab_error *error) {
+  const mlfab__comm *comm = ctx->node->parts->comm;
+  direct_agreement *d = ctx->shares;
+  int room = mlfab__comm_room(comm, d->epoch, 1);
+  if (room == 0) return MLFAB__DIRECT_WAITS;
+  if (room < 0) {
+    c->state = DIRECT_IS_STAGED;
+    return MLFAB__DIRECT_STAGED;
+  }
+  const mlfab_collective *o = c->call->options;
+  const int64_t of[] = {c->call->dtype, direct_op(c->call), (int64_t)c->count,
+                        o && MLFAB__HAS(o, mlfab_collective, tag) ? (int64_t)o->tag : 0};
+  direct_record record = {.bytes = c->count * c->width};
+  record.signature = (int64_t)mlfab__hash(0, of, sizeof of);
+  record.can = direct_offer(ctx, c, &record);
+  d->calls++;
+  direct_say(d, c, &record);
+  int code = direct_meet(ctx, c, DIRECT_AGREES);
+  if (code == MLFAB_ERR_AGAIN) return MLFAB__DIRECT_WAITS;
+  if (!code) return MLFAB__DIRECT_MOVED;
+  *error = ctx->node->requests.last;
+  return MLFAB__DIRECT_FAILED;
+}
+
+/* All can, and their calls are the same. Where these differ, the communicator finds that out by the host's way. */
+static int direct_agreed(const direct_agreement *d, const direct_call *c) {
+  direct_record first, other;
+  memcpy(&first, c->words, sizeof first);
+  for (uint32_t m = 0; m < d->members; m++) {
+    memcpy(&other, &c->words[m * DIRECT_RECORD], sizeof other);
+    if (!other.can || other.signature != first.signature) return 0;
+  }
+  return 1;
+}
+
+/* Queues the reduction of this worker's part. */
+static void direct_reduce(mlfab *ctx, direct_call *c) {
+  direct_agreement *d = ctx->shares;
+  const void *in[DIRECT_MOST];
+  void *self;
+  uint64_t n, from = direct_part(d, c->count, d->me, &n) * c->width;
+  const mlfab_device *device = direct_device(ctx, &self);
+  c->from[d->me] = c->at;
+  for (uint32_t m = 0; m < d->members && !c->failed; m++) {
+    direct_record record;
+    memcpy(&record, &c->words[m * DIRECT_RECORD], sizeof record);
+    if (m != d->me) {
+      int number = direct_find(ctx, (int32_t)d->ranks[m], record.handle, &c->from[m]);
+      if (number) direct_failed(ctx, c, "mapping another worker's memory", number);
+      c->from[m] += number ? 0 : record.offset;
+    }
+    in[m] = c->from[m] + from;
+  }
+  if (c->failed || n == 0) return;
+  int number =
+      device->reduce(self, direct_op(c->call), c->call->dtype, c->at + from, in, d->members, n);
+  if (number) {
+    direct_failed(ctx, c, "reducing", number);
+    return;
+  }
+  c->unmarked = 1;
+  direct_mark(ctx, c);
+}
+
+/* Queues the copies of the other members' parts. */
+static void direct_gather(mlfab *ctx, direct_call *c) {
+  const direct_agreement *d = ctx->shares;
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  for (uint32_t m = 0; m < d->members && !c->failed; m++) {
+    uint64_t n, from = direct_part(d, c->count, m, &n) * c->width;
+    if (m == d->me || n == 0) continue;
+    int number =
+        device->copy(self, MLFAB_DEVICE_FROM_HOST, c->at + from, c->from[m] + from, n * c->width);
+    if (number)
+      direct_failed(ctx, c, "copying another worker's part", number);
+    else
+      c->unmarked = 1;
+  }
+  if (c->unmarked) direct_mark(ctx, c);
+}
+
+static int direct_choose(mlfab *ctx, direct_call *c) {
+  mlfab__comm *comm = ctx->node->parts->comm;
+  int room = mlfab__comm_room(comm, ctx->shares->epoch, DIRECT_AFTER);
+  if (room == 0) return MLFAB__DIRECT_WAITS;
+  if (room < 0) {
+    comm->promised = 0;
+    c->state = DIRECT_IS_STAGED;
+    return MLFAB__DIRECT_STAGED;
+  }
+  direct_reduce(ctx, c);
+  c->state = DIRECT_REDUCES;
+  return MLFAB__DIRECT_MOVED;
+}
+
+/* A meeting has ended: the next state. */
+static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
+  mlfab__comm *comm = ctx->node->parts->comm;
+  const direct_agreement *d = ctx->shares;
+  if (direct_has_met(ctx, &c->meeting)) {
+    *error = ctx->node->requests.last;
+    return MLFAB__DIRECT_FAILED;
+  }
+  switch (c->state) {
+    case DIRECT_AGREES:
+      if (!direct_agreed(d, c)) {
+        c->state = DIRECT_IS_STAGED;
+        return MLFAB__DIRECT_STAGED;
+      }
+      comm->promised = DIRECT_AFTER;
+      c->state = DIRECT_CHOSEN;
+      return MLFAB__DIRECT_MOVED;
+    case DIRECT_REDUCED:
+      if (direct_judge(ctx, c, error)) return MLFAB__DIRECT_FAILED;
+      direct_gather(ctx, c);
+      c->state = DIRECT_GATHERS;
+      return MLFAB__DIRECT_MOVED;
+    case DIRECT_GATHERED:
+      if (direct_judge(ctx, c, error)) return MLFAB__DIRECT_FAILED;
+      if (MLFAB__PLANTED(288)) return MLFAB__DIRECT_OVER;
+      c->state = DIRECT_SETTLES;
+      return MLFAB__DIRECT_MOVED;
+    default:
+      return MLFAB__DIRECT_OVER;
+  }
+}
+
+static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inner_p,
+                       mlfab_error *error) {
+  int told = MLFAB__DIRECT_WAITS;
+  if (c->meeting) {
+    if (!mlfab__context_is_over(ctx, c->meeting)) return told;
+    told = direct_go_on(ctx, c, error);
+    *inner_p = 0;
+    return told;
+  }
+  switch (c->state) {
+    case DIRECT_FENCED:
+      if (!turn) return told;
+      if (c->fence && !MLFAB__PLANTED(287)) {
+        void *self;
+        const mlfab_device *device = direct_device(ctx, &self);
+        int reached = device->poll(self, c->fence);
+        if (reached == 0) return told;
+        if (reached < 0) direct_failed(ctx, c, "what the stream has", -reached);
+      }
+      told = direct_open(ctx, c, error);
+      break;
+    case DIRECT_CHOSEN:
+      told = direct_choose(ctx, c);
+      break;
+    case DIRECT_REDUCES:
+    case DIRECT_GATHERS:
+      if (mlfab__comm_room(ctx->node->parts->comm, ctx->shares->epoch, 1) < 0)
+        return direct_is_void(ctx, error), MLFAB__DIRECT_FAILED;
+      if (!direct_reached(ctx, c, c->state == DIRECT_REDUCES ? "reducing" : "copying")) return told;
+      told = direct_meet_next(ctx, c, c->state == DIRECT_REDUCES ? DIRECT_REDUCED : DIRECT_GATHERED,
+                              error);
+      break;
+    case DIRECT_SETTLES:
+      told = direct_meet_next(ctx, c, DIRECT_SETTLES, error);
+      break;
+    default:
+      return MLFAB__DIRECT_STAGED;
+  }
+  *inner_p = c->meeting;
+  return told;
+}
+
+/* --- what staging.c asks besides --- */
+
+/* An allreduce that all members would make in the same way: what is asked here is part of the call on all of them. */
+static int direct_wants(const mlfab *ctx, const mlfab_call *call) {
+  const direct_agreement *d = ctx->shares;
+  const mlfab__comm *comm = ctx->node->parts->comm;
+  const mlfab_collective *o = call->options;
+  uint64_t count = 0;
+  if (d->epoch == 0 || call->kind != MLFAB_CALL_ALLREDUCE || !call->vecs) return 0;
+  if (comm->epoch != d->epoch || comm->phase != MLFAB__COMM_IN) return 0;
+  uint32_t width = mlfab__element_bytes(call->dtype);
+  const int op = direct_op(call);
+  if (width == 0 || op > MLFAB_OP_PRODUCT || (o && o->size == 0)) return 0;
+  if (op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64) return 0;
+  if (o && MLFAB__HAS(o, mlfab_collective, algorithm) && o->algorithm) return 0;
+  if (o && MLFAB__HAS(o, mlfab_collective, reduce) && o->reduce) return 0;
+  for (uint32_t i = 0; i < call->n; i++) count = mlfab__add_sat(count, call->vecs[i].count);
+  return mlfab__mul_sat(count, width) >= d->least && count <= comm->config->model_max_bytes / width;
+}
+
+static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t deadline_ns) {
+  void *self;
+  direct_call *c = mlfab__alloc(&ctx->env, sizeof *c);
+  if (!c) return NULL;
+  c->call = call;
+  c->deadline_ns = deadline_ns;
+  c->width = mlfab__element_bytes(call->dtype);
+  for (uint32_t i = 0; i < call->n; i++) c->count += call->vecs[i].count;
+  const mlfab_device *device = direct_device(ctx, &self);
+  int number = device->fence(self, &c->fence);
+  if (number) direct_failed(ctx, c, "marking the stream", number);
+  return c;
+}
+
+static int direct_met(const direct_call *c) {
+  return c->state > DIRECT_FENCED && c->state != DIRECT_IS_STAGED;
+}
+
+static const char *direct_why(const direct_call *c) {
+  if (c->state == DIRECT_FENCED)
+    return "earlier calls have not begun, or what was given to the device's stream before is not "
+           "over";
+  if (c->state == DIRECT_IS_STAGED) return "there is no room for it in staging memory";
+  return c->mark ? "the device is not done with other workers' memory"
+                 : "the workers that take part are changing";
+}
+
+static void direct_leave(mlfab *ctx, direct_call *c) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  ctx->node->parts->comm->promised = 0;
+  if (!c->mark || c->left) return;
+  c->left = 1;
+  ctx->shares->busy++;
+  (void)device->order(self, c->mark);
+}
+
+static int direct_quiet(mlfab *ctx, direct_call *c) {
+  if (!direct_reached(ctx, c, "")) return 0;
+  ctx->shares->busy -= (uint32_t)c->left;
+  c->left = 0;
+  return 1;
+}
+
+static void *direct_fence(direct_call *c) {
+  void *fence = c->failed ? NULL : c->fence;
+  if (fence) c->fence = NULL;
+  return fence;
+}
+
+static void direct_free(mlfab *ctx, direct_call *c, int child) {
+  if (!child) {
+    ctx->shares->lost |= c->mark != NULL;
+    direct_drop(ctx, &c->fence);
+    direct_drop(ctx, &c->mark);
+  }
+  mlfab__free(&ctx->env, c, sizeof *c);
+}
+
+static void direct_close(mlfab *ctx, int child) {
+  direct_agreement *d = ctx->shares;
+  if (!child) direct_release(ctx);
+  if (!child && (d->busy || d->lost))
+    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+               "device memory of other workers stays mapped, as the device has not ended its work");
+  mlfab__free(&ctx->env, d, sizeof *d);
+  ctx->shares = NULL;
+  ctx->direct = NULL;
+}
+
+static const mlfab__context_direct direct_functions = {
+    direct_wants, direct_begin, direct_step,  direct_met,  direct_why,
+    direct_leave, direct_quiet, direct_fence, direct_free, direct_close};
+
+/* --- agreeing --- */
+
+/* A record of mlfab_device_share. */
+struct mlfab__direct_host {
+  int64_t can; /* 1: its device shares memory; 2: it has none, or cannot */
+  uint64_t least;
+  uint8_t id[MLFAB_DEVICE_ID];
+};
+typedef struct mlfab__direct_host direct_host;
+_Static_assert(sizeof(direct_host) == DIRECT_OFFER * 8, "a record has no holes");
+
+/* Why this worker cannot share with those of the list, or NULL. *rank_p: because of that one. */
+static const char *direct_compare(const mlfab *ctx, const direct_host *list, uint32_t *rank_p) {
+  const direct_host *own = &list[ctx->node->config.rank];
+  direct_agreement *d = ctx->shares;
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  const char *why = NULL;
+  uint32_t count = 0;
+  d->least = 0;
+  for (uint32_t r = 0; r < ctx->node->config.workers; r++) {
+    const direct_host *other = &list[r];
+    if (other->can == 0) continue;
+    count++;
+    d->least = mlfab__max(d->least, other->least);
+    if (why) continue;
+    *rank_p = r;
+    if (other->can != 1)
+      why = "has no device that can share memory";
+    else if (other != own && own->can == 1 && !device->reaches(self, other->id))
+      why = "has a device that this worker's cannot reach, or is on another host";
+  }
+  return why || count <= DIRECT_MOST ? why : "is one of more workers than can share";
+}
+
+/* Fills in what this worker says of itself. */
+static void direct_describe(mlfab *ctx, uint64_t least, direct_host *own) {
+  const direct_agreement *d = ctx->shares;
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  own->least = least ? least : DIRECT_LEAST;
+  own->can = 2;
+  if (!direct_can(device) || d->busy || d->lost) return;
+  if (device->identify(self, own->id) == 0) own->can = 1;
+}
+
+MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a, uint64_t least,
+                                              uint64_t timeout_ns) {
+  mlfab_error *last = &ctx->node->requests.last;
+  const uint32_t workers = ctx->node->config.workers;
+  memset(a, 0, sizeof *a);
+  if (!ctx->shares) ctx->shares = mlfab__alloc(&ctx->env, sizeof *ctx->shares);
+  if (ctx->shares) a->list = mlfab__alloc(&ctx->env, workers * sizeof *a->list);
+  if (!a->list) return MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "device_share: out of memory");
+  ctx->direct = &direct_functions;
+  ctx->shares->epoch = 0;
+  direct_release(ctx);
+  direct_describe(ctx, least, &a->list[ctx->node->config.rank]);
+  a->timeout_ns = timeout_ns;
+  int code = direct_exchange(ctx, (int64_t *)(void *)a->list, workers * DIRECT_OFFER,
+                             DIRECT_SHARE_LISTS, timeout_ns, &a->request);
+  a->serial = ctx->node->parts->comm->end - 1;
+  if (!code) return 0;
+  mlfab__free(&ctx->env, a->list, workers * sizeof *a->list);
+  return code;
+}
+
+/* The second meeting counts who agrees. It is in the epoch of the first, which has moved its base when it has ended since. */
+static int direct_share_count(mlfab *ctx, mlfab__direct_share *a) {
+  const mlfab__comm *comm = ctx->node->parts->comm;
+  direct_agreement *d = ctx->shares;
+  mlfab_error error;
+  int room = a->serial < comm->base ? -1 : mlfab__comm_room(comm, a->epoch, 1);
+  if (room == 0) return 0;
+  if (room < 0) {
+    a->code = direct_is_void(ctx, &error);
+    return mlfab__node_return(ctx->node, a->code, &error);
+  }
+  d->members = comm->members;
+  d->me = comm->me;
+  for (uint32_t m = 0; m < comm->members && m < DIRECT_MOST; m++) d->ranks[m] = comm->ranks[m];
+  a->code = direct_exchange(ctx, &a->agree, 1, DIRECT_SHARE_COUNTS, a->timeout_ns, &a->request);
+  if (a->code) return a->code;
+  a->state = MLFAB__SHARE_COUNTS;
+  return mlfab__context_sent(ctx, 0);
+}
+
+MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share) {
+  mlfab__direct_share *a = share;
+  direct_agreement *d = ctx->shares;
+  uint32_t rank = 0;
+  if (a->request && !mlfab__context_is_over(ctx, a->request)) return 0;
+  if (a->request) a->code = direct_has_met(ctx, &a->request);
+  if (a->code) return 1;
+  if (a->state == MLFAB__SHARE_LISTS) {
+    const char *why = direct_compare(ctx, a->list, &rank);
+    if (why)
+      mlfab__log(&ctx->env, MLFAB_LOG_INFO, "device memory is not shared: worker %u %s", rank, why);
+    a->agree = why == NULL;
+    a->epoch = ctx->node->parts->comm->epoch;
+    a->state = MLFAB__SHARE_LOOKS;
+  } else if (a->state == MLFAB__SHARE_COUNTS) {
+    if (a->agree == (int64_t)d->members) d->epoch = a->epoch;
+    a->state = MLFAB__SHARE_OVER;
+  }
+  if (a->state == MLFAB__SHARE_LOOKS) (void)direct_share_count(ctx, a);
+  return a->code || a->state == MLFAB__SHARE_OVER;
+}
+
+MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, int *shared_p) {
+  mlfab_error *last = &ctx->node->requests.last;
+  const direct_agreement *d = ctx->shares;
+  int code = a->code;
+  if (!code && a->request)
+    code = mlfab__context_await(ctx, a->request, 0, NULL); /* the context was closed */
+  else if (!code && ctx->closed)
+    code = mlfab__context_in_vain(ctx, 0);
+  else if (!code && a->state != MLFAB__SHARE_OVER)
+    code = MLFAB__FAIL(last, MLFAB_ERR_TIMEOUT, "device_share: the workers that take part change");
+  else if (!code && (d->busy || d->lost))
+    code = MLFAB__FAIL(last, MLFAB_ERR_DEVICE,
+                       "device_share: the device has not ended what earlier calls have given it");
+  mlfab__free(&ctx->env, a->list, ctx->node->config.workers * sizeof *a->list);
+  if (!code) *shared_p = d->epoch != 0;
+  return code;
+}
+
+/* What has to be right before anything is said to others. */
+static int direct_share_check(mlfab *ctx, const int *shared_p) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (ctx->closed) return mlfab__context_in_vain(ctx, 0);
+  if (!shared_p) return MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "device_share: shared_p is NULL");
+  if (!ctx->node->is_worker)
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "device_share: this node is not a worker");
+  if (mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
+  return ctx->stager ? ctx->stager->settle(ctx) : 0;
+}
+
+MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,
+                                 int *shared_p) {
+  mlfab__direct_share a;
+  CONTEXT_CHECK(ctx);
+  uint64_t began_ns = mlfab__context_enter(ctx);
+  int code = direct_share_check(ctx, shared_p);
+  if (!code) code = mlfab__direct_share_begin(ctx, &a, least_bytes, timeout_ns);
+  if (!code) {
+    /* The meetings have deadlines of their own, and there is one wait between them. */
+    uint64_t each_ns = timeout_ns ? timeout_ns : ctx->timeout_ns;
+    (void)mlfab__context_sent(ctx, 0);
+    (void)mlfab__context_until(ctx, mlfab__add_sat(began_ns, 3 * each_ns), mlfab__direct_share_poll,
+                               &a);
+    code = mlfab__direct_share_end(ctx, &a, shared_p);
+  }
+  mlfab__context_leave(ctx);
+  return code;
+}
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * transports/tcp.c
@@ -67707,6 +68669,12 @@ MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t
 
 MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   return mlfab__error_without(e->error, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,
+                                 int *shared_p) {
+  (void)least_bytes, (void)timeout_ns, (void)shared_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
 }
 #undef LEFT_OUT
 #endif

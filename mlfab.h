@@ -2019,6 +2019,11 @@ enum mlfab_memory {
 };
 /* Directions of copies. Copies of one direction are carried out one after the other. */
 enum mlfab_device_way { MLFAB_DEVICE_TO_HOST = 0, MLFAB_DEVICE_FROM_HOST = 1 };
+enum mlfab_device_sizes {
+  MLFAB_DEVICE_ID = 32,
+  MLFAB_DEVICE_HANDLE = 128,
+  MLFAB_DEVICE_SHARE_MOST = 16 /* workers that share device memory */
+};
 
 /* A device. No function may wait for the stream. They are called with a lock held, by any thread, one at a time. Functions
  * that return int return 0 or a positive error number of the device, unless it says otherwise. */
@@ -2042,6 +2047,23 @@ typedef struct mlfab_device {
   void (*drop)(void *self, void *mark); /* of a mark or a fence that is not needed any more */
   const char *(*text)(void *self, int number); /* of an error number: "cudaErrorX: a text" */
   void (*close)(void *self);                   /* the context uses it no longer; may be NULL */
+  /* Sharing memory with other workers (mlfab_device_share). NULL, or a size that ends before them: it cannot. */
+  /* A name for `reaches` of other workers, MLFAB_DEVICE_ID bytes: which device of which host it is. */
+  int (*identify)(void *self, void *id);
+  /* 1: this worker's device could read memory that another worker has on the device of that name; 0: not, or not of this host. */
+  int (*reaches)(void *self, const void *id);
+  /* Describes the allocation that the memory is in, for `map` of other workers: MLFAB_DEVICE_HANDLE bytes, which differ for
+   * different allocations also after one was freed. The memory begins at *offset_p in it. An error number: this memory cannot be
+   * shared. */
+  int (*share)(void *self, const void *memory, uint64_t bytes, void *handle, uint64_t *offset_p);
+  /* Makes an allocation of another worker readable for reduce and copy, until unmap. May take milliseconds. */
+  int (*map)(void *self, const void *handle, void **memory_p);
+  void (*unmap)(void *self, void *memory);
+  /* to = from[0] op from[1] ..., n elements, from left to right, k up to MLFAB_DEVICE_SHARE_MOST; all MLFAB_OP_* and element types,
+   * with the bits of mlfab_allreduce in shared memory; MEAN divides by k. One of `from` is `to`. In the order of copies of
+   * MLFAB_DEVICE_FROM_HOST, and marked like these. With an error nothing is written. */
+  int (*reduce)(void *self, int op, int dtype, void *to, const void *const *from, uint32_t k,
+                uint64_t n);
 } mlfab_device;
 
 /* Attaches a device to a context of a worker, for good. `device` is borrowed until close. staging_bytes: the most pinned memory
@@ -2049,6 +2071,27 @@ typedef struct mlfab_device {
  * node is not a worker), MEMORY. */
 MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
                                   uint64_t staging_bytes);
+
+/* Sums from device to device. A collective that all workers call: *shared_p becomes 1 on all where up to 16 workers take part, all
+ * of one host, each with a device attached that can read the others' memory; else 0, and the log says why (INFO). Then allreduces of at least
+ * least_bytes (0: 1 MiB; the largest of the workers' counts), of any operation, with MLFAB_ALGORITHM_AUTO and no reducer, do not
+ * go by the host: each worker's device adds a part, reading it from all workers' memory, and copies the others' parts. For that each
+ * worker's memory must be one buffer in device memory of one allocation that can be shared, reduced in place, without refuse_nan. Where
+ * it is not on one worker, all stage that call. timeout_ns: for each of two steps; 0: the configured one.
+ *
+ * Order and errors are those of staging, except: a device that fails ends the call with DEVICE on all workers, with its rank and words; after
+ * a failure the buffers are unspecified, and the agreement is void. It is void, too, once workers die, join, leave or
+ * finish: calls are staged until all workers call this again. A worker that joins may end this call with AGAIN on all workers.
+ *
+ * Memory. Devices keep up to 64 allocations of other workers mapped, and may read them until the call has ended on all workers.
+ * Before a program frees memory that such calls have used, all workers call this (again), which unmaps all, or close.
+ *
+ * Bits: those of blocking calls in shared memory of the host. Cost: four small messages among the workers; a worker's device reads
+ * (2P-1)/P of the bytes, and writes them once. Bytes over the bus to the host: none.
+ * Errors: ARGUMENT, STATE (not a worker; inside a function of mlfab_on_done), MEMORY, AGAIN, DEVICE (earlier work of the device is not
+ * over, so its mappings stay), TIMEOUT, and failures of collectives. */
+MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,
+                                 int *shared_p);
 
 #ifdef __cplusplus
 }

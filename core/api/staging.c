@@ -9,6 +9,9 @@
  *       |                                   '--inner done, nothing to copy, or it failed--------------------> ended
  *       '--copy failed, deadline, cancelled--> DOOMED
  *    LANDING --copy failed, deadline--> ended
+ *    DIRECT --done, or failed at all members--> ended;  --by the host, on all members--> FILLING;  --deadline, cancelled--> DOOMED
+ *
+ * DIRECT: a collective that the members make from device to device, which direct.c does. It has no image, unless it goes to FILLING.
  *
  * Copies and transfer overlap in two calls. They copy in chunks, in the order of the image.
  *
@@ -20,7 +23,8 @@
  * DOOMED: the outer request is done, too. Where other workers wait for the call, they are told in its turn, so that they fail
  * now and the next calls of all meet; then it has ended.
  *
- * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning. A call
+ * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning, and one in
+ * DIRECT those that have a number in the communicator, all of them before its first meeting. A call
  * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
  * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
  * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
@@ -62,6 +66,7 @@ enum staging_state {
   STAGING_RUNNING,
   STAGING_LANDING,
   STAGING_DOOMED,
+  STAGING_DIRECT,
   STAGING_ENDED
 };
 
@@ -105,6 +110,7 @@ typedef struct staging_call {
   staging_chunk chunks[STAGING_CHUNKS];
   uint64_t began_ns, deadline_ns;
   mlfab_request outer, inner; /* 0: none */
+  mlfab__direct_call *direct; /* NULL: it goes by the host */
   mlfab_error why;            /* DOOMED; RUNNING: it was cancelled for this */
 } staging_call;
 
@@ -132,6 +138,7 @@ typedef struct staging_look {
   uint32_t foreign, buffers; /* in memory of the device; that need a place */
   uint64_t bytes, read;      /* of the image; that the call reads */
   int snapshot;              /* what it reads of the host is copied, too */
+  int direct;                /* it needs no image, at first */
   staging_buffer *to;        /* NULL: the first look */
   uint32_t room;             /* of `to` */
   const staging_image *image;
@@ -310,6 +317,7 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   staging_drop(s, &c->mark);
   staging_drop(s, &c->later);
   for (uint32_t i = 0; i < c->nchunks; i++) staging_drop(s, &c->chunks[i].mark);
+  if (c->direct) ctx->direct->free(ctx, c->direct, 0);
   if (c->image && c->unknown) {
     /* The device may still use it: it is counted for ever. */
     mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
@@ -349,7 +357,8 @@ static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text)
   staging *s = ctx->staging;
   staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
   if (code) staging_order(s, c);
-  if (c->state == STAGING_FILLING) {
+  if (c->direct) ctx->direct->leave(ctx, c->direct);
+  if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
     MLFAB__FAIL(&c->why, code, "%s", text);
     c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
   } else {
@@ -470,9 +479,9 @@ static void staging_arrives(void *user, const void *at, uint64_t bytes) {
 
 /* --- filling --- */
 
-/* Copies what the call reads. Nothing has been sent yet. */
+/* Copies what the call reads, behind its fence. Nothing has been sent yet. */
 static int staging_fill(staging *s, staging_call *c, int snapshot) {
-  int number = s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
+  int number = c->fence ? 0 : s->device->fence(s->self, &c->fence), copies = 0, writes = 0;
   c->way = MLFAB_DEVICE_TO_HOST;
   if (!number) number = s->device->after(s->self, c->way, c->fence);
   for (uint32_t i = 0; i < c->nbuffers; i++) {
@@ -590,12 +599,33 @@ static void staging_set_timeout(mlfab *ctx, staging_call *c) {
     c->call.timeout_ns = left;
 }
 
-/* 1: no call waits for its turn. */
+/* Has a call of this kind a number in the communicator, perhaps? */
+static int staging_is_numbered(uint32_t kind) {
+  return !(kind == MLFAB_CALL_MODEL_START || kind == MLFAB_CALL_PUSH ||
+           kind == MLFAB_CALL_PUSH_SPARSE || kind == MLFAB_CALL_PULL || kind == MLFAB_CALL_BARRIER);
+}
+
+/* Which calls behind this one must wait, where those before it make `held` wait. A copied call that waits itself only for its
+ * number lets pass what it would let pass. */
+enum { STAGING_NONE, STAGING_NUMBERED, STAGING_ALL };
+static int staging_holds(const mlfab *ctx, const staging_call *c, int held) {
+  int copied = c->state == STAGING_FILLING && !c->mark, own = STAGING_ALL;
+  if (c->state == STAGING_RUNNING || c->state == STAGING_LANDING || c->state == STAGING_ENDED)
+    own = STAGING_NONE;
+  else if (c->state == STAGING_DIRECT && ctx->direct->met(c->direct))
+    own = STAGING_NUMBERED;
+  else if (copied && held == STAGING_NUMBERED && staging_is_numbered(c->call.kind))
+    own = STAGING_NUMBERED;
+  return own > held ? own : held;
+}
+
+/* 1: no call waits for its turn that a call of the kind *what has to wait for. NULL: any kind. */
 static int staging_test_begun(mlfab *ctx, void *what) {
-  (void)what;
+  const uint32_t *kind = what;
+  int held = STAGING_NONE;
   for (const staging_call *c = ctx->staging->first; c; c = c->next)
-    if (c->state == STAGING_FILLING || c->state == STAGING_DOOMED) return 0;
-  return 1;
+    held = staging_holds(ctx, c, held);
+  return held <= (kind && !staging_is_numbered(*kind) ? STAGING_NUMBERED : STAGING_NONE);
 }
 
 /* A call that has to find all earlier ones begun. */
@@ -641,6 +671,12 @@ static int staging_room(mlfab *ctx, staging_want *want, int waits) {
   return MLFAB_ERR_TIMEOUT;
 }
 
+static int staging_too_large(const staging_look *look) {
+  return MLFAB__FAIL(look->error, MLFAB_ERR_LIMIT,
+                     "%s: %llu bytes of device memory, but staging_bytes is %llu", look->what,
+                     (unsigned long long)look->bytes, (unsigned long long)look->s->most);
+}
+
 /* Looks at the buffers, and refuses what cannot be staged. */
 static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
                          staging_look *look) {
@@ -659,10 +695,8 @@ static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   if (look->foreign > 0 && s->broken)
     return MLFAB__FAIL(look->error, MLFAB_ERR_DEVICE, "%s: the device has failed before: %s",
                        look->what, s->device->text(s->self, s->broken));
-  if (look->bytes <= s->most) return 0;
-  return MLFAB__FAIL(look->error, MLFAB_ERR_LIMIT,
-                     "%s: %llu bytes of device memory, but staging_bytes is %llu", look->what,
-                     (unsigned long long)look->bytes, (unsigned long long)s->most);
+  if (look->bytes <= s->most || look->direct) return 0;
+  return staging_too_large(look);
 }
 
 /* Makes the call with its image and its request. */
@@ -670,7 +704,7 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
                         staging_call **call_p) {
   staging *s = ctx->staging;
   mlfab__requests *table = &ctx->node->requests;
-  staging_want want = {.bytes = look->bytes, .error = look->error};
+  staging_want want = {.bytes = look->direct ? 0 : look->bytes, .error = look->error};
   size_t ignored;
   uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
   int code = staging_room(ctx, &want, waits);
@@ -687,7 +721,13 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
   timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
   c->deadline_ns = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
   *call_p = c;
-  return 0;
+  if (!look->direct) return 0;
+  c->state = STAGING_DIRECT;
+  c->direct = ctx->direct->begin(ctx, &c->call, c->deadline_ns);
+  if (c->direct) return 0;
+  mlfab__free(&ctx->env, c->copied, c->copied_bytes);
+  mlfab__free(&ctx->env, c, sizeof *c);
+  return MLFAB__FAIL(look->error, MLFAB_ERR_MEMORY, "%s: out of memory", look->what);
 }
 
 /* Puts the call into the list, with a request if the caller wants one, and begins to copy. */
@@ -706,8 +746,25 @@ static void staging_queue(mlfab *ctx, staging_call *c, mlfab_request *request_p,
                          ", as what was given to the device's stream before is not over");
     *request_p = c->outer = outer->id;
   }
-  int number = staging_fill(s, c, snapshot);
+  int number = c->direct ? 0 : staging_fill(s, c, snapshot);
   if (number) staging_fail_device(ctx, c, "copying from device memory", number);
+}
+
+/* Gives the buffers of a call their places in its image. Not 0: look->code. */
+static int staging_place(mlfab *ctx, staging_call *c, staging_look *look) {
+  look->to = c->buffers;
+  look->room = c->nbuffers;
+  look->image = c->image;
+  look->buffers = look->foreign = 0;
+  look->bytes = look->read = 0;
+  (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, look, look->error);
+  if (!look->code && staging_overlaps(c->buffers, c->nbuffers))
+    look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
+                             "%s: two buffers overlap, and one is written", look->what);
+  if (look->code) return look->code;
+  qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
+  staging_cut(ctx->staging, c, look->bytes);
+  return 0;
 }
 
 static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_request *request_p,
@@ -716,25 +773,18 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   staging_call *c = NULL;
   staging_look look = {.s = ctx->staging, .error = &error};
   const char *name = call->size >= sizeof *call ? staging_name(call->kind) : NULL;
+  uint32_t kind = call->kind;
   look.what = name ? name : "a call";
   if (!name) return staging_wait_turn(ctx);
+  look.direct = ctx->direct && request_p && ctx->direct->wants(ctx, call);
   int code = ctx->closed ? 0 : staging_check(ctx, call, waits, request_p, &look);
-  if (!code && look.foreign == 0 && (staging_test_begun(ctx, NULL) || MLFAB__PLANTED(282)))
-    return 0;
+  int plain = look.foreign == 0 && !look.direct;
+  if (!code && plain && (staging_test_begun(ctx, &kind) || MLFAB__PLANTED(282))) return 0;
   if (!code && call->options && *(const uint32_t *)call->options < sizeof(uint32_t)) return 0;
   *taken_p = 1;
   if (!code) code = staging_make(ctx, call, &look, waits, &c);
   if (code) return mlfab__node_return(ctx->node, code, &error);
-  look.to = c->buffers;
-  look.room = c->nbuffers;
-  look.image = c->image;
-  look.buffers = look.foreign = 0;
-  look.bytes = look.read = 0;
-  (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, &look, &error);
-  if (!look.code && staging_overlaps(c->buffers, c->nbuffers))
-    look.code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT,
-                            "%s: two buffers overlap, and one is written", look.what);
-  if (look.code) {
+  if (!c->direct && staging_place(ctx, c, &look)) {
     c->next = NULL;
     *ctx->staging->last = c; /* removed at once */
     ctx->staging->last = &c->next;
@@ -742,8 +792,6 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
     staging_remove(ctx, c);
     return mlfab__node_return(ctx->node, look.code, &error);
   }
-  qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
-  staging_cut(ctx->staging, c, look.bytes);
   staging_queue(ctx, c, request_p, look.snapshot);
   return 0;
 }
@@ -861,9 +909,61 @@ static int staging_late(mlfab *ctx, staging_call *c) {
   if (ctx->now_ns < c->deadline_ns) return 0;
   if (c->mark) why = "what was given to the device's stream before is not over";
   if (c->state == STAGING_LANDING) why = "it was carried out, but results are not copied yet";
+  if (c->state == STAGING_DIRECT) why = ctx->direct->why(c->direct);
   snprintf(text, sizeof text, "%s: the deadline passed after %s: %s", staging_name(c->call.kind),
            mlfab__duration(waited, ctx->now_ns - c->began_ns), why);
   staging_end(ctx, c, MLFAB_ERR_TIMEOUT, text);
+  return 1;
+}
+
+/* 1: a call that will end by itself has an image. */
+static int staging_images_return(const staging *s) {
+  for (const staging_call *c = s->first; c; c = c->next)
+    if (c->image &&
+        (c->state == STAGING_RUNNING || c->state == STAGING_LANDING || c->state == STAGING_ENDED))
+      return 1;
+  return 0;
+}
+
+/* A call of DIRECT goes by the host. 0: there is no room for it yet. */
+static int staging_stage(mlfab *ctx, staging_call *c) {
+  staging *s = ctx->staging;
+  mlfab_error error;
+  staging_look look = {.s = s, .error = &error, .what = staging_name(c->call.kind)};
+  int code = mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, &look, &error);
+  if (!code) code = look.code;
+  if (!code && look.bytes > s->most) code = staging_too_large(&look);
+  if (!code && look.bytes > 0) code = staging_image_get(ctx, look.bytes, &c->image, &error);
+  if (code == MLFAB_ERR_AGAIN && staging_images_return(s)) return staging_late(ctx, c);
+  if (!code) code = staging_place(ctx, c, &look);
+  if (code) {
+    staging_end(ctx, c, code, error.text);
+    return 1;
+  }
+  c->fence = ctx->direct->fence(c->direct);
+  c->state = STAGING_FILLING;
+  int number = staging_fill(s, c, 0);
+  if (number) staging_fail_device(ctx, c, "copying from device memory", number);
+  return 1;
+}
+
+static int staging_direct(mlfab *ctx, staging_call *c, int first) {
+  mlfab_error error;
+  switch (ctx->direct->step(ctx, c->direct, first, &c->inner, &error)) {
+    case MLFAB__DIRECT_WAITS:
+      return c->inner ? 0 : staging_late(ctx, c);
+    case MLFAB__DIRECT_MOVED:
+      return 1;
+    case MLFAB__DIRECT_STAGED:
+      return staging_stage(ctx, c);
+    case MLFAB__DIRECT_OVER:
+      staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
+      break;
+    default:
+      staging_tell(ctx, c, error.code, error.rank, error.is_server, error.text);
+  }
+  ctx->direct->leave(ctx, c->direct);
+  c->state = STAGING_ENDED;
   return 1;
 }
 
@@ -894,22 +994,31 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
         return 0;
       c->state = STAGING_ENDED;
       return 1;
+    case STAGING_DIRECT:
+      return staging_direct(ctx, c, first);
     default:
       return 0;
   }
 }
 
+/* 1: this device does nothing more for the call. */
+static int staging_quiet(mlfab *ctx, staging_call *c) {
+  return staging_reached(ctx->staging, c) != 0 && !c->mark &&
+         (!c->direct || ctx->direct->quiet(ctx, c->direct));
+}
+
 static int staging_move(mlfab *ctx) {
   staging *s = ctx->staging;
-  int moved = 0, first = 1;
+  int moved = 0, held = STAGING_NONE;
   staging_call *next;
   if (!s->first || ctx->closed) return 0;
   s->behind = 0;
   for (staging_call *c = s->first; c; c = next) {
     next = c->next;
-    while (staging_step(ctx, c, first)) moved = 1;
-    first &= c->state != STAGING_FILLING && c->state != STAGING_DOOMED;
-    if (c->state == STAGING_ENDED && staging_reached(s, c) != 0 && !c->mark) {
+    int free = staging_is_numbered(c->call.kind) ? STAGING_NONE : STAGING_NUMBERED;
+    while (staging_step(ctx, c, held <= free)) moved = 1;
+    held = staging_holds(ctx, c, held);
+    if (c->state == STAGING_ENDED && staging_quiet(ctx, c)) {
       staging_remove(ctx, c);
       moved = 1;
     }
@@ -921,7 +1030,7 @@ static int staging_move(mlfab *ctx) {
 
 static int staging_copies(const mlfab *ctx) {
   for (const staging_call *c = ctx->staging->first; c; c = c->next)
-    if (c->mark || c->state == STAGING_FILLING) return 1;
+    if (c->mark || c->state == STAGING_FILLING || (c->direct && !c->inner)) return 1;
   return 0;
 }
 
@@ -938,8 +1047,13 @@ static int staging_cancel(mlfab *ctx, mlfab_request request) {
   if (c->state == STAGING_RUNNING) {
     (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
     if (mlfab__context_is_over(ctx, c->inner)) staging_ran(ctx, c);
-  } else if (c->state == STAGING_FILLING) {
-    snprintf(text, sizeof text, "%s: cancelled before it had begun", staging_name(c->call.kind));
+  } else if (c->state == STAGING_DIRECT && c->inner) {
+    (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
+    (void)staging_direct(ctx, c, 1);
+  } else if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
+    int began = c->state == STAGING_DIRECT && ctx->direct->met(c->direct);
+    snprintf(text, sizeof text, "%s: cancelled%s", staging_name(c->call.kind),
+             began ? "" : " before it had begun");
     staging_end(ctx, c, MLFAB_ERR_CANCELLED, text);
   }
   /* Else it has been carried out, and its results are being copied. */
@@ -970,6 +1084,13 @@ static int staging_refuse(mlfab *ctx, const void *memory, uint64_t bytes, const 
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "%s: takes memory of the host only", what);
 }
 
+static const mlfab_device staging_none;
+
+static const mlfab_device *staging_device(const mlfab *ctx, void **self_p) {
+  *self_p = ctx->staging->self;
+  return ctx->staging->device == &staging_none ? NULL : ctx->staging->device;
+}
+
 /* Copies that are under way have two heartbeats to end. */
 static void staging_free(mlfab *ctx, int child) {
   staging *s = ctx->staging;
@@ -978,8 +1099,7 @@ static void staging_free(mlfab *ctx, int child) {
     staging_call *c = s->first;
     s->behind = 0;
     /* In a child the device is the parent's. */
-    while (!child && staging_reached(s, c) == 0 && !ctx->simulated &&
-           mlfab__context_now(ctx) < until) {
+    while (!child && !staging_quiet(ctx, c) && !ctx->simulated && mlfab__context_now(ctx) < until) {
       mlfab__context_pause(STAGING_PAUSE_NS);
       s->behind = 0;
     }
@@ -988,6 +1108,8 @@ static void staging_free(mlfab *ctx, int child) {
       c->image = NULL;
       c->mark = c->later = c->fence = NULL;
       c->nchunks = 0;
+      if (c->direct) ctx->direct->free(ctx, c->direct, 1);
+      c->direct = NULL;
     }
     c->unknown |= c->mark != NULL;
     staging_remove(ctx, c);
@@ -1000,6 +1122,7 @@ static void staging_free(mlfab *ctx, int child) {
     else
       staging_unpin(s, &ctx->env, image);
   }
+  if (ctx->direct) ctx->direct->close(ctx, child);
   if (!child && s->device->close) s->device->close(s->self);
   mlfab__free(&ctx->env, s, sizeof *s);
   ctx->staging = NULL;
@@ -1010,7 +1133,7 @@ static void staging_free(mlfab *ctx, int child) {
 
 static const mlfab__context_stager staging_functions = {
     staging_begin, staging_wait_turn, staging_move,   staging_copies, staging_cancel,
-    staging_blame, staging_updates,   staging_refuse, staging_free};
+    staging_blame, staging_updates,   staging_refuse, staging_device, staging_free};
 
 /* The first member that is missing, or NULL. */
 static const char *staging_missing(const mlfab_device *d) {

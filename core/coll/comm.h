@@ -118,6 +118,8 @@ typedef struct mlfab__comm {
   uint64_t limit;
   uint8_t frozen, finishing;
   uint32_t moved;
+  uint32_t
+      promised; /* calls that follow the last one, and that this epoch must still take (core/api/direct.c) */
   /* Objects. */
   mlfab__comm_object *objects[MLFAB__COMM_OBJECTS]; /* NULL: free */
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
@@ -249,6 +251,9 @@ static inline int mlfab__comm_alone(const mlfab__comm *comm) { return comm->conf
 static inline int mlfab__comm_stands(const mlfab__comm *comm) {
   return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
 }
+/* May this worker make its next calls, so many, in this epoch? 1: the first would begin at once; 0: not now, ask again;
+ * -1: never. Where it is 1 or -1 at one worker after a call, no other worker finds the opposite after the same call. */
+MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls);
 /* Calls that this worker has called in this epoch, or waiting for the next. */
 static inline uint64_t mlfab__comm_called(const mlfab__comm *comm) {
   return comm->end - comm->base;

@@ -118,6 +118,15 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
 
 /* --- state, and what has a number --- */
 
+MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls) {
+  if (comm->phase != MLFAB__COMM_IN || comm->epoch != epoch || comm->dead || comm->leaving)
+    return -1;
+  if (comm->frozen || comm->failing) return 0;
+  uint64_t called = mlfab__comm_called(comm);
+  if (called > comm->limit || comm->limit - called < calls) return -1;
+  return comm->begun == comm->end && comm->begun - comm->first < MLFAB__COMM_AHEAD;
+}
+
 /* The open call of this number, or NULL. */
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
   uint64_t serial = comm->base + number;

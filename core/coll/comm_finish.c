@@ -27,7 +27,8 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
 /* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base,
+  mlfab__membership_finish frozen = {comm->epoch, in->rank,
+                                     comm->begun - comm->base + comm->promised,
                                      mlfab__comm_open_objects(comm)};
   int joins = in->calls == UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;

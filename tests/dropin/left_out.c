@@ -82,6 +82,7 @@ int main(void) {
   mlfab_schedule schedule;
   mlfab_schedule_init(&schedule);
   REFUSED(mlfab_allreduce(ctx, x, 4, MLFAB_F32, NULL), "collectives (MLFAB_WITH_COLL is 0)");
+  REFUSED(mlfab_device_share(ctx, 0, 0, NULL), "collectives (MLFAB_WITH_COLL is 0)");
   REFUSED(mlfab_partial_open(ctx, 4, MLFAB_F32, NULL, &id), "MLFAB_WITH_PARTIAL is 0");
   REFUSED(mlfab_stochastic_open(ctx, 4, MLFAB_F32, NULL, &id), "MLFAB_WITH_STOCHASTIC is 0");
   REFUSED(mlfab_dag_create(ctx, &dag), "MLFAB_WITH_DAG is 0");

@@ -4,7 +4,10 @@
  * it without a copy of the device faults; the device itself uses the other mapping. The stream and the two directions of copies
  * are queues of operations, of which each look carries out a few, by chance, in an order that CUDA allows. The stream may hang
  * at a gate, and a direction of copies after so many of them; the k-th call of a function may fail, and so may the k-th copy
- * under way. */
+ * under way.
+ *
+ * Devices of one program can read each other's memory where it was mapped: at the addresses that its own program has. Reading what
+ * is not mapped any more ends the test. */
 #ifndef PLAYED_H
 #define PLAYED_H
 
@@ -22,6 +25,7 @@
 #include <cmocka.h>
 
 enum { PLAYED_BYTES = 1 << 22, PLAYED_OPS = 4096, PLAYED_EVENTS = 4096, PLAYED_PINS = 512 };
+enum { PLAYED_INPUTS = 16, PLAYED_MAPS = 65, PLAYED_ALLOCATION = 1 << 16 };
 enum { PLAYED_STREAM = 2, PLAYED_QUEUES = 3 };
 enum played_call {
   PLAYED_WHERE,
@@ -31,7 +35,13 @@ enum played_call {
   PLAYED_COPY,
   PLAYED_MARK,
   PLAYED_ORDER,
-  PLAYED_CALLS
+  PLAYED_CALLS,
+  PLAYED_IDENTIFY = PLAYED_CALLS,
+  PLAYED_REACHES,
+  PLAYED_SHARE,
+  PLAYED_MAP,
+  PLAYED_REDUCE,
+  PLAYED_ALL
 };
 
 typedef struct played_event {
@@ -40,13 +50,28 @@ typedef struct played_event {
 } played_event;
 
 typedef struct played_op {
-  enum { PLAYED_WAITS, PLAYED_RECORDS, PLAYED_COPIES, PLAYED_KERNEL, PLAYED_GATE } kind;
+  enum {
+    PLAYED_WAITS,
+    PLAYED_RECORDS,
+    PLAYED_COPIES,
+    PLAYED_KERNEL,
+    PLAYED_GATE,
+    PLAYED_REDUCES
+  } kind;
   uint32_t event, serial;
   void *to;
   const void *from;
   uint64_t bytes;
   int value; /* of a kernel: every byte */
+  /* Of a reduction of `bytes` elements. */
+  int op, dtype;
+  uint32_t k;
+  const void *in[PLAYED_INPUTS];
 } played_op;
+
+/* Adds memory of the host: to = in[0] op in[1] ... */
+typedef void played_combine(int op, int dtype, void *to, const void *const *in, uint32_t k,
+                            uint64_t n);
 
 typedef struct played {
   pthread_mutex_t lock; /* threads of a program use a device at the same time as the library does */
@@ -58,16 +83,23 @@ typedef struct played {
   void *pinned[PLAYED_PINS];
   uint64_t pinned_bytes[PLAYED_PINS], pinned_now, pinned_most;
   uint64_t random;
-  int gate;                         /* 1: the stream does not get past a gate */
-  int eager;                        /* 1: each look carries out all that can be */
-  uint32_t calls[PLAYED_CALLS + 1]; /* so far */
-  int fails;                        /* this function ... */
-  uint32_t fails_at, fails_for;     /* ... from this call on, so many times */
-  uint32_t copies, copy_fails_at;   /* the n-th copy fails when it is carried out; 0: none */
-  uint32_t copied[2],
-      copies_most[2]; /* by direction: copies carried out, and no more than so many are */
-  int lost;           /* every call fails, and every event */
+  int gate;                       /* 1: the stream does not get past a gate */
+  int eager;                      /* 1: each look carries out all that can be */
+  int hung;                       /* 1: nor do copies and reductions that end in the device */
+  uint32_t calls[PLAYED_ALL + 1]; /* so far */
+  int fails;                      /* this function ... */
+  uint32_t fails_at, fails_for;   /* ... from this call on, so many times */
+  uint32_t copies, copy_fails_at; /* the n-th copy fails when it is carried out; 0: none */
+  uint32_t copied[2];
+  uint32_t copies_most[2]; /* by direction: copies carried out, and no more than so many are */
+  int lost;                /* every call fails, and every event */
   int closed;
+  uint32_t host; /* others of the same host can read this device's memory */
+  int unshared;  /* 1: memory from `unshared_from` on cannot be shared */
+  uint64_t unshared_from;
+  played_combine *combine;
+  struct played *maps[PLAYED_MAPS]; /* of which memory is mapped here, once for each time */
+  uint32_t reduced, mapped_most;    /* reductions carried out */
 } played;
 
 static inline uint8_t *played_own(const played *p, const void *at) {
@@ -77,6 +109,17 @@ static inline uint8_t *played_own(const played *p, const void *at) {
 static inline int played_is_here(const played *p, const void *at) {
   return (const uint8_t *)at >= p->at && (const uint8_t *)at < p->at + PLAYED_BYTES;
 }
+
+/* Where the device finds memory: its own, that of another device which is mapped, or the host's. */
+static inline void *played_find(const played *p, const void *at) {
+  if (played_is_here(p, at)) return played_own(p, at);
+  for (uint32_t i = 0; i < PLAYED_MAPS; i++)
+    if (p->maps[i] && played_is_here(p->maps[i], at)) return played_own(p->maps[i], at);
+  return (void *)(uintptr_t)at;
+}
+
+/* Held where a device reads another's memory, which has a lock of its own. */
+static pthread_mutex_t played_among = PTHREAD_MUTEX_INITIALIZER;
 
 /* Device memory. Never freed before the device. */
 static inline void *played_alloc(played *p, uint64_t bytes) {
@@ -107,19 +150,54 @@ static inline void played_add(played *p, uint32_t queue, played_op op) {
 
 /* A kernel on the stream: sets bytes of device memory. */
 static inline void played_kernel(played *p, void *at, int value, uint64_t bytes) {
-  const played_op op = {PLAYED_KERNEL, 0, 0, at, NULL, bytes, value};
+  const played_op op = {PLAYED_KERNEL, 0, 0, at, NULL, bytes, value, 0, 0, 0, {0}};
   played_add(p, PLAYED_STREAM, op);
 }
 /* The same: writes what `from`, memory of the host that stays, has. */
 static inline void played_produce(played *p, void *at, const void *from, uint64_t bytes) {
-  const played_op op = {PLAYED_KERNEL, 0, 0, at, from, bytes, 0};
+  const played_op op = {PLAYED_KERNEL, 0, 0, at, from, bytes, 0, 0, 0, 0, {0}};
   played_add(p, PLAYED_STREAM, op);
 }
 /* What follows on the stream waits until the gate is opened. */
 static inline void played_stop(played *p) {
-  const played_op op = {PLAYED_GATE, 0, 0, NULL, NULL, 0, 0};
+  const played_op op = {PLAYED_GATE, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, {0}};
   p->gate = 1;
   played_add(p, PLAYED_STREAM, op);
+}
+
+static inline void played_combine_plain(int op, int dtype, void *to, const void *const *in,
+                                        uint32_t k, uint64_t n) {
+#define PLAYED_COMBINE(type, divided)                                      \
+  for (uint64_t i = 0; i < n; i++) {                                       \
+    type sum = ((const type *)in[0])[i];                                   \
+    for (uint32_t j = 1; j < k; j++) {                                     \
+      const type x = ((const type *)in[j])[i];                             \
+      sum = op == MLFAB_OP_MIN       ? x < sum ? x : sum                   \
+            : op == MLFAB_OP_MAX     ? x > sum ? x : sum                   \
+            : op == MLFAB_OP_PRODUCT ? (type)(sum * x)                     \
+                                     : (type)(sum + x);                    \
+    }                                                                      \
+    ((type *)to)[i] = op == MLFAB_OP_MEAN ? (type)(sum / (divided)) : sum; \
+  }
+  assert_true(dtype == MLFAB_F32 || dtype == MLFAB_F64 || dtype == MLFAB_I64);
+  if (dtype == MLFAB_F32) PLAYED_COMBINE(float, (float)k)
+  if (dtype == MLFAB_F64) PLAYED_COMBINE(double, (double)k)
+  if (dtype == MLFAB_I64) PLAYED_COMBINE(int64_t, (int64_t)k)
+}
+
+static inline void played_carry_out_reduction(played *p, const played_op *op) {
+  const void *in[PLAYED_INPUTS];
+  pthread_mutex_lock(&played_among);
+  for (uint32_t j = 0; j < op->k; j++) in[j] = played_find(p, op->in[j]);
+  p->combine(op->op, op->dtype, played_own(p, op->to), in, op->k, op->bytes);
+  p->reduced++;
+  pthread_mutex_unlock(&played_among);
+}
+
+static inline void played_carry_out_copy(played *p, const played_op *op) {
+  pthread_mutex_lock(&played_among);
+  memcpy(played_find(p, op->to), played_find(p, op->from), op->bytes);
+  pthread_mutex_unlock(&played_among);
 }
 
 /* 1: the first operation of the queue was carried out. */
@@ -129,6 +207,7 @@ static inline int played_step(played *p, uint32_t queue) {
   played_event *event = &p->events[op.event];
   uint8_t *to = op.to;
   if (op.kind == PLAYED_GATE && p->gate) return 0;
+  if (p->hung && queue == MLFAB_DEVICE_FROM_HOST) return 0;
   if (op.kind == PLAYED_WAITS && event->serial == op.serial && event->used && !event->reached)
     return 0;
   if (op.kind == PLAYED_COPIES && p->copied[queue] == p->copies_most[queue]) return 0;
@@ -138,11 +217,15 @@ static inline int played_step(played *p, uint32_t queue) {
     event->reached = 1;
     event->used = !event->dropped;
   }
-  if (op.kind == PLAYED_KERNEL && op.from)
-    memcpy(played_own(p, to), op.from, op.bytes);
-  else if (op.kind == PLAYED_KERNEL)
-    memset(played_own(p, to), op.value, op.bytes);
-  if (op.kind != PLAYED_COPIES) return 1;
+  if (op.kind == PLAYED_KERNEL) {
+    pthread_mutex_lock(&played_among);
+    if (op.from)
+      memcpy(played_own(p, to), op.from, op.bytes);
+    else
+      memset(played_own(p, to), op.value, op.bytes);
+    pthread_mutex_unlock(&played_among);
+  }
+  if (op.kind != PLAYED_COPIES && op.kind != PLAYED_REDUCES) return 1;
   if (++p->copies == p->copy_fails_at) {
     for (uint32_t i = p->head[queue]; i != p->tail[queue]; i++) {
       const played_op *next = &p->ops[queue][i % PLAYED_OPS];
@@ -153,9 +236,10 @@ static inline int played_step(played *p, uint32_t queue) {
     }
     return 1;
   }
-  const uint8_t *from = op.from;
-  memcpy(played_is_here(p, to) ? played_own(p, to) : to,
-         played_is_here(p, from) ? played_own(p, from) : from, op.bytes);
+  if (op.kind == PLAYED_REDUCES)
+    played_carry_out_reduction(p, &op);
+  else
+    played_carry_out_copy(p, &op);
   return 1;
 }
 
@@ -260,7 +344,7 @@ static inline int played_record(played *p, uint32_t queue, void **mark_p) {
   while (i < PLAYED_EVENTS && p->events[i].used) i++;
   assert_true(i < PLAYED_EVENTS);
   const played_event fresh = {1, 0, 0, 0, p->events[i].serial + 1};
-  const played_op op = {PLAYED_RECORDS, i, fresh.serial, NULL, NULL, 0, 0};
+  const played_op op = {PLAYED_RECORDS, i, fresh.serial, NULL, NULL, 0, 0, 0, 0, 0, {0}};
   p->events[i] = fresh;
   played_add_locked(p, queue, op);
   *mark_p = &p->events[i];
@@ -271,7 +355,7 @@ static inline int played_record(played *p, uint32_t queue, void **mark_p) {
 static inline void played_waits(played *p, uint32_t queue, void *mark) {
   const played_event *event = mark;
   const played_op op = {
-      PLAYED_WAITS, (uint32_t)(event - p->events), event->serial, NULL, NULL, 0, 0};
+      PLAYED_WAITS, (uint32_t)(event - p->events), event->serial, NULL, NULL, 0, 0, 0, 0, 0, {0}};
   played_add(p, queue, op);
 }
 
@@ -288,7 +372,7 @@ static inline int played_after(void *self, int way, void *fence) {
 
 static inline int played_copy(void *self, int way, void *to, const void *from, uint64_t bytes) {
   played *p = self;
-  const played_op op = {PLAYED_COPIES, 0, 0, to, from, bytes, 0};
+  const played_op op = {PLAYED_COPIES, 0, 0, to, from, bytes, 0, 0, 0, 0, {0}};
   int number = played_called(p, PLAYED_COPY);
   assert_true(way == MLFAB_DEVICE_TO_HOST ? !played_is_here(p, to) : played_is_here(p, to));
   if (!number) played_add(p, (uint32_t)way, op);
@@ -337,10 +421,93 @@ static inline const char *played_text(void *self, int number) {
 
 static inline void played_close(void *self) { ((played *)self)->closed++; }
 
+/* --- sharing --- */
+
+static inline int played_identify(void *self, void *id) {
+  played *p = self;
+  memset(id, 0, MLFAB_DEVICE_ID);
+  memcpy(id, &p->host, sizeof p->host);
+  return played_called(p, PLAYED_IDENTIFY);
+}
+
+static inline int played_reaches(void *self, const void *id) {
+  played *p = self;
+  return !played_called(p, PLAYED_REACHES) && memcmp(id, &p->host, sizeof p->host) == 0;
+}
+
+static inline int played_share(void *self, const void *memory, uint64_t bytes, void *handle,
+                               uint64_t *offset_p) {
+  played *p = self;
+  const uint64_t at = (uint64_t)((const uint8_t *)memory - p->at);
+  const int number = played_called(p, PLAYED_SHARE);
+  assert_true(played_is_here(p, memory) && at + bytes <= PLAYED_BYTES);
+  const uint64_t base = at / PLAYED_ALLOCATION * PLAYED_ALLOCATION;
+  memset(handle, 0, MLFAB_DEVICE_HANDLE);
+  memcpy(handle, &p, sizeof p);
+  memcpy((uint8_t *)handle + sizeof p, &base, sizeof base);
+  *offset_p = at - base;
+  return number ? number : p->unshared && at >= p->unshared_from ? 801 : 0;
+}
+
+static inline int played_map(void *self, const void *handle, void **memory_p) {
+  played *p = self, *other;
+  uint32_t i = 0, mapped = 1;
+  const int number = played_called(p, PLAYED_MAP);
+  if (number) return number;
+  uint64_t base;
+  memcpy(&other, handle, sizeof other);
+  memcpy(&base, (const uint8_t *)handle + sizeof other, sizeof base);
+  pthread_mutex_lock(&p->lock);
+  for (uint32_t j = 0; j < PLAYED_MAPS; j++) mapped += p->maps[j] != NULL;
+  while (i < PLAYED_MAPS && p->maps[i]) i++;
+  assert_true(i < PLAYED_MAPS && other != p);
+  p->maps[i] = other;
+  if (mapped > p->mapped_most) p->mapped_most = mapped;
+  pthread_mutex_unlock(&p->lock);
+  *memory_p = other->at + base;
+  return 0;
+}
+
+static inline void played_unmap(void *self, void *memory) {
+  played *p = self;
+  uint32_t i = 0;
+  pthread_mutex_lock(&p->lock);
+  while (i < PLAYED_MAPS && !(p->maps[i] && played_is_here(p->maps[i], memory))) i++;
+  assert_true(i < PLAYED_MAPS);
+  p->maps[i] = NULL;
+  for (uint32_t n = p->head[MLFAB_DEVICE_FROM_HOST]; n != p->tail[MLFAB_DEVICE_FROM_HOST]; n++)
+    assert_int_not_equal(p->ops[MLFAB_DEVICE_FROM_HOST][n % PLAYED_OPS].kind, PLAYED_REDUCES);
+  pthread_mutex_unlock(&p->lock);
+}
+
+static inline int played_reduce(void *self, int op, int dtype, void *to, const void *const *from,
+                                uint32_t k, uint64_t n) {
+  played *p = self;
+  played_op todo = {PLAYED_REDUCES, 0, 0, to, NULL, n, 0, op, dtype, k, {0}};
+  const int number = played_called(p, PLAYED_REDUCE);
+  int own = 0;
+  assert_true(k >= 1 && k <= PLAYED_INPUTS && n > 0 && played_is_here(p, to));
+  for (uint32_t j = 0; j < k; j++) {
+    todo.in[j] = from[j];
+    own |= from[j] == to;
+    assert_true(played_find(p, from[j]) != from[j]); /* mapped */
+  }
+  assert_true(own);
+  if (!number) played_add(p, MLFAB_DEVICE_FROM_HOST, todo);
+  return number;
+}
+
+static inline uint32_t played_mapped(const played *p) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < PLAYED_MAPS; i++) n += p->maps[i] != NULL;
+  return n;
+}
+
 static const mlfab_device played_device = {
     sizeof played_device, "a played device", played_where, played_pin,   played_unpin,
     played_fence,         played_after,      played_copy,  played_mark,  played_order,
-    played_poll,          played_drop,       played_text,  played_close,
+    played_poll,          played_drop,       played_text,  played_close, played_identify,
+    played_reaches,       played_share,      played_map,   played_unmap, played_reduce,
 };
 
 static inline played *played_begin(uint64_t seed) {
@@ -355,6 +522,7 @@ static inline played *played_begin(uint64_t seed) {
   p->random = seed;
   p->fails = -1;
   p->copies_most[0] = p->copies_most[1] = UINT32_MAX;
+  p->combine = played_combine_plain;
   pthread_mutex_init(&p->lock, NULL);
   return p;
 }

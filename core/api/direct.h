@@ -1,0 +1,26 @@
+/* direct.h - collectives of device memory from device to device (mlfab.h, section 14). */
+#ifndef MLFAB__DIRECT_H
+#define MLFAB__DIRECT_H
+
+#include "context.h"
+
+struct mlfab__direct_host;
+
+/* mlfab_device_share in steps: begin, then poll until it returns 1, then end, which tells how it went. All need the lock. */
+typedef struct mlfab__direct_share {
+  enum { MLFAB__SHARE_LISTS, MLFAB__SHARE_LOOKS, MLFAB__SHARE_COUNTS, MLFAB__SHARE_OVER } state;
+  int code;
+  uint64_t timeout_ns;
+  struct mlfab__direct_host *list; /* by rank: the first meeting's words */
+  int64_t agree;                   /* the second's */
+  mlfab_request request;           /* of a meeting under way */
+  uint64_t serial;                 /* of the first meeting's call */
+  uint32_t epoch;
+} mlfab__direct_share;
+
+MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a, uint64_t least,
+                                              uint64_t timeout_ns);
+MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share);
+MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, int *shared_p);
+
+#endif

@@ -1,0 +1,778 @@
+/* test_device_direct.c - allreduces of device memory from device to device: results have the bits of the host's kernels in the order
+ * of members; whatever fails, and whenever, ends the call at all workers, nobody gets a wrong sum, and the calls after it match again.
+ *
+ * Nodes live in the simulator, each with a device that is played (played.h) and can read the others'. MLFAB_SCALE=100 runs 4,000
+ * seeds. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* memfd_create */
+#endif
+#include "played.h"
+#include "scale.h"
+#include "world.h"
+
+#include "core/api/direct.h"
+#include "core/kernels/kernels.h"
+
+enum { MOST = 8, COUNT = 3000, LEAST = 2048, SLOTS = 6 };
+
+typedef struct fixture {
+  world w;
+  uint32_t workers;
+  played *device[WORLD_NODES];
+  uint64_t random;
+} fixture;
+
+static uint64_t below(fixture *f, uint64_t n) { return chance_below(&f->random, n); }
+
+/* What the host's collectives in shared memory do. */
+static void combine(int op, int dtype, void *to, const void *const *in, uint32_t k, uint64_t n) {
+  mlfab__kernel_combine_many(op == MLFAB_OP_MEAN ? MLFAB_OP_SUM : op, dtype, &to, 1, in, k, n, 0);
+  if (op == MLFAB_OP_MEAN) mlfab__kernel_divide(dtype, to, n, k);
+}
+
+static void begin(fixture *f, uint32_t workers, uint64_t seed, uint64_t staging_bytes) {
+  memset(f, 0, sizeof *f);
+  f->random = seed;
+  f->workers = workers;
+  world_init(&f->w, workers, 1, 0);
+  f->w.config.timeout_ns = 20ull * WORLD_S;
+  f->w.config.model_max_bytes = 1 << 22;
+  world_open(&f->w, seed);
+  for (uint32_t i = 0; i < workers; i++) {
+    f->device[i] = played_begin(seed + i);
+    f->device[i]->combine = combine;
+    OK(f->w.node[i],
+       mlfab_device_attach(f->w.node[i], &played_device, f->device[i], staging_bytes));
+  }
+}
+
+static void end(fixture *f) {
+  world_close(&f->w);
+  for (uint32_t i = 0; i < f->workers; i++) {
+    assert_int_equal(f->device[i]->closed, 1);
+    assert_int_equal(f->device[i]->pinned_now, 0);
+    assert_int_equal(played_mapped(f->device[i]), 0);
+  }
+  for (uint32_t i = 0; i < f->workers; i++) played_end(f->device[i]);
+}
+
+static void said(mlfab *node, int code, const char *text) {
+  mlfab_error error;
+  assert_int_equal(mlfab_last_error(node, &error), 0);
+  if (error.code != code || !strstr(error.text, text))
+    fail_msg("last error is %s \"%s\", not %s \"%s\"", mlfab_error_name(error.code), error.text,
+             mlfab_error_name(code), text);
+}
+
+static void turn(fixture *f, uint64_t ns) {
+  for (uint32_t i = 0; i < f->workers; i++)
+    if (f->w.node[i]) (void)mlfab_progress(f->w.node[i], 0);
+  mlfab_sim_run(f->w.sim, ns);
+}
+
+/* All workers call mlfab_device_share; code_p: by worker. Returns what those got that succeeded: all the same. */
+static int share(fixture *f, uint64_t least, int *code_p) {
+  mlfab__direct_share asks[MOST];
+  int shared = -1, over[MOST] = {0};
+  for (uint32_t i = 0; i < f->workers; i++) {
+    mlfab *node = f->w.node[i];
+    if (!node) continue;
+    mlfab__context_enter(node);
+    code_p[i] = mlfab__direct_share_begin(node, &asks[i], least, 0);
+    over[i] = code_p[i] != 0;
+    mlfab__context_sent(node, 0);
+    mlfab__context_leave(node);
+  }
+  for (uint32_t left = f->workers, rounds = 0; left > 0; rounds++) {
+    assert_true(rounds < 2000000);
+    left = 0;
+    turn(f, 20000);
+    for (uint32_t i = 0; i < f->workers; i++) {
+      mlfab *node = f->w.node[i];
+      int own = -1;
+      if (!node || over[i]) continue;
+      mlfab__context_enter(node);
+      over[i] = mlfab__direct_share_poll(node, &asks[i]);
+      if (over[i]) {
+        code_p[i] = mlfab__direct_share_end(node, &asks[i], &own);
+        if (!code_p[i]) {
+          if (shared >= 0) assert_int_equal(own, shared);
+          shared = own;
+        }
+      }
+      mlfab__context_sent(node, 0);
+      mlfab__context_leave(node);
+      left += !over[i];
+    }
+  }
+  return shared;
+}
+
+/* The same where all must succeed. */
+static int share_all(fixture *f) {
+  int codes[MOST] = {0};
+  int shared = share(f, LEAST, codes);
+  for (uint32_t i = 0; i < f->workers; i++)
+    if (f->w.node[i]) EXPECT(f->w.node[i], codes[i], 0);
+  return shared;
+}
+
+/* Drives all workers until this request has ended; returns how. */
+static int until_done(fixture *f, uint32_t worker, mlfab_request request) {
+  for (int round = 0; round < 2000000; round++) {
+    mlfab_result result;
+    int done = 0;
+    for (uint32_t i = 0; i < f->workers; i++)
+      if (f->w.node[i] && i != worker) (void)mlfab_progress(f->w.node[i], 0);
+    assert_int_equal(mlfab_test(f->w.node[worker], request, &done, &result), 0);
+    if (done) return result.status;
+    mlfab_sim_run(f->w.sim, 50000);
+  }
+  fail_msg("the request of worker %u does not end", worker);
+  return 0;
+}
+
+/* --- results --- */
+
+enum { WAY_DIRECT, WAY_SMALL, WAY_HOST, WAY_PARTS, WAY_INPUTS, WAY_UNSHARED, WAY_BARRIER, WAYS };
+
+typedef struct slot {
+  int way, op, dtype;
+  uint64_t count, bytes;
+  mlfab_request request[MOST];
+  void *data[MOST], *input[MOST];
+  int on[MOST]; /* device memory */
+  uint8_t was[MOST][COUNT * 8], want[COUNT * 8], got[COUNT * 8];
+} slot;
+
+static void fill(fixture *f, slot *s, uint32_t worker) {
+  for (uint64_t i = 0; i < s->count; i++) {
+    const float x = (float)((int64_t)below(f, 2001) - 1000) / 64.0f;
+    float f32 = x * 1.001f;
+    double f64 = (double)x * 1.0000001;
+    int64_t i64 = (int64_t)below(f, 1u << 30) - (1 << 29);
+    void *at = s->was[worker] + i * (s->bytes / s->count);
+    if (s->dtype == MLFAB_F32) memcpy(at, &f32, 4);
+    if (s->dtype == MLFAB_F64) memcpy(at, &f64, 8);
+    if (s->dtype == MLFAB_I64) memcpy(at, &i64, 8);
+    if (s->dtype == MLFAB_F16) mlfab__half_store(MLFAB_HALF_F16, at, &f32, 1);
+    if (s->dtype == MLFAB_BF16) mlfab__half_store(MLFAB_HALF_BF16, at, &f32, 1);
+  }
+}
+
+/* Where workers do not go from device to device, the order of additions is another one: these calls add integers. */
+static void prepare(fixture *f, slot *s, const uint32_t *members) {
+  static const int dtypes[] = {MLFAB_F32, MLFAB_F64, MLFAB_I64, MLFAB_F16, MLFAB_BF16};
+  static const uint32_t widths[] = {4, 8, 8, 2, 2};
+  const uint32_t type = (uint32_t)below(f, 5);
+  memset(s, 0, sizeof *s);
+  s->way = below(f, 2) ? WAY_DIRECT : (int)below(f, WAYS);
+  s->dtype = s->way == WAY_DIRECT ? dtypes[type] : MLFAB_I64;
+  s->op = (int)below(f, 5);
+  if (s->dtype == MLFAB_I64 && s->op == MLFAB_OP_MEAN) s->op = MLFAB_OP_SUM;
+  const uint32_t width = s->way == WAY_DIRECT ? widths[type] : 8;
+  s->count = (LEAST + width - 1) / width + below(f, COUNT - LEAST / 2);
+  if (s->way == WAY_SMALL) s->count = 1 + below(f, LEAST / 8 - 1);
+  s->bytes = s->count * width;
+  const void *in[MOST];
+  for (uint32_t r = 0; r < f->workers; r++) fill(f, s, r);
+  for (uint32_t m = 0; m < f->workers; m++) in[m] = s->was[members[m]];
+  combine(s->op, s->dtype, s->want, in, f->workers, s->count);
+}
+
+static void *memory_on(fixture *f, slot *s, uint32_t worker) {
+  void *at = s->on[worker] ? played_alloc(f->device[worker], s->bytes) : malloc(s->bytes);
+  assert_non_null(at);
+  return at;
+}
+
+static void start(fixture *f, slot *s, uint32_t worker) {
+  mlfab *node = f->w.node[worker];
+  played *p = f->device[worker];
+  const int odd = worker == f->workers - 1; /* who does not do as the others do */
+  const void *inputs[1];
+  mlfab_collective o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.op = (uint32_t)s->op;
+  if (s->way == WAY_BARRIER) {
+    OK(node, mlfab_barrier_start(node, NULL, &s->request[worker]));
+    return;
+  }
+  s->on[worker] = !(s->way == WAY_HOST && odd);
+  s->data[worker] = memory_on(f, s, worker);
+  mlfab_vec vecs[2] = {{s->data[worker], s->count}, {NULL, 0}};
+  void *from = s->data[worker];
+  if (s->way == WAY_INPUTS && odd) {
+    from = s->input[worker] = memory_on(f, s, worker);
+    inputs[0] = from;
+    o.inputs = inputs;
+  }
+  uint32_t n = 1;
+  if (s->way == WAY_PARTS && odd) {
+    vecs[0].count = s->count / 3;
+    vecs[1] = (mlfab_vec){(int64_t *)s->data[worker] + s->count / 3, s->count - s->count / 3};
+    n = 2;
+  }
+  p->unshared = s->way == WAY_UNSHARED && odd;
+  p->unshared_from = 0;
+  if (s->on[worker])
+    played_produce(p, from, s->was[worker], s->bytes); /* the stream makes it sooner or later */
+  else
+    memcpy(from, s->was[worker], s->bytes);
+  OK(node, mlfab_allreduce_start(node, vecs, n, s->dtype, &o, &s->request[worker]));
+}
+
+static void check(fixture *f, slot *s, uint32_t worker) {
+  if (s->way == WAY_BARRIER) return;
+  if (s->on[worker])
+    played_read(f->device[worker], s->got, s->data[worker], s->bytes);
+  else
+    memcpy(s->got, s->data[worker], s->bytes);
+  if (memcmp(s->got, s->want, s->bytes) != 0)
+    fail_msg("way %d, op %d, dtype %d, %llu elements: worker %u of %u has a wrong result", s->way,
+             s->op, s->dtype, (unsigned long long)s->count, worker, f->workers);
+  if (!s->on[worker]) free(s->data[worker]);
+}
+
+static void play_results(uint64_t seed) {
+  static slot slots[SLOTS];
+  fixture f;
+  uint32_t members[MOST], n = 0, direct = 0;
+  begin(&f, 1 + (uint32_t)(seed % MOST), seed, 1 << 20);
+  assert_int_equal(share_all(&f), 1);
+  OK(f.w.node[0], mlfab_present(f.w.node[0], members, MOST, &n));
+  assert_int_equal(n, f.workers);
+  for (uint32_t k = 0; k < SLOTS; k++) prepare(&f, &slots[k], members);
+  for (uint32_t k = 0; k < SLOTS; k++) {
+    /* Whether memory can be shared is asked when a call begins: one such call at a time. */
+    const int alone = slots[k].way == WAY_UNSHARED;
+    for (uint32_t j = 0; alone && j < k; j++)
+      for (uint32_t r = 0; r < f.workers; r++)
+        if (slots[j].request[r]) {
+          assert_int_equal(until_done(&f, r, slots[j].request[r]), 0);
+          slots[j].request[r] = 0;
+        }
+    for (uint32_t r = 0; r < f.workers; r++) {
+      if (below(&f, 4) == 0) played_stop(f.device[r]);
+      start(&f, &slots[k], r);
+    }
+    mlfab_sim_run(f.w.sim, below(&f, 300000));
+    for (uint32_t r = 0; r < f.workers; r++) f.device[r]->gate = 0;
+    for (uint32_t r = 0; alone && r < f.workers; r++) {
+      assert_int_equal(until_done(&f, r, slots[k].request[r]), 0);
+      slots[k].request[r] = 0;
+    }
+    direct += slots[k].way == WAY_DIRECT;
+  }
+  for (uint32_t k = 0; k < SLOTS; k++)
+    for (uint32_t r = 0; r < f.workers; r++)
+      if (slots[k].request[r]) assert_int_equal(until_done(&f, r, slots[k].request[r]), 0);
+  for (uint32_t k = 0; k < SLOTS; k++)
+    for (uint32_t r = 0; r < f.workers; r++) check(&f, &slots[k], r);
+  for (uint32_t r = 0; r < f.workers; r++) {
+    assert_true(f.device[r]->reduced <= direct);
+    if (f.workers < 4) assert_int_equal(f.device[r]->reduced, direct); /* no part is empty */
+    assert_true(f.device[r]->mapped_most <= 64);
+  }
+  end(&f);
+}
+
+static void test_results(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(24, 40); seed++) play_results(seed);
+}
+
+/* --- failures --- */
+
+enum { RANKS = 3, CALLS = 4, LENGTH = 1000 };
+
+/* An allreduce of every worker's array, on devices; where the device refuses at once, on memory of the host. */
+typedef struct sum_call {
+  mlfab_request request[MOST];
+  int64_t *at[MOST], *host[MOST];
+  int64_t was[MOST][LENGTH];
+} sum_call;
+
+static void sum_prepare(fixture *f, sum_call *s) {
+  memset(s, 0, sizeof *s);
+  for (uint32_t r = 0; r < f->workers; r++) {
+    s->at[r] = played_alloc(f->device[r], sizeof s->was[r]);
+    for (uint32_t i = 0; i < LENGTH; i++) s->was[r][i] = 1 + (int64_t)below(f, 1000000);
+  }
+}
+
+static void sum_start(fixture *f, sum_call *s, uint32_t r) {
+  mlfab_vec vec = {s->at[r], LENGTH};
+  played_produce(f->device[r], s->at[r], s->was[r], sizeof s->was[r]);
+  int code = mlfab_allreduce_start(f->w.node[r], &vec, 1, MLFAB_I64, NULL, &s->request[r]);
+  if (code == 0) return;
+  said(f->w.node[r], code, "played");
+  vec.data = s->host[r] = malloc(sizeof s->was[r]);
+  memcpy(vec.data, s->was[r], sizeof s->was[r]);
+  OK(f->w.node[r], mlfab_allreduce_start(f->w.node[r], &vec, 1, MLFAB_I64, NULL, &s->request[r]));
+}
+
+/* How the call ended at a worker; a success must be the sum of those who live. */
+static int sum_end(fixture *f, sum_call *s, uint32_t r) {
+  int code = until_done(f, r, s->request[r]);
+  int64_t got[LENGTH];
+  if (s->host[r])
+    memcpy(got, s->host[r], sizeof got);
+  else
+    played_read(f->device[r], got, s->at[r], sizeof got);
+  free(s->host[r]);
+  s->host[r] = NULL;
+  if (code) said(f->w.node[r], code, "");
+  for (uint32_t i = 0; code == 0 && i < LENGTH; i++) {
+    int64_t want = 0;
+    for (uint32_t from = 0; from < f->workers; from++)
+      if (f->w.node[from]) want += s->was[from][i];
+    if (got[i] != want)
+      fail_msg("worker %u, element %u: %lld is not the sum", r, i, (long long)got[i]);
+  }
+  return code;
+}
+
+/* All calls of all who live: a call that fails may fail for all. Returns how many failed. */
+static uint32_t sum_all(fixture *f, sum_call *s) {
+  uint32_t failures = 0;
+  sum_prepare(f, s);
+  for (uint32_t r = 0; r < f->workers; r++)
+    if (f->w.node[r]) sum_start(f, s, r);
+  for (uint32_t r = 0; r < f->workers; r++)
+    if (f->w.node[r]) failures += sum_end(f, s, r) != 0;
+  return failures;
+}
+
+/* A worker whose call fails calls again, as a program does: at some call all meet. */
+static void sums_meet(fixture *f) {
+  static sum_call s;
+  uint32_t left = 0, tries = 0;
+  sum_prepare(f, &s);
+  for (uint32_t r = 0; r < f->workers; r++) {
+    if (f->w.node[r]) sum_start(f, &s, r);
+    left |= (uint32_t)(f->w.node[r] != NULL) << r;
+  }
+  while (left) {
+    turn(f, 50000);
+    for (uint32_t r = 0; r < f->workers; r++) {
+      mlfab_result result;
+      int done = 0;
+      if (!(left >> r & 1)) continue;
+      assert_int_equal(mlfab_test(f->w.node[r], s.request[r], &done, &result), 0);
+      if (!done) continue;
+      if (result.status == 0) left &= ~(1u << r);
+      if (result.status == 0) continue;
+      assert_true(++tries < 4 * f->workers);
+      free(s.host[r]);
+      s.host[r] = NULL;
+      sum_start(f, &s, r);
+    }
+  }
+  for (uint32_t r = 0; r < f->workers; r++) free(s.host[r]);
+}
+
+static uint32_t reduced(const fixture *f) {
+  uint32_t n = 0;
+  for (uint32_t r = 0; r < f->workers; r++) n += f->device[r]->reduced;
+  return n;
+}
+
+/* The device of worker 1 fails in its k-th call of a function: the call fails at all workers, with the rank and the words, or at
+ * none; then calls are staged, until the workers share again. */
+static uint32_t play_failure(int function, uint32_t k, uint64_t seed) {
+  static sum_call s;
+  fixture f;
+  uint32_t failures = 0, staged = 0;
+  int codes[MOST];
+  begin(&f, RANKS, seed, 0);
+  played *p = f.device[1];
+  assert_int_equal(share_all(&f), 1);
+  p->fails = function;
+  p->fails_at = function < PLAYED_ALL ? p->calls[function] + k : 0;
+  p->fails_for = 1;
+  if (function == PLAYED_ALL) p->copy_fails_at = p->copies + k; /* one that is under way */
+  for (int i = 0; i < CALLS; i++) {
+    const uint32_t before = reduced(&f);
+    sum_prepare(&f, &s);
+    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
+    for (uint32_t r = 0; r < RANKS; r++) {
+      int code = sum_end(&f, &s, r);
+      failures += code != 0;
+      if (code) {
+        said(f.w.node[r], MLFAB_ERR_DEVICE, "worker 1: ");
+        said(f.w.node[r], MLFAB_ERR_DEVICE, "played");
+      }
+    }
+    assert_true(failures % RANKS == 0);
+    staged += reduced(&f) == before;
+    if (failures) assert_true(i > 0 || reduced(&f) <= before + RANKS);
+  }
+  p->fails = -1;
+  p->copy_fails_at = 0;
+  sums_meet(&f);
+  const int shared = share(&f, LEAST, codes);
+  EXPECT(f.w.node[0], codes[0], 0);
+  const uint32_t before = reduced(&f);
+  assert_int_equal(sum_all(&f, &s), 0);
+  assert_int_equal(reduced(&f), before + (shared ? RANKS : 0));
+  if (function == PLAYED_MARK && failures) assert_int_equal(codes[1], MLFAB_ERR_DEVICE);
+  if (function != PLAYED_MARK) assert_int_equal(shared, 1);
+  for (uint32_t r = 0; r < RANKS; r++) played_finish(f.device[r]);
+  world_close(&f.w);
+  for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+  return failures + staged;
+}
+
+static void test_failures(void **state) {
+  uint32_t seen[PLAYED_ALL + 1] = {0};
+  (void)state;
+  for (int function = 0; function <= PLAYED_ALL; function++)
+    for (uint32_t k = 1; k <= 9; k++) seen[function] += play_failure(function, k, 100 + k);
+  for (int function = PLAYED_WHERE; function <= PLAYED_ALL; function++) {
+    const int unused = function == PLAYED_PIN || function == PLAYED_AFTER ||
+                       function == PLAYED_ORDER || function == PLAYED_IDENTIFY ||
+                       function == PLAYED_REACHES;
+    if (!unused && !seen[function]) fail_msg("no failure of function %d was seen", function);
+  }
+}
+
+/* A worker dies, at any moment: the others' call succeeds or names it, and they go on by the host. */
+static void test_death(void **state) {
+  static sum_call s;
+  (void)state;
+  uint32_t failed = 0, done = 0;
+  for (int when = 0; when < (int)test_cases_from(60, 60); when++) {
+    fixture f;
+    begin(&f, RANKS, 300 + (uint64_t)when, 0);
+    assert_int_equal(share_all(&f), 1);
+    sum_prepare(&f, &s);
+    for (uint32_t r = 0; r < RANKS; r++) {
+      f.device[r]->eager = when % 2;
+      sum_start(&f, &s, r);
+    }
+    for (int i = 0; i < when; i++) turn(&f, 40000);
+    assert_int_equal(mlfab_sim_crash(f.w.sim, 1), 0);
+    f.w.node[1] = NULL;
+    for (uint32_t r = 0; r < RANKS; r += 2) {
+      int code = until_done(&f, r, s.request[r]);
+      if (code) said(f.w.node[r], MLFAB_ERR_PEER_DEAD, "worker 1");
+      failed += code != 0;
+      done += code == 0;
+      if (code) continue;
+      int64_t got[LENGTH];
+      played_read(f.device[r], got, s.at[r], sizeof got);
+      for (uint32_t i = 0; i < LENGTH; i++)
+        assert_int_equal(got[i], s.was[0][i] + s.was[1][i] + s.was[2][i]);
+    }
+    sums_meet(&f);
+    const uint32_t staged = reduced(&f);
+    assert_int_equal(sum_all(&f, &s), 0);
+    assert_int_equal(reduced(&f), staged);
+    assert_int_equal(share_all(&f), 1);
+    assert_int_equal(sum_all(&f, &s), 0);
+    assert_int_equal(reduced(&f), staged + 2);
+    world_close(&f.w);
+    for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+  }
+  assert_true(failed > 0 && done > 0);
+}
+
+/* Cancelled at any moment: the call ends for all, and what comes after meets. */
+static void test_cancel(void **state) {
+  static sum_call s;
+  (void)state;
+  uint32_t cancelled = 0, done = 0;
+  for (int when = 0; when < (int)test_cases_from(60, 60); when++) {
+    fixture f;
+    begin(&f, RANKS, 500 + (uint64_t)when, 0);
+    assert_int_equal(share_all(&f), 1);
+    sum_prepare(&f, &s);
+    if (when == 0) played_stop(f.device[1]);
+    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
+    for (int i = 0; i < when; i++) turn(&f, 40000);
+    (void)mlfab_cancel(f.w.node[1], s.request[1]);
+    f.device[1]->gate = 0;
+    for (uint32_t i = 0; i < RANKS; i++) {
+      int code = sum_end(&f, &s, (i + 1) % RANKS);
+      assert_true(code == MLFAB_ERR_CANCELLED || (when > 0 && code == 0));
+      cancelled += code != 0;
+      done += code == 0;
+    }
+    sums_meet(&f);
+    assert_int_equal(share_all(&f), 1);
+    assert_int_equal(sum_all(&f, &s), 0);
+    end(&f);
+  }
+  assert_true(cancelled > 0 && done > 0);
+}
+
+/* A device that hangs in its part: all workers are told at its deadline, and it shares no more until it is over. */
+static void test_hanging(void **state) {
+  static sum_call s;
+  int codes[MOST];
+  (void)state;
+  for (int when = 0; when < 2; when++) {
+    fixture f;
+    begin(&f, RANKS, 9 + (uint64_t)when, 0);
+    assert_int_equal(share_all(&f), 1);
+    sum_prepare(&f, &s);
+    if (when == 0) f.device[1]->hung = 1;
+    for (uint32_t r = 0; r < RANKS; r++) sum_start(&f, &s, r);
+    for (int i = 0; when == 1 && i < 100000 && !f.device[1]->reduced; i++) turn(&f, 5000);
+    f.device[1]->hung = 1; /* in its reduction, or in what it copies */
+    const uint64_t began = mlfab_sim_clock(f.w.sim);
+    assert_int_equal(sum_end(&f, &s, 1), MLFAB_ERR_TIMEOUT);
+    said(f.w.node[1], MLFAB_ERR_TIMEOUT, "the device is not done with other workers' memory");
+    for (uint32_t r = 0; r < RANKS; r += 2) assert_int_not_equal(sum_end(&f, &s, r), 0);
+    assert_in_range(mlfab_sim_clock(f.w.sim) - began, 18ull * WORLD_S, 25ull * WORLD_S);
+    assert_int_equal(share(&f, LEAST, codes), 0);
+    EXPECT(f.w.node[1], codes[1], MLFAB_ERR_DEVICE);
+    assert_true(played_mapped(f.device[1]) > 0);
+    f.device[1]->hung = 0;
+    for (int i = 0; i < 100; i++) turn(&f, 1000000);
+    assert_int_equal(share_all(&f), 1);
+    assert_int_equal(played_mapped(f.device[1]), 0);
+    assert_int_equal(sum_all(&f, &s), 0);
+    end(&f);
+  }
+}
+
+/* Worker 0 is done with its part and gives up while worker 1 still copies from it: what is written there now must not become
+ * part of a result. */
+static void test_late_reader(void **state) {
+  static sum_call s;
+  uint32_t caught = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    fixture f;
+    begin(&f, 2, seed, 0);
+    assert_int_equal(share_all(&f), 1);
+    sum_prepare(&f, &s);
+    f.device[0]->eager = f.device[1]->eager = 1;
+    for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
+    for (int i = 0; i < 100000 && !f.device[1]->reduced; i++) turn(&f, 1000);
+    const uint32_t copied = f.device[0]->copies;
+    f.device[1]->hung = 1;
+    for (int i = 0; i < 3000; i++) turn(&f, 1000); /* worker 0 copies, and meets */
+    caught += f.device[0]->copies > copied;
+    (void)mlfab_cancel(f.w.node[0], s.request[0]);
+    uint8_t *over = played_own(f.device[0], s.at[0]);
+    memset(over, 0x77, sizeof s.was[0]);
+    f.device[1]->hung = 0;
+    for (int i = 0; i < 3; i++) (void)mlfab_progress(f.w.node[1], 0);
+    int code = until_done(&f, 1, s.request[1]);
+    if (code) {
+      assert_int_equal(code, MLFAB_ERR_CANCELLED);
+    } else {
+      int64_t got[LENGTH];
+      played_read(f.device[1], got, s.at[1], sizeof got);
+      for (uint32_t i = 0; i < LENGTH; i++) assert_int_equal(got[i], s.was[0][i] + s.was[1][i]);
+    }
+    (void)until_done(&f, 0, s.request[0]);
+    end(&f);
+  }
+  assert_true(caught > 0);
+}
+
+/* --- who cannot, and what differs --- */
+
+static void test_mismatch(void **state) {
+  fixture f;
+  mlfab_request request[2];
+  (void)state;
+  for (int k = 0; k < 3; k++) {
+    begin(&f, 2, 7, 0);
+    assert_int_equal(share_all(&f), 1);
+    int64_t *at[2] = {played_alloc(f.device[0], 8 * LENGTH), played_alloc(f.device[1], 8 * LENGTH)};
+    const uint64_t other = k == 0 ? LENGTH - 1 : k == 1 ? 10 : LENGTH;
+    const mlfab_collective max = {.size = sizeof max, .op = MLFAB_OP_MAX};
+    mlfab_vec vec[2] = {{at[0], LENGTH}, {at[1], other}};
+    OK(f.w.node[0], mlfab_allreduce_start(f.w.node[0], &vec[0], 1, MLFAB_I64, NULL, &request[0]));
+    OK(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec[1], 1, MLFAB_I64, k == 2 ? &max : NULL,
+                                          &request[1]));
+    for (uint32_t r = 0; r < 2; r++) {
+      assert_int_equal(until_done(&f, r, request[r]), MLFAB_ERR_MISMATCH);
+      said(f.w.node[r], MLFAB_ERR_MISMATCH,
+           k == 1 ? "a meeting about device memory" : "an allreduce");
+    }
+    assert_int_equal(reduced(&f), 0);
+    end(&f);
+  }
+}
+
+static void test_cannot_share(void **state) {
+  static sum_call s;
+  mlfab_device poor = played_device;
+  (void)state;
+  for (int why = 0; why < 3; why++) {
+    fixture f;
+    memset(&f, 0, sizeof f);
+    f.random = 3;
+    f.workers = RANKS;
+    world_init(&f.w, RANKS, 1, 0);
+    f.w.config.timeout_ns = 20ull * WORLD_S;
+    world_open(&f.w, 3);
+    poor.size = offsetof(mlfab_device, identify);
+    for (uint32_t i = 0; i < RANKS; i++) {
+      f.device[i] = played_begin(i);
+      if (why == 0 && i == 1) f.device[i]->host = 7;
+      if (why == 2 && i == 1) continue; /* no device at all */
+      OK(f.w.node[i], mlfab_device_attach(f.w.node[i], why == 1 && i == 1 ? &poor : &played_device,
+                                          f.device[i], 0));
+    }
+    assert_int_equal(share_all(&f), 0);
+    if (why < 2) assert_int_equal(sum_all(&f, &s), 0);
+    assert_int_equal(reduced(&f), 0);
+    world_close(&f.w);
+    for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
+  }
+}
+
+static void test_arguments(void **state) {
+  fixture f;
+  int shared = 7;
+  (void)state;
+  begin(&f, 1, 1, 0);
+  assert_int_equal(mlfab_device_share(NULL, 0, 0, &shared), MLFAB_ERR_ARGUMENT);
+  EXPECT(f.w.node[0], mlfab_device_share(f.w.node[0], 0, 0, NULL), MLFAB_ERR_ARGUMENT);
+  OK(f.w.node[0], mlfab_device_share(f.w.node[0], LEAST, 0, &shared));
+  assert_int_equal(shared, 1);
+  int64_t *at = played_alloc(f.device[0], 8 * LENGTH);
+  OK(f.w.node[0], mlfab_allreduce(f.w.node[0], at, LENGTH, MLFAB_I64, NULL));
+  assert_int_equal(f.device[0]->reduced, 1);
+  OK(f.w.node[0], mlfab_allreduce(f.w.node[0], at, LEAST / 8 - 1, MLFAB_I64, NULL));
+  assert_int_equal(f.device[0]->reduced, 1);
+  end(&f);
+}
+
+/* Pushes pass a call that waits for other workers; a call with a number does not. */
+static void test_order(void **state) {
+  static sum_call s;
+  fixture f;
+  mlfab_request barrier[2], small[2];
+  int64_t *at[2];
+  (void)state;
+  begin(&f, 2, 4, 0);
+  assert_int_equal(share_all(&f), 1);
+  sum_prepare(&f, &s);
+  for (uint32_t r = 0; r < 2; r++) at[r] = played_alloc(f.device[r], 64);
+  sum_start(&f, &s, 0);
+  for (uint32_t r = 0; r < 2; r++) {
+    static const int64_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    mlfab_vec vec = {at[r], 8};
+    played_produce(f.device[r], at[r], eight, sizeof eight);
+    if (r == 0)
+      OK(f.w.node[0], mlfab_allreduce_start(f.w.node[0], &vec, 1, MLFAB_I64, NULL, &small[0]));
+    OK(f.w.node[r], mlfab_barrier_start(f.w.node[r], NULL, &barrier[r]));
+  }
+  for (uint32_t r = 0; r < 2; r++) assert_int_equal(until_done(&f, r, barrier[r]), 0);
+  sum_start(&f, &s, 1);
+  mlfab_vec vec = {at[1], 8};
+  OK(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec, 1, MLFAB_I64, NULL, &small[1]));
+  for (uint32_t r = 0; r < 2; r++) {
+    int64_t got[8];
+    assert_int_equal(sum_end(&f, &s, r), 0);
+    assert_int_equal(until_done(&f, r, small[r]), 0);
+    played_read(f.device[r], got, at[r], sizeof got);
+    for (int64_t i = 0; i < 8; i++) assert_int_equal(got[i], 2 * (i + 1));
+  }
+  end(&f);
+}
+
+/* --- a worker that joins --- */
+
+static void open_one(fixture *f, uint32_t i) {
+  mlfab_error error;
+  mlfab_config c = world_config(&f->w, i);
+  c.workers = 2;
+  c.workers_max = RANKS;
+  if (mlfab_sim_open(f->w.sim, i, &c, &f->w.node[i], &error))
+    fail_msg("node %u: %s", i, error.text);
+}
+
+static void until_ready(fixture *f, uint32_t i) {
+  mlfab_error error;
+  for (int ready = 0; ready != 1; ready = mlfab_is_ready(f->w.node[i], &error)) {
+    if (ready < 0) fail_msg("node %u: %s", i, error.text);
+    assert_int_equal(mlfab_sim_step(f->w.sim), 1);
+  }
+}
+
+/* 1: the call of a founder is over: with the sum of both, or (*joined_p) of all three. */
+static int founder_looks(fixture *f, sum_call *s, uint32_t r, int *joined_p) {
+  mlfab_result result;
+  int64_t got[LENGTH];
+  int done = 0;
+  OK(f->w.node[r], mlfab_test(f->w.node[r], s->request[r], &done, &result));
+  if (!done) return 0;
+  EXPECT(f->w.node[r], result.status, 0);
+  played_read(f->device[r], got, s->at[r], sizeof got);
+  *joined_p = got[0] != s->was[0][0] + s->was[1][0];
+  for (uint32_t i = 0; i < LENGTH; i++)
+    assert_int_equal(got[i], s->was[0][i] + s->was[1][i] + (*joined_p ? s->was[2][i] : 0));
+  return 1;
+}
+
+/* It comes at any moment, while the founders call all the time: no call fails, and the first one after it has its data. */
+static void play_join(uint64_t seed, uint32_t when) {
+  static sum_call s;
+  fixture f;
+  int joined[2] = {0}, open = 0;
+  uint32_t calls[2] = {0};
+  memset(&f, 0, sizeof f);
+  f.random = seed;
+  f.workers = RANKS;
+  world_init(&f.w, RANKS, 1, 1);
+  f.w.config.timeout_ns = 20ull * WORLD_S;
+  world_network(&f.w, seed);
+  const uint32_t first[] = {3, 0, 1};
+  for (int i = 0; i < 3; i++) open_one(&f, first[i]);
+  for (int i = 0; i < 3; i++) until_ready(&f, first[i]);
+  for (uint32_t i = 0; i < RANKS; i++) f.device[i] = played_begin(seed + i);
+  for (uint32_t i = 0; i < 2; i++)
+    OK(f.w.node[i], mlfab_device_attach(f.w.node[i], &played_device, f.device[i], 0));
+  assert_int_equal(share_all(&f), 1);
+  sum_prepare(&f, &s);
+  for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
+  for (uint32_t i = 0; !joined[0] || !joined[1]; i++) {
+    assert_true(i < 2000000);
+    if (i == when) open_one(&f, 2);
+    mlfab_error error;
+    if (i >= when && !open && mlfab_is_ready(f.w.node[2], &error) == 1) {
+      OK(f.w.node[2], mlfab_device_attach(f.w.node[2], &played_device, f.device[2], 0));
+      sum_start(&f, &s, 2);
+      open = 1;
+    }
+    turn(&f, 20000);
+    for (uint32_t r = 0; r < 2; r++) {
+      if (joined[r] || !founder_looks(&f, &s, r, &joined[r])) continue;
+      calls[r]++;
+      if (!joined[r]) sum_start(&f, &s, r);
+    }
+  }
+  assert_int_equal(calls[0], calls[1]);
+  assert_int_equal(until_done(&f, 2, s.request[2]), 0);
+  const uint32_t before = reduced(&f);
+  assert_int_equal(share_all(&f), 1);
+  assert_int_equal(sum_all(&f, &s), 0);
+  assert_int_equal(reduced(&f), before + RANKS);
+  end(&f);
+}
+
+static void test_join(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < (uint32_t)test_cases_from(60, 60); k++) play_join(700 + k, 1 + k);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_results),      cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_order),        cmocka_unit_test(test_mismatch),
+      cmocka_unit_test(test_cannot_share), cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_late_reader),  cmocka_unit_test(test_hanging),
+      cmocka_unit_test(test_cancel),       cmocka_unit_test(test_death),
+      cmocka_unit_test(test_join)};
+  return cmocka_run_group_tests_name("device to device", tests, NULL, NULL);
+}
