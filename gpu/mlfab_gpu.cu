@@ -163,6 +163,11 @@ ELEMENTS_BINARY(elements_f32_mul, float,
                     : "=f"(r)
                     : "f"(a), "f"(b)),
                     *)
+ELEMENTS_BINARY(elements_f32_div, float,
+                asm("div.rn.f32 %0, %1, %2;"
+                    : "=f"(r)
+                    : "f"(a), "f"(b)),
+                /)
 ELEMENTS_BINARY(elements_f64_add, double, r = __dadd_rn(a, b), +)
 ELEMENTS_BINARY(elements_f64_mul, double, r = __dmul_rn(a, b), *)
 ELEMENTS_BINARY(elements_f64_div, double, r = __ddiv_rn(a, b), /)
@@ -877,6 +882,112 @@ ELEMENTS_FN elements_tally elements_sum_thread(int dtype, uint32_t k, const elem
       elements_sum_ragged(dtype, sum, tile, thread, &tally);
   }
   return tally;
+}
+
+/* ---- reductions ---- */
+
+typedef struct elements_reduce {
+  elements_cut cut;
+  void *dst;
+  const void *in[MLFAB_GPU_SUM_MOST];
+  uint32_t k;
+  int op;
+} elements_reduce;
+
+/* The arguments of mlfab_gpu_reduce, checked; 0 or the number of an error. */
+static inline int elements_reduce_of(elements_reduce *reduce, int op, int dtype, void *dst,
+                                     const void *const *in, uint32_t k, uint64_t n) {
+  uint32_t width = elements_width(dtype), off = 0;
+  int aligned;
+  if (width == 0 || k < 1 || k > MLFAB_GPU_SUM_MOST || in == NULL) return ELEMENTS_INVALID;
+  if (op < MLFAB_OP_SUM || op > MLFAB_OP_PRODUCT) return ELEMENTS_INVALID;
+  if ((op == MLFAB_OP_MEAN && dtype == MLFAB_I64) || (dst == NULL && n > 0))
+    return ELEMENTS_INVALID;
+  memset(reduce, 0, sizeof *reduce);
+  aligned = elements_aligned(dst, width, &off);
+  for (uint32_t i = 0; i < k; i++) {
+    if (in[i] == NULL && n > 0) return ELEMENTS_INVALID;
+    aligned &= elements_aligned(in[i], width, &off);
+    reduce->in[i] = in[i];
+  }
+  if (!aligned) return ELEMENTS_MISALIGNED;
+  reduce->cut = elements_cut_of(n, elements_tile(dtype), off);
+  reduce->dst = dst;
+  reduce->k = k;
+  reduce->op = op;
+  return 0;
+}
+
+/* An integer that orders the numbers: -0 below +0, and NaN at the end that wins. */
+ELEMENTS_FN int64_t elements_rank(int op, int dtype, elements_number x) {
+  const int64_t last = op == MLFAB_OP_MAX ? INT64_MAX : INT64_MIN;
+  if (dtype == MLFAB_I64) return (int64_t)x.i64;
+  if (dtype == MLFAB_F64) {
+    int64_t v = (int64_t)elements_f64_bits(x.f64);
+    if ((v & INT64_MAX) > (int64_t)ELEMENTS_F64_INFINITY) return last;
+    return v < 0 ? v ^ INT64_MAX : v;
+  }
+  int32_t v = (int32_t)elements_f32_bits(x.f32);
+  if ((v & INT32_MAX) > (int32_t)ELEMENTS_F32_INFINITY) return last;
+  return v < 0 ? v ^ INT32_MAX : v;
+}
+
+ELEMENTS_FN elements_number elements_combine(int op, int dtype, elements_number a,
+                                             elements_number b) {
+  if (op == MLFAB_OP_MIN) return elements_rank(op, dtype, b) < elements_rank(op, dtype, a) ? b : a;
+  if (op == MLFAB_OP_MAX) return elements_rank(op, dtype, b) > elements_rank(op, dtype, a) ? b : a;
+  return op == MLFAB_OP_PRODUCT ? elements_mul(dtype, a, b) : elements_add(dtype, a, b);
+}
+
+/* Divides sums, which are rounded already. */
+ELEMENTS_FN void elements_divide(int dtype, elements_chunk *chunk, uint32_t by) {
+  elements_chunk out = {{0, 0, 0, 0}};
+  ELEMENTS_UNROLL
+  for (uint32_t j = 0; j < elements_many(dtype); j++) {
+    elements_number x = elements_take(dtype, chunk, j);
+    if (dtype == MLFAB_F64)
+      x.f64 = elements_f64_div(x.f64, (double)by);
+    else
+      x.f32 = elements_f32_div(x.f32, (float)by);
+    elements_put(dtype, &out, j, x);
+  }
+  *chunk = out;
+}
+
+ELEMENTS_FN void elements_reduce_tile(int dtype, int whole, const elements_reduce *reduce,
+                                      uint64_t tile, uint32_t thread) {
+  const uint32_t width = elements_width(dtype), many = 16u / width;
+  ELEMENTS_ONCE
+  for (uint32_t round = 0; round < ELEMENTS_ROUNDS; round++) {
+    uint64_t at = elements_at(&reduce->cut, tile, round, thread, many);
+    elements_chunk out = {{0, 0, 0, 0}};
+    elements_number acc[8];
+    if (at >= reduce->cut.n) return;
+    ELEMENTS_ONCE
+    for (uint32_t i = 0; i < reduce->k; i++) {
+      elements_chunk in = elements_load(width, whole, reduce->in[i], at, reduce->cut.n);
+      ELEMENTS_UNROLL
+      for (uint32_t j = 0; j < many; j++) {
+        elements_number x = elements_take(dtype, &in, j);
+        acc[j] = i == 0 ? x : elements_combine(reduce->op, dtype, acc[j], x);
+      }
+    }
+    ELEMENTS_UNROLL
+    for (uint32_t j = 0; j < many; j++) elements_put(dtype, &out, j, acc[j]);
+    if (reduce->op == MLFAB_OP_MEAN) elements_divide(dtype, &out, reduce->k);
+    elements_store(width, whole, reduce->dst, at, reduce->cut.n, &out);
+  }
+}
+
+ELEMENTS_FN void elements_reduce_thread(int dtype, const elements_reduce *reduce, uint32_t part,
+                                        uint32_t thread) {
+  for (uint64_t tile = elements_first(&reduce->cut, part); tile < elements_end(&reduce->cut, part);
+       tile++) {
+    if (elements_whole(&reduce->cut, tile))
+      elements_reduce_tile(dtype, 1, reduce, tile, thread);
+    else
+      elements_reduce_tile(dtype, 0, reduce, tile, thread);
+  }
 }
 
 /* ---- adding an update ---- */
@@ -1962,6 +2073,28 @@ extern "C" int mlfab_gpu_sum(int dtype, void *dst, const void *const *in, const 
   return code ? code : kernels_stats_end(sum.sums, sum.cut.parts, stats, stream);
 }
 
+/* ---- reductions ---- */
+
+template <int DTYPE>
+static __global__ void __launch_bounds__(ELEMENTS_THREADS, 4)
+    kernels_reduce(const __grid_constant__ elements_reduce reduce) {
+  elements_reduce_thread(DTYPE, &reduce, blockIdx.x, threadIdx.x);
+}
+
+extern "C" int mlfab_gpu_reduce(int op, int dtype, void *dst, const void *const *in, uint32_t k,
+                                uint64_t n, void *stream) {
+  elements_reduce reduce;
+  int code = elements_reduce_of(&reduce, op, dtype, dst, in, k, n);
+  if (code) return code;
+  if (op == MLFAB_OP_SUM) return mlfab_gpu_sum(dtype, dst, in, NULL, k, n, NULL, NULL, stream);
+  return kernels_launch(dtype == MLFAB_F32   ? kernels_reduce<MLFAB_F32>
+                        : dtype == MLFAB_F64 ? kernels_reduce<MLFAB_F64>
+                        : dtype == MLFAB_I64 ? kernels_reduce<MLFAB_I64>
+                        : dtype == MLFAB_F16 ? kernels_reduce<MLFAB_F16>
+                                             : kernels_reduce<MLFAB_BF16>,
+                        reduce.cut.parts, ELEMENTS_THREADS, reduce, stream);
+}
+
 /* ---- updates ---- */
 
 template <int DTYPE>
@@ -2165,19 +2298,22 @@ extern "C" int mlfab_gpu_scatter_add(int dtype, void *dst, const uint32_t *indic
 /* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order.
  *
  * For: telling memory apart, pinned memory, copies on two streams of its own, one for each direction, events between them and the
- * caller's stream. Not for: what is copied and when, which is core/api/staging.c.
+ * caller's stream; memory of other processes (CUDA IPC), and reducing it. Not for: what is copied and when, which is
+ * core/api/staging.c and direct.c.
  *
  * Invariants. (1) Nothing here waits for a stream, except mlfab_gpu_attach and close. (2) The caller's thread keeps its current device
  * and its last error: a function that finds another device current sets it back, and an error that a query leaves behind is cleared
- * if there was none before. (3) All events are of one kind without timing, and are used again.
+ * if there was none before. (3) All events are of one kind without timing, and are used again. (4) No memory is mapped into the
+ * process that it belongs to, which CUDA does not do: workers of one process do not reach each other.
  *
- * Source: CUDA C++ Programming Guide, asynchronous concurrent execution (streams, events). */
+ * Source: CUDA C++ Programming Guide, asynchronous concurrent execution (streams, events), interprocess communication. */
 
 #include <cuda_runtime.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 namespace {
 
@@ -2351,10 +2487,126 @@ void device_close(void *self) {
   free(d);
 }
 
+/* ---- memory of other processes ---- */
+
+/* What identifies a device: its number for all processes of the world, and this process. */
+struct device_name {
+  unsigned char gpu[16];
+  unsigned char process[MLFAB_DEVICE_ID - 16];
+};
+static_assert(sizeof(device_name) == MLFAB_DEVICE_ID, "no holes");
+static_assert(sizeof(cudaIpcMemHandle_t) <= MLFAB_DEVICE_HANDLE, "a handle has room");
+
+/* Where the driver says that an allocation begins: its function, as the runtime has none. The runtime finds it from 11.3 on. */
+typedef int (*device_range_fn)(unsigned long long *base_p, size_t *bytes_p, unsigned long long at);
+
+device_range_fn device_range() {
+  void *found = nullptr;
+#if CUDART_VERSION >= 12050
+  cudaDriverEntryPointQueryResult how;
+  if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 11030, cudaEnableDefault,
+                                       &how) != cudaSuccess ||
+      how != cudaDriverEntryPointSuccess)
+    return nullptr;
+#elif CUDART_VERSION >= 12000
+  cudaDriverEntryPointQueryResult how;
+  if (cudaGetDriverEntryPoint("cuMemGetAddressRange", &found, cudaEnableDefault, &how) !=
+          cudaSuccess ||
+      how != cudaDriverEntryPointSuccess)
+    return nullptr;
+#elif CUDART_VERSION >= 11030
+  if (cudaGetDriverEntryPoint("cuMemGetAddressRange", &found, cudaEnableDefault) != cudaSuccess)
+    return nullptr;
+#endif
+  return reinterpret_cast<device_range_fn>(found);
+}
+
+int device_gpu(int device, unsigned char *gpu) {
+  cudaDeviceProp properties;
+  cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  if (error == cudaSuccess) memcpy(gpu, &properties.uuid, 16);
+  return error;
+}
+
+/* Bytes that no other process has; the same in all contexts of this one. */
+int device_process(unsigned char *bytes, size_t n) {
+  static unsigned char own[MLFAB_DEVICE_ID - 16];
+  static const bool known = getentropy(own, sizeof own) == 0;
+  memcpy(bytes, own, n);
+  return known ? 0 : cudaErrorNotSupported;
+}
+
+int device_identify(void *self, void *id) {
+  device_scope scope(device_of(self)->device);
+  device_name name;
+  int error = device_gpu(device_of(self)->device, name.gpu);
+  if (!error) error = device_process(name.process, sizeof name.process);
+  if (!error && !device_range()) error = cudaErrorNotSupported;
+  if (!error) memcpy(id, &name, sizeof name);
+  return error;
+}
+
+/* The same GPU, or one that this process sees, too. Other hosts have other numbers. */
+int device_reaches(void *self, const void *id) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  device_name own, other;
+  int count = 0, can = 0;
+  memcpy(&other, id, sizeof other);
+  if (device_identify(self, &own) || memcmp(own.process, other.process, sizeof own.process) == 0)
+    return 0;
+  if (memcmp(own.gpu, other.gpu, sizeof own.gpu) == 0) return 1;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
+  for (int i = 0; i < count; i++) {
+    unsigned char gpu[16];
+    if (device_gpu(i, gpu) == cudaSuccess && memcmp(gpu, other.gpu, sizeof gpu) == 0)
+      return cudaDeviceCanAccessPeer(&can, d->device, i) == cudaSuccess && can;
+  }
+  return 0;
+}
+
+/* Refuses what does not lie in one allocation. Memory of pools, managed and virtual memory have no handle. */
+int device_share(void *self, const void *memory, uint64_t bytes, void *handle, uint64_t *offset_p) {
+  device_scope scope(device_of(self)->device);
+  device_range_fn range = device_range();
+  unsigned long long base = 0, at = reinterpret_cast<uintptr_t>(memory);
+  size_t size = 0;
+  cudaIpcMemHandle_t own;
+  if (!range) return cudaErrorNotSupported;
+  if (range(&base, &size, at) != 0 || at < base || at - base > size || bytes > size - (at - base))
+    return cudaErrorInvalidValue;
+  cudaError_t error =
+      cudaIpcGetMemHandle(&own, reinterpret_cast<void *>(static_cast<uintptr_t>(base)));
+  if (error != cudaSuccess) return error;
+  memset(handle, 0, MLFAB_DEVICE_HANDLE);
+  memcpy(handle, &own, sizeof own);
+  *offset_p = at - base;
+  return 0;
+}
+
+int device_map(void *self, const void *handle, void **memory_p) {
+  device_scope scope(device_of(self)->device);
+  cudaIpcMemHandle_t other;
+  memcpy(&other, handle, sizeof other);
+  return cudaIpcOpenMemHandle(memory_p, other, cudaIpcMemLazyEnablePeerAccess);
+}
+
+void device_unmap(void *self, void *memory) {
+  device_scope scope(device_of(self)->device);
+  (void)cudaIpcCloseMemHandle(memory);
+}
+
+int device_reduce(void *self, int op, int dtype, void *to, const void *const *from, uint32_t k,
+                  uint64_t n) {
+  device_scope scope(device_of(self)->device);
+  return mlfab_gpu_reduce(op, dtype, to, from, k, n, device_of(self)->ways[MLFAB_DEVICE_FROM_HOST]);
+}
+
 const mlfab_device device_table = {
     sizeof(mlfab_device), "CUDA",       device_where, device_pin,   device_unpin,
     device_fence,         device_after, device_copy,  device_mark,  device_order,
-    device_poll,          device_drop,  device_text,  device_close,
+    device_poll,          device_drop,  device_text,  device_close, device_identify,
+    device_reaches,       device_share, device_map,   device_unmap, device_reduce,
 };
 
 int device_fail(mlfab_error *error_p, int code, const char *text, cudaError_t error) {

@@ -79,6 +79,11 @@ MLFAB_API int mlfab_gpu_sum(int dtype, void *dst, const void *const *in, const d
                             uint32_t k, uint64_t n, mlfab_gpu_stats *stats, void *scratch,
                             void *stream);
 
+/* dst = in[0] op in[1] op ..., from left to right: mlfab__kernel_combine_many, and with MLFAB_OP_MEAN mlfab__kernel_divide by k
+ * behind it. in is a host array of k; k is 1 to 16. MEAN not of I64. dst may be one of `in`; no other overlap. One launch. */
+MLFAB_API int mlfab_gpu_reduce(int op, int dtype, void *dst, const void *const *in, uint32_t k,
+                               uint64_t n, void *stream);
+
 /* dst = w + scale * u, as mlfab__kernel_add. w NULL: dst = scale * u. dst NULL: only stats. dst may be w or
  * u; no other overlap. stats, or NULL: norm2 of u, finite of scale * u. F32, F64, I64. */
 MLFAB_API int mlfab_gpu_add(int dtype, void *dst, const void *w, const void *u, double scale,

@@ -1,13 +1,15 @@
 /* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order.
  *
  * For: telling memory apart, pinned memory, copies on two streams of its own, one for each direction, events between them and the
- * caller's stream. Not for: what is copied and when, which is core/api/staging.c.
+ * caller's stream; memory of other processes (CUDA IPC), and reducing it. Not for: what is copied and when, which is
+ * core/api/staging.c and direct.c.
  *
  * Invariants. (1) Nothing here waits for a stream, except mlfab_gpu_attach and close. (2) The caller's thread keeps its current device
  * and its last error: a function that finds another device current sets it back, and an error that a query leaves behind is cleared
- * if there was none before. (3) All events are of one kind without timing, and are used again.
+ * if there was none before. (3) All events are of one kind without timing, and are used again. (4) No memory is mapped into the
+ * process that it belongs to, which CUDA does not do: workers of one process do not reach each other.
  *
- * Source: CUDA C++ Programming Guide, asynchronous concurrent execution (streams, events). */
+ * Source: CUDA C++ Programming Guide, asynchronous concurrent execution (streams, events), interprocess communication. */
 #include "../mlfab_gpu.h"
 
 #include <cuda_runtime.h>
@@ -15,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 namespace {
 
@@ -188,10 +191,126 @@ void device_close(void *self) {
   free(d);
 }
 
+/* ---- memory of other processes ---- */
+
+/* What identifies a device: its number for all processes of the world, and this process. */
+struct device_name {
+  unsigned char gpu[16];
+  unsigned char process[MLFAB_DEVICE_ID - 16];
+};
+static_assert(sizeof(device_name) == MLFAB_DEVICE_ID, "no holes");
+static_assert(sizeof(cudaIpcMemHandle_t) <= MLFAB_DEVICE_HANDLE, "a handle has room");
+
+/* Where the driver says that an allocation begins: its function, as the runtime has none. The runtime finds it from 11.3 on. */
+typedef int (*device_range_fn)(unsigned long long *base_p, size_t *bytes_p, unsigned long long at);
+
+device_range_fn device_range() {
+  void *found = nullptr;
+#if CUDART_VERSION >= 12050
+  cudaDriverEntryPointQueryResult how;
+  if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 11030, cudaEnableDefault,
+                                       &how) != cudaSuccess ||
+      how != cudaDriverEntryPointSuccess)
+    return nullptr;
+#elif CUDART_VERSION >= 12000
+  cudaDriverEntryPointQueryResult how;
+  if (cudaGetDriverEntryPoint("cuMemGetAddressRange", &found, cudaEnableDefault, &how) !=
+          cudaSuccess ||
+      how != cudaDriverEntryPointSuccess)
+    return nullptr;
+#elif CUDART_VERSION >= 11030
+  if (cudaGetDriverEntryPoint("cuMemGetAddressRange", &found, cudaEnableDefault) != cudaSuccess)
+    return nullptr;
+#endif
+  return reinterpret_cast<device_range_fn>(found);
+}
+
+int device_gpu(int device, unsigned char *gpu) {
+  cudaDeviceProp properties;
+  cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  if (error == cudaSuccess) memcpy(gpu, &properties.uuid, 16);
+  return error;
+}
+
+/* Bytes that no other process has; the same in all contexts of this one. */
+int device_process(unsigned char *bytes, size_t n) {
+  static unsigned char own[MLFAB_DEVICE_ID - 16];
+  static const bool known = getentropy(own, sizeof own) == 0;
+  memcpy(bytes, own, n);
+  return known ? 0 : cudaErrorNotSupported;
+}
+
+int device_identify(void *self, void *id) {
+  device_scope scope(device_of(self)->device);
+  device_name name;
+  int error = device_gpu(device_of(self)->device, name.gpu);
+  if (!error) error = device_process(name.process, sizeof name.process);
+  if (!error && !device_range()) error = cudaErrorNotSupported;
+  if (!error) memcpy(id, &name, sizeof name);
+  return error;
+}
+
+/* The same GPU, or one that this process sees, too. Other hosts have other numbers. */
+int device_reaches(void *self, const void *id) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  device_name own, other;
+  int count = 0, can = 0;
+  memcpy(&other, id, sizeof other);
+  if (device_identify(self, &own) || memcmp(own.process, other.process, sizeof own.process) == 0)
+    return 0;
+  if (memcmp(own.gpu, other.gpu, sizeof own.gpu) == 0) return 1;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
+  for (int i = 0; i < count; i++) {
+    unsigned char gpu[16];
+    if (device_gpu(i, gpu) == cudaSuccess && memcmp(gpu, other.gpu, sizeof gpu) == 0)
+      return cudaDeviceCanAccessPeer(&can, d->device, i) == cudaSuccess && can;
+  }
+  return 0;
+}
+
+/* Refuses what does not lie in one allocation. Memory of pools, managed and virtual memory have no handle. */
+int device_share(void *self, const void *memory, uint64_t bytes, void *handle, uint64_t *offset_p) {
+  device_scope scope(device_of(self)->device);
+  device_range_fn range = device_range();
+  unsigned long long base = 0, at = reinterpret_cast<uintptr_t>(memory);
+  size_t size = 0;
+  cudaIpcMemHandle_t own;
+  if (!range) return cudaErrorNotSupported;
+  if (range(&base, &size, at) != 0 || at < base || at - base > size || bytes > size - (at - base))
+    return cudaErrorInvalidValue;
+  cudaError_t error =
+      cudaIpcGetMemHandle(&own, reinterpret_cast<void *>(static_cast<uintptr_t>(base)));
+  if (error != cudaSuccess) return error;
+  memset(handle, 0, MLFAB_DEVICE_HANDLE);
+  memcpy(handle, &own, sizeof own);
+  *offset_p = at - base;
+  return 0;
+}
+
+int device_map(void *self, const void *handle, void **memory_p) {
+  device_scope scope(device_of(self)->device);
+  cudaIpcMemHandle_t other;
+  memcpy(&other, handle, sizeof other);
+  return cudaIpcOpenMemHandle(memory_p, other, cudaIpcMemLazyEnablePeerAccess);
+}
+
+void device_unmap(void *self, void *memory) {
+  device_scope scope(device_of(self)->device);
+  (void)cudaIpcCloseMemHandle(memory);
+}
+
+int device_reduce(void *self, int op, int dtype, void *to, const void *const *from, uint32_t k,
+                  uint64_t n) {
+  device_scope scope(device_of(self)->device);
+  return mlfab_gpu_reduce(op, dtype, to, from, k, n, device_of(self)->ways[MLFAB_DEVICE_FROM_HOST]);
+}
+
 const mlfab_device device_table = {
     sizeof(mlfab_device), "CUDA",       device_where, device_pin,   device_unpin,
     device_fence,         device_after, device_copy,  device_mark,  device_order,
-    device_poll,          device_drop,  device_text,  device_close,
+    device_poll,          device_drop,  device_text,  device_close, device_identify,
+    device_reaches,       device_share, device_map,   device_unmap, device_reduce,
 };
 
 int device_fail(mlfab_error *error_p, int code, const char *text, cudaError_t error) {

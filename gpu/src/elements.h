@@ -127,6 +127,11 @@ ELEMENTS_BINARY(elements_f32_mul, float,
                     : "=f"(r)
                     : "f"(a), "f"(b)),
                     *)
+ELEMENTS_BINARY(elements_f32_div, float,
+                asm("div.rn.f32 %0, %1, %2;"
+                    : "=f"(r)
+                    : "f"(a), "f"(b)),
+                /)
 ELEMENTS_BINARY(elements_f64_add, double, r = __dadd_rn(a, b), +)
 ELEMENTS_BINARY(elements_f64_mul, double, r = __dmul_rn(a, b), *)
 ELEMENTS_BINARY(elements_f64_div, double, r = __ddiv_rn(a, b), /)
@@ -841,6 +846,112 @@ ELEMENTS_FN elements_tally elements_sum_thread(int dtype, uint32_t k, const elem
       elements_sum_ragged(dtype, sum, tile, thread, &tally);
   }
   return tally;
+}
+
+/* ---- reductions ---- */
+
+typedef struct elements_reduce {
+  elements_cut cut;
+  void *dst;
+  const void *in[MLFAB_GPU_SUM_MOST];
+  uint32_t k;
+  int op;
+} elements_reduce;
+
+/* The arguments of mlfab_gpu_reduce, checked; 0 or the number of an error. */
+static inline int elements_reduce_of(elements_reduce *reduce, int op, int dtype, void *dst,
+                                     const void *const *in, uint32_t k, uint64_t n) {
+  uint32_t width = elements_width(dtype), off = 0;
+  int aligned;
+  if (width == 0 || k < 1 || k > MLFAB_GPU_SUM_MOST || in == NULL) return ELEMENTS_INVALID;
+  if (op < MLFAB_OP_SUM || op > MLFAB_OP_PRODUCT) return ELEMENTS_INVALID;
+  if ((op == MLFAB_OP_MEAN && dtype == MLFAB_I64) || (dst == NULL && n > 0))
+    return ELEMENTS_INVALID;
+  memset(reduce, 0, sizeof *reduce);
+  aligned = elements_aligned(dst, width, &off);
+  for (uint32_t i = 0; i < k; i++) {
+    if (in[i] == NULL && n > 0) return ELEMENTS_INVALID;
+    aligned &= elements_aligned(in[i], width, &off);
+    reduce->in[i] = in[i];
+  }
+  if (!aligned) return ELEMENTS_MISALIGNED;
+  reduce->cut = elements_cut_of(n, elements_tile(dtype), off);
+  reduce->dst = dst;
+  reduce->k = k;
+  reduce->op = op;
+  return 0;
+}
+
+/* An integer that orders the numbers: -0 below +0, and NaN at the end that wins. */
+ELEMENTS_FN int64_t elements_rank(int op, int dtype, elements_number x) {
+  const int64_t last = op == MLFAB_OP_MAX ? INT64_MAX : INT64_MIN;
+  if (dtype == MLFAB_I64) return (int64_t)x.i64;
+  if (dtype == MLFAB_F64) {
+    int64_t v = (int64_t)elements_f64_bits(x.f64);
+    if ((v & INT64_MAX) > (int64_t)ELEMENTS_F64_INFINITY) return last;
+    return v < 0 ? v ^ INT64_MAX : v;
+  }
+  int32_t v = (int32_t)elements_f32_bits(x.f32);
+  if ((v & INT32_MAX) > (int32_t)ELEMENTS_F32_INFINITY) return last;
+  return v < 0 ? v ^ INT32_MAX : v;
+}
+
+ELEMENTS_FN elements_number elements_combine(int op, int dtype, elements_number a,
+                                             elements_number b) {
+  if (op == MLFAB_OP_MIN) return elements_rank(op, dtype, b) < elements_rank(op, dtype, a) ? b : a;
+  if (op == MLFAB_OP_MAX) return elements_rank(op, dtype, b) > elements_rank(op, dtype, a) ? b : a;
+  return op == MLFAB_OP_PRODUCT ? elements_mul(dtype, a, b) : elements_add(dtype, a, b);
+}
+
+/* Divides sums, which are rounded already. */
+ELEMENTS_FN void elements_divide(int dtype, elements_chunk *chunk, uint32_t by) {
+  elements_chunk out = {{0, 0, 0, 0}};
+  ELEMENTS_UNROLL
+  for (uint32_t j = 0; j < elements_many(dtype); j++) {
+    elements_number x = elements_take(dtype, chunk, j);
+    if (dtype == MLFAB_F64)
+      x.f64 = elements_f64_div(x.f64, (double)by);
+    else
+      x.f32 = elements_f32_div(x.f32, (float)by);
+    elements_put(dtype, &out, j, x);
+  }
+  *chunk = out;
+}
+
+ELEMENTS_FN void elements_reduce_tile(int dtype, int whole, const elements_reduce *reduce,
+                                      uint64_t tile, uint32_t thread) {
+  const uint32_t width = elements_width(dtype), many = 16u / width;
+  ELEMENTS_ONCE
+  for (uint32_t round = 0; round < ELEMENTS_ROUNDS; round++) {
+    uint64_t at = elements_at(&reduce->cut, tile, round, thread, many);
+    elements_chunk out = {{0, 0, 0, 0}};
+    elements_number acc[8];
+    if (at >= reduce->cut.n) return;
+    ELEMENTS_ONCE
+    for (uint32_t i = 0; i < reduce->k; i++) {
+      elements_chunk in = elements_load(width, whole, reduce->in[i], at, reduce->cut.n);
+      ELEMENTS_UNROLL
+      for (uint32_t j = 0; j < many; j++) {
+        elements_number x = elements_take(dtype, &in, j);
+        acc[j] = i == 0 ? x : elements_combine(reduce->op, dtype, acc[j], x);
+      }
+    }
+    ELEMENTS_UNROLL
+    for (uint32_t j = 0; j < many; j++) elements_put(dtype, &out, j, acc[j]);
+    if (reduce->op == MLFAB_OP_MEAN) elements_divide(dtype, &out, reduce->k);
+    elements_store(width, whole, reduce->dst, at, reduce->cut.n, &out);
+  }
+}
+
+ELEMENTS_FN void elements_reduce_thread(int dtype, const elements_reduce *reduce, uint32_t part,
+                                        uint32_t thread) {
+  for (uint64_t tile = elements_first(&reduce->cut, part); tile < elements_end(&reduce->cut, part);
+       tile++) {
+    if (elements_whole(&reduce->cut, tile))
+      elements_reduce_tile(dtype, 1, reduce, tile, thread);
+    else
+      elements_reduce_tile(dtype, 0, reduce, tile, thread);
+  }
 }
 
 /* ---- adding an update ---- */

@@ -101,6 +101,28 @@ extern "C" int mlfab_gpu_sum(int dtype, void *dst, const void *const *in, const 
   return code ? code : kernels_stats_end(sum.sums, sum.cut.parts, stats, stream);
 }
 
+/* ---- reductions ---- */
+
+template <int DTYPE>
+static __global__ void __launch_bounds__(ELEMENTS_THREADS, 4)
+    kernels_reduce(const __grid_constant__ elements_reduce reduce) {
+  elements_reduce_thread(DTYPE, &reduce, blockIdx.x, threadIdx.x);
+}
+
+extern "C" int mlfab_gpu_reduce(int op, int dtype, void *dst, const void *const *in, uint32_t k,
+                                uint64_t n, void *stream) {
+  elements_reduce reduce;
+  int code = elements_reduce_of(&reduce, op, dtype, dst, in, k, n);
+  if (code) return code;
+  if (op == MLFAB_OP_SUM) return mlfab_gpu_sum(dtype, dst, in, NULL, k, n, NULL, NULL, stream);
+  return kernels_launch(dtype == MLFAB_F32   ? kernels_reduce<MLFAB_F32>
+                        : dtype == MLFAB_F64 ? kernels_reduce<MLFAB_F64>
+                        : dtype == MLFAB_I64 ? kernels_reduce<MLFAB_I64>
+                        : dtype == MLFAB_F16 ? kernels_reduce<MLFAB_F16>
+                                             : kernels_reduce<MLFAB_BF16>,
+                        reduce.cut.parts, ELEMENTS_THREADS, reduce, stream);
+}
+
 /* ---- updates ---- */
 
 template <int DTYPE>

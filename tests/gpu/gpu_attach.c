@@ -7,6 +7,7 @@
 #endif
 #include "../unit/played.h"
 #include "../unit/world.h"
+#include "core/api/context.h"
 #include "gpu/mlfab_gpu.h"
 
 #include <cuda_runtime_api.h>
@@ -23,6 +24,9 @@ static struct {
   uint32_t streams, events, ways;
   int managed; /* device memory is managed */
   int other;   /* device memory is device 1's */
+  int peers;   /* device 0 can read memory of device 1 */
+  int pools;   /* device memory has no handle */
+  int opened;  /* mappings */
 } cuda;
 
 static cudaError_t ended(cudaError_t error) {
@@ -155,10 +159,73 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
   cudaError_t error = called();
-  const played_op op = {PLAYED_COPIES, 0, 0, to, from, bytes, 0};
+  const played_op op = {.kind = PLAYED_COPIES, .to = to, .from = from, .bytes = bytes};
   assert_int_equal(kind, cudaMemcpyDefault);
   if (error == cudaSuccess) played_add(cuda.device, queue_of(stream), op);
   return error;
+}
+
+/* --- memory of other processes --- */
+
+/* The GPU of a number; the other process of this runtime has the same, or another one. */
+static void gpu_of(int device, unsigned char *uuid) { memset(uuid, 0x40 + device, 16); }
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+  memset(properties, 0, sizeof *properties);
+  gpu_of(device, (unsigned char *)&properties->uuid);
+  return called();
+}
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  assert_int_equal(device, 0);
+  *can = peer == 1 && cuda.peers;
+  return called();
+}
+
+/* The driver's function: an allocation is a stretch of 4,096 bytes. */
+enum { ALLOCATION = 4096 };
+static int address_range(unsigned long long *base, size_t *bytes, unsigned long long at) {
+  const unsigned long long from = (uintptr_t)cuda.device->at;
+  if (at < from || at >= from + PLAYED_BYTES) return 1;
+  *base = from + (at - from) / ALLOCATION * ALLOCATION;
+  *bytes = ALLOCATION;
+  return 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *how) {
+  cudaError_t error = called();
+  assert_string_equal(symbol, "cuMemGetAddressRange");
+  assert_true(version >= 3020 && flags == cudaEnableDefault);
+  int (*found)(unsigned long long *, size_t *, unsigned long long) = address_range;
+  memcpy(function, &found, sizeof found);
+  *how = error == cudaSuccess ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return error;
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *at) {
+  cudaError_t error = called();
+  assert_true(((uint8_t *)at - cuda.device->at) % ALLOCATION == 0);
+  memset(handle, 0x11, sizeof *handle);
+  memcpy(handle, &at, sizeof at);
+  return error != cudaSuccess ? error : ended(cuda.pools ? cudaErrorInvalidValue : cudaSuccess);
+}
+cudaError_t cudaIpcOpenMemHandle(void **at, cudaIpcMemHandle_t handle, unsigned flags) {
+  cudaError_t error = called();
+  assert_int_equal(flags, cudaIpcMemLazyEnablePeerAccess);
+  if (error == cudaSuccess) memcpy(at, &handle, sizeof *at);
+  cuda.opened += error == cudaSuccess;
+  return error;
+}
+cudaError_t cudaIpcCloseMemHandle(void *at) {
+  (void)at;
+  cuda.opened--;
+  return called();
+}
+int mlfab_gpu_reduce(int op, int dtype, void *to, const void *const *in, uint32_t k, uint64_t n,
+                     void *stream) {
+  cudaError_t error = called();
+  assert_int_equal(queue_of(stream), MLFAB_DEVICE_FROM_HOST);
+  return error != cudaSuccess ? (int)error : played_reduce(cuda.device, op, dtype, to, in, k, n);
 }
 
 /* --- the tests --- */
@@ -308,9 +375,101 @@ static void test_failures(void **state) {
   assert_true(failures > 12);
 }
 
+/* What the table says of memory that other processes may read. */
+static void test_sharing(void **state) {
+  world w;
+  mlfab_error error;
+  unsigned char own[MLFAB_DEVICE_ID], again[MLFAB_DEVICE_ID], handle[MLFAB_DEVICE_HANDLE];
+  uint64_t offset = 0;
+  void *mapped = NULL;
+  int shared = 0;
+  (void)state;
+  begin(&w);
+  OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
+  void *self;
+  const mlfab_device *table = w.node[0]->stager->device(w.node[0], &self);
+  assert_int_equal(table->identify(self, own), 0);
+  assert_int_equal(table->identify(self, again), 0);
+  assert_memory_equal(own, again, sizeof own);
+  assert_int_equal(table->reaches(self, own), 0); /* this process: CUDA does not map that */
+  memset(own + 16, 1, sizeof own - 16);
+  assert_int_equal(table->reaches(self, own), 1);
+  gpu_of(1, own);
+  assert_int_equal(table->reaches(self, own), 0);
+  cuda.peers = 1;
+  assert_int_equal(table->reaches(self, own), 1);
+  gpu_of(2, own); /* this process does not see it */
+  assert_int_equal(table->reaches(self, own), 0);
+  uint8_t *at = cuda.device->at + 2 * ALLOCATION + 96;
+  assert_int_equal(table->share(self, at, ALLOCATION - 96, handle, &offset), 0);
+  assert_int_equal(offset, 96);
+  assert_int_equal(table->share(self, at, ALLOCATION - 95, handle, &offset), cudaErrorInvalidValue);
+  assert_int_equal(table->map(self, handle, &mapped), 0);
+  assert_ptr_equal((uint8_t *)mapped + offset, at);
+  assert_int_equal(cuda.opened, 1);
+  table->unmap(self, mapped);
+  assert_int_equal(cuda.opened, 0);
+  cuda.pools = 1;
+  assert_int_equal(table->share(self, at, 8, handle, &offset), cudaErrorInvalidValue);
+  assert_int_equal(cuda.last, cudaSuccess);
+  cuda.pools = 0;
+  /* A worker alone shares with nobody, and reduces on its device. */
+  int64_t made[COUNT], got[COUNT], *data = played_alloc(cuda.device, sizeof made);
+  for (int i = 0; i < COUNT; i++) made[i] = i * i;
+  played_produce(cuda.device, data, made, sizeof made);
+  OK(w.node[0], mlfab_device_share(w.node[0], 64, 0, &shared));
+  assert_int_equal(shared, 1);
+  OK(w.node[0], mlfab_allreduce(w.node[0], data, COUNT, MLFAB_I64, NULL));
+  assert_int_equal(cuda.device->reduced, 1);
+  played_read(cuda.device, got, data, sizeof got);
+  assert_memory_equal(got, made, sizeof made);
+  assert_int_equal(cuda.wrong_current, 0);
+  end(&w);
+}
+
+/* Each of its calls of the runtime fails in turn: an error number, nothing is left behind, and the next call works. */
+static void test_sharing_failures(void **state) {
+  world w;
+  mlfab_error error;
+  unsigned char id[MLFAB_DEVICE_ID], handle[MLFAB_DEVICE_HANDLE];
+  uint64_t offset = 0;
+  uint32_t failures = 0;
+  (void)state;
+  begin(&w);
+  OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
+  void *self;
+  const mlfab_device *table = w.node[0]->stager->device(w.node[0], &self);
+  uint8_t *at = cuda.device->at;
+  for (uint32_t n = 1; n <= 8; n++) {
+    void *mapped = NULL;
+    cuda.fails = cudaErrorIllegalAddress;
+#define FAILING(call) (cuda.calls = 0, cuda.fails_at = n, (call))
+    int how = FAILING(table->identify(self, id));
+    failures += how != 0;
+    cuda.fails_at = 0;
+    assert_int_equal(table->identify(self, id), 0);
+    memset(id + 16, 1, sizeof id - 16);
+    assert_true(FAILING(table->reaches(self, id)) >= 0);
+    how = FAILING(table->share(self, at, 64, handle, &offset));
+    failures += how != 0;
+    cuda.fails_at = 0;
+    assert_int_equal(table->share(self, at, 64, handle, &offset), 0);
+    how = FAILING(table->map(self, handle, &mapped));
+    failures += how != 0;
+    cuda.fails_at = 0;
+    if (how) assert_int_equal(table->map(self, handle, &mapped), 0);
+    table->unmap(self, mapped);
+    assert_int_equal(cuda.opened, 0);
+    assert_int_equal(cuda.last, cudaSuccess);
+  }
+  assert_true(failures >= 5);
+  end(&w);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_memories),
-                                     cmocka_unit_test(test_refused),
-                                     cmocka_unit_test(test_failures)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_memories), cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_failures), cmocka_unit_test(test_sharing),
+      cmocka_unit_test(test_sharing_failures)};
   return cmocka_run_group_tests_name("attaching a GPU", tests, NULL, NULL);
 }

@@ -72,6 +72,16 @@ static inline int play_sum(int dtype, void *dst, const void *const *in, const do
   return code;
 }
 
+static inline int play_reduce(int op, int dtype, void *dst, const void *const *in, uint32_t k,
+                              uint64_t n) {
+  elements_reduce reduce;
+  int code = elements_reduce_of(&reduce, op, dtype, dst, in, k, n);
+  for (uint32_t part = 0; code == 0 && part < reduce.cut.parts; part++)
+    for (uint32_t thread = 0; thread < ELEMENTS_THREADS; thread++)
+      elements_reduce_thread(dtype, &reduce, part, thread);
+  return code;
+}
+
 static inline int play_add(int dtype, void *dst, const void *w, const void *u, double scale,
                            uint64_t n, mlfab_gpu_stats *stats) {
   void *scratch = stats ? play_scratch(ELEMENTS_STATS_BYTES) : NULL;

@@ -280,6 +280,38 @@ static void sums(void **unused) {
   cases(400, one_sum);
 }
 
+static void one_reduction(uint64_t seed) {
+  uint64_t state = mix(seed);
+  const int dtype = dtypes[seed % 5], finite = chance_below(&state, 2) != 0;
+  int op = (int)chance_below(&state, 5), into = chance_below(&state, 2) != 0;
+  const uint32_t k = 1 + (uint32_t)chance_below(&state, MLFAB_GPU_SUM_MOST);
+  const uint64_t n = any_length(&state, elements_tile(dtype)), off = any_off(&state);
+  array in[MLFAB_GPU_SUM_MOST], dst = array_new(dtype, n, off), wanted = array_new(dtype, n, 0);
+  const void *ins[MLFAB_GPU_SUM_MOST];
+  void *out = wanted.at;
+  if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64) op = MLFAB_OP_PRODUCT;
+  for (uint32_t i = 0; i < k; i++) {
+    in[i] = array_any(&state, dtype, n, chance_below(&state, 3) ? off : any_off(&state), finite);
+    ins[i] = in[i].at;
+  }
+  mlfab__kernel_combine_many(op == MLFAB_OP_MEAN ? MLFAB_OP_SUM : op, dtype, &out, 1, ins, k, n, 0);
+  if (op == MLFAB_OP_MEAN) mlfab__kernel_divide(dtype, wanted.at, n, k);
+  void *to = into ? in[chance_below(&state, k)].at : dst.at;
+  assert_int_equal(play_reduce(op, dtype, to, ins, k, n), 0);
+  if (to != dst.at) memcpy(dst.at, to, dst.bytes);
+  expect_same(&dst, &wanted);
+  assert_int_equal(play_reduce(MLFAB_OP_PRODUCT + 1, dtype, to, ins, k, n), ELEMENTS_INVALID);
+  assert_int_equal(play_reduce(op, dtype, to, ins, MLFAB_GPU_SUM_MOST + 1, n), ELEMENTS_INVALID);
+  assert_int_equal(play_reduce(MLFAB_OP_MEAN, MLFAB_I64, to, ins, k, n), ELEMENTS_INVALID);
+  for (uint32_t i = 0; i < k; i++) array_free(&in[i]);
+  array_free(&dst), array_free(&wanted);
+}
+
+static void reductions(void **unused) {
+  (void)unused;
+  cases(400, one_reduction);
+}
+
 /* One input and no weights is a copy, of NaN, too. */
 static void a_sum_of_one_copies(void **unused) {
   (void)unused;
@@ -649,6 +681,7 @@ int main(void) {
       cmocka_unit_test(every_half_comes_back),
       cmocka_unit_test(conversions),
       cmocka_unit_test(sums),
+      cmocka_unit_test(reductions),
       cmocka_unit_test(a_sum_of_one_copies),
       cmocka_unit_test(updates),
       cmocka_unit_test(rules),
