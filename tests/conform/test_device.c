@@ -1,5 +1,6 @@
 /* test_device.c - buffers in device memory over real transports: two workers with the library's threads, each with a device that
- * is played (../unit/played.h), push, pull and reduce, while their own threads go on giving work to the stream. */
+ * is played (../unit/played.h), push, pull and reduce, while their own threads go on giving work to the stream; and workers whose
+ * devices read each other's memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -7,11 +8,12 @@
 #include "../unit/scale.h"
 
 /* With so little staging memory a push and a pull have eight chunks, which are copied while others are sent. */
-enum { WORKERS = 2, COUNT = 30000, SLOTS = 3, STAGING = 1 << 21 };
+enum { WORKERS = 2, COUNT = 30000, SLOTS = 3, MATES = 4, STAGING = 1 << 21 };
 
 typedef struct worker {
   const char *coordinator;
-  uint32_t rank, transports;
+  uint32_t rank, transports, workers;
+  void (*work)(struct worker *w);
   mlfab *ctx;
   played *device;
   int line; /* of the failure, or 0 */
@@ -78,12 +80,83 @@ static void work(worker *w) {
   free(mine);
 }
 
+/* What member i has at place k of round `round`. */
+static float made_by(uint32_t i, uint32_t k, int round) {
+  return (float)(1.0 / (double)(3 + k % 977 + 5 * i) + (double)round);
+}
+
+/* The sum in the order of the ranks that take part. */
+static void sum_of(worker *w, float *want, uint32_t n, int round) {
+  for (uint32_t k = 0; k < n; k++) {
+    want[k] = made_by(0, k, round);
+    for (uint32_t r = 1; r < w->workers; r++) want[k] += made_by(r, k, round);
+  }
+}
+
+/* Sums on devices that read each other; now and then a worker brings memory of the host. In the end the last one goes away. */
+static void mate(worker *w) {
+  enum { N = COUNT };
+  float *at = played_alloc(w->device, N * sizeof(float)), *made = (float *)(void *)w->made[0];
+  float *want = (float *)(void *)w->made[1], *got = (float *)(void *)w->got;
+  int shared = 0, code = 0;
+  for (uint32_t k = 0; k < N; k++) made[k] = made_by(w->rank, k, 0);
+  sum_of(w, want, N, 0);
+  if (w->transports ==
+      MLFAB_USE_SHM) { /* blocking calls in the host's shared memory have the same bits */
+    MUST(mlfab_allreduce(w->ctx, made, N, MLFAB_F32, NULL));
+    HOLDS(memcmp(made, want, N * sizeof(float)) == 0);
+  }
+  MUST(mlfab_device_share(w->ctx, 4096, 0, &shared));
+  HOLDS(shared);
+  const int rounds = (int)test_cases_from(8, 200);
+  uint32_t direct = 0;
+  for (int round = 0; round < rounds; round++) {
+    const int host = round % 4 == 3 && w->rank == 1;
+    const uint32_t n = N - (uint32_t)round % 100;
+    mlfab_vec vec = {host ? got : at, n};
+    mlfab_request request;
+    for (uint32_t k = 0; k < n; k++) made[k] = made_by(w->rank, k, round);
+    if (host)
+      memcpy(got, made, n * sizeof(float));
+    else
+      played_produce(w->device, at, made, n * sizeof(float));
+    MUST(mlfab_allreduce_start(w->ctx, &vec, 1, MLFAB_F32, NULL, &request));
+    MUST(mlfab_wait(w->ctx, request, 0, NULL));
+    if (round % 4 == 3) continue; /* by the host, in another order */
+    direct++;
+    played_read(w->device, got, at, n * sizeof(float));
+    sum_of(w, want, n, round);
+    HOLDS(memcmp(got, want, n * sizeof(float)) == 0);
+  }
+  HOLDS(w->device->reduced == direct);
+  const mlfab_vec vec = {at, N};
+  mlfab_request request;
+  played_kernel(w->device, at, 0, N * sizeof(float));
+  MUST(mlfab_allreduce_start(w->ctx, &vec, 1, MLFAB_F32, NULL, &request));
+  if (w->rank == w->workers - 1) {
+    MUST(mlfab_abandon(&w->ctx));
+    return;
+  }
+  code = mlfab_wait(w->ctx, request, 0, NULL);
+  HOLDS(code == 0 || code == MLFAB_ERR_PEER_DEAD || code == MLFAB_ERR_PEER_CLOSED);
+  for (int turn = 0; turn < 6; turn++) {
+    for (uint32_t k = 0; k < N; k++) made[k] = 1.0f;
+    played_produce(w->device, at, made, N * sizeof(float));
+    code = mlfab_allreduce(w->ctx, at, N, MLFAB_F32, NULL);
+    if (code == 0) break;
+  }
+  MUST(code);
+  played_read(w->device, got, at, N * sizeof(float));
+  for (uint32_t k = 0; k < N; k++)
+    HOLDS(got[k] >= (float)(w->workers - 1) && got[k] <= (float)(w->workers - 1));
+}
+
 static void *worker_main(void *argument) {
   worker *w = argument;
   mlfab_config c;
   mlfab_error error;
   mlfab_config_init(&c);
-  c.workers = WORKERS;
+  c.workers = w->workers;
   c.servers = 2;
   c.rank = (int32_t)w->rank;
   c.transports = w->transports;
@@ -96,46 +169,63 @@ static void *worker_main(void *argument) {
     snprintf(w->text, sizeof w->text, "%s", error.text);
     return NULL;
   }
-  if (mlfab_device_attach(w->ctx, &played_device, w->device, STAGING)) w->line = __LINE__;
-  if (!w->line) work(w);
+  if (mlfab_device_attach(w->ctx, &played_device, w->device, w->work == work ? STAGING : 0))
+    w->line = __LINE__;
+  if (!w->line) w->work(w);
   mlfab_close(&w->ctx);
   return NULL;
 }
 
-static void play(const char *name, uint32_t transports) {
-  static worker workers[WORKERS];
-  pthread_t threads[WORKERS];
+static void play(const char *name, uint32_t transports, uint32_t n, void (*job)(worker *w)) {
+  static worker workers[MATES];
+  pthread_t threads[MATES];
   char coordinator[64];
   snprintf(coordinator, sizeof coordinator, "%s-%d", name, (int)getpid());
   memset(workers, 0, sizeof workers);
-  for (uint32_t r = 0; r < WORKERS; r++) {
+  for (uint32_t r = 0; r < n; r++) {
     workers[r].coordinator = coordinator;
     workers[r].rank = r;
     workers[r].transports = transports;
+    workers[r].workers = n;
+    workers[r].work = job;
     assert_int_equal(pthread_create(&threads[r], NULL, worker_main, &workers[r]), 0);
   }
-  for (uint32_t r = 0; r < WORKERS; r++) pthread_join(threads[r], NULL);
-  for (uint32_t r = 0; r < WORKERS; r++) {
+  for (uint32_t r = 0; r < n; r++) pthread_join(threads[r], NULL);
+  for (uint32_t r = 0; r < n; r++) {
     if (workers[r].line) fail_msg("worker %u, line %d: %s", r, workers[r].line, workers[r].text);
     assert_int_equal(workers[r].device->closed, 1);
-    assert_int_equal(workers[r].device->pinned_now, 0);
-    played_end(workers[r].device);
+    if (job == work) assert_int_equal(workers[r].device->pinned_now, 0);
   }
+  for (uint32_t r = 0; r < n; r++) played_end(workers[r].device);
 }
 
 static void test_unix(void **state) {
   (void)state;
-  play("unix:@mlfab-device", MLFAB_USE_TCP);
+  play("unix:@mlfab-device", MLFAB_USE_TCP, WORKERS, work);
 }
 
 static void test_shm(void **state) {
   (void)state;
 #ifdef __linux__
-  play("shm:mlfab-device", MLFAB_USE_SHM);
+  play("shm:mlfab-device", MLFAB_USE_SHM, WORKERS, work);
+#endif
+}
+
+static void test_direct_unix(void **state) {
+  (void)state;
+  play("unix:@mlfab-direct", MLFAB_USE_TCP, MATES, mate);
+}
+
+static void test_direct_shm(void **state) {
+  (void)state;
+#ifdef __linux__
+  play("shm:mlfab-direct", MLFAB_USE_SHM, MATES, mate);
 #endif
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_unix), cmocka_unit_test(test_shm)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_unix), cmocka_unit_test(test_shm),
+                                     cmocka_unit_test(test_direct_unix),
+                                     cmocka_unit_test(test_direct_shm)};
   return cmocka_run_group_tests_name("device over transports", tests, NULL, NULL);
 }
