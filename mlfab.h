@@ -2084,12 +2084,12 @@ MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *
  * finish: calls are staged until all workers call this again. A worker that joins may end this call with AGAIN on all workers.
  *
  * Memory. Devices keep up to 64 allocations of other workers mapped, and may read them until the call has ended on all workers.
- * Before a program frees memory that such calls have used, all workers call this (again), which unmaps all, or close.
+ * Before a program frees memory that such calls have used, all workers call this (again), which unmaps all when it returns 0, or close.
  *
  * Bits: those of blocking calls in shared memory of the host. Cost: four small messages among the workers; a worker's device reads
- * (2P-1)/P of the bytes, and writes them once. Bytes over the bus to the host: none.
- * Errors: ARGUMENT, STATE (not a worker; inside a function of mlfab_on_done), MEMORY, AGAIN, DEVICE (earlier work of the device is not
- * over, so its mappings stay), TIMEOUT, and failures of collectives. */
+ * (2P-1)/P of the bytes, and writes them once. Bytes over the bus to the host: none. mlfab_stats counts each message round as a collective.
+ * Errors: ARGUMENT, STATE (not a worker; inside a function of mlfab_on_done), MEMORY, AGAIN, DEVICE (on all workers, with the rank whose
+ * device has not ended what a failed call has given it: mappings stay), TIMEOUT, and failures of collectives. */
 MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,
                                  int *shared_p);
 

@@ -601,15 +601,18 @@ static const mlfab__context_direct direct_functions = {
 
 /* A record of mlfab_device_share. */
 struct mlfab__direct_host {
-  int64_t can; /* 1: its device shares memory; 2: it has none, or cannot */
+  int64_t can; /* DIRECT_SHARES ...; 0: it takes no part */
   uint64_t least;
   uint8_t id[MLFAB_DEVICE_ID];
 };
 typedef struct mlfab__direct_host direct_host;
+enum { DIRECT_SHARES = 1, DIRECT_SHARES_NOT, DIRECT_IS_BUSY };
 _Static_assert(sizeof(direct_host) == DIRECT_OFFER * 8, "a record has no holes");
 
-/* Why this worker cannot share with those of the list, or NULL. *rank_p: because of that one. */
-static const char *direct_compare(const mlfab *ctx, const direct_host *list, uint32_t *rank_p) {
+/* Why this worker cannot share with those of the list, or NULL. *rank_p: because of that one. *busy_p: the first whose device
+ * may use memory of others still, or stays. */
+static const char *direct_compare(const mlfab *ctx, const direct_host *list, uint32_t *rank_p,
+                                  int32_t *busy_p) {
   const direct_host *own = &list[ctx->node->config.rank];
   direct_agreement *d = ctx->shares;
   void *self;
@@ -622,11 +625,12 @@ static const char *direct_compare(const mlfab *ctx, const direct_host *list, uin
     if (other->can == 0) continue;
     count++;
     d->least = mlfab__max(d->least, other->least);
+    if (other->can == DIRECT_IS_BUSY && *busy_p == MLFAB_NO_RANK) *busy_p = (int32_t)r;
     if (why) continue;
     *rank_p = r;
-    if (other->can != 1)
+    if (other->can != DIRECT_SHARES)
       why = "has no device that can share memory";
-    else if (other != own && own->can == 1 && !device->reaches(self, other->id))
+    else if (other != own && own->can == DIRECT_SHARES && !device->reaches(self, other->id))
       why = "has a device that this worker's cannot reach, or is on another host";
   }
   return why || count <= DIRECT_MOST ? why : "is one of more workers than can share";
@@ -638,9 +642,9 @@ static void direct_describe(mlfab *ctx, uint64_t least, direct_host *own) {
   void *self;
   const mlfab_device *device = direct_device(ctx, &self);
   own->least = least ? least : DIRECT_LEAST;
-  own->can = 2;
-  if (!direct_can(device) || d->busy || d->lost) return;
-  if (device->identify(self, own->id) == 0) own->can = 1;
+  own->can = d->busy || d->lost ? DIRECT_IS_BUSY : DIRECT_SHARES_NOT;
+  if (!direct_can(device) || own->can == DIRECT_IS_BUSY) return;
+  if (device->identify(self, own->id) == 0) own->can = DIRECT_SHARES;
 }
 
 MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a, uint64_t least,
@@ -648,6 +652,7 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
   mlfab_error *last = &ctx->node->requests.last;
   const uint32_t workers = ctx->node->config.workers;
   memset(a, 0, sizeof *a);
+  a->busy = MLFAB_NO_RANK;
   if (!ctx->shares) ctx->shares = mlfab__alloc(&ctx->env, sizeof *ctx->shares);
   if (ctx->shares) a->list = mlfab__alloc(&ctx->env, workers * sizeof *a->list);
   if (!a->list) return MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "device_share: out of memory");
@@ -672,7 +677,10 @@ static int direct_share_count(mlfab *ctx, mlfab__direct_share *a) {
   int room = a->serial < comm->base ? -1 : mlfab__comm_room(comm, a->epoch, 1);
   if (room == 0) return 0;
   if (room < 0) {
-    a->code = direct_is_void(ctx, &error);
+    a->code = mlfab__comm_owed(ctx->node->parts->comm, &error) ? error.code : 0;
+    if (!a->code)
+      a->code = MLFAB__FAIL(&error, MLFAB_ERR_AGAIN,
+                            "device_share: the workers that take part change: call it again");
     return mlfab__node_return(ctx->node, a->code, &error);
   }
   d->members = comm->members;
@@ -692,7 +700,7 @@ MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share) {
   if (a->request) a->code = direct_has_met(ctx, &a->request);
   if (a->code) return 1;
   if (a->state == MLFAB__SHARE_LISTS) {
-    const char *why = direct_compare(ctx, a->list, &rank);
+    const char *why = direct_compare(ctx, a->list, &rank, &a->busy);
     if (why)
       mlfab__log(&ctx->env, MLFAB_LOG_INFO, "device memory is not shared: worker %u %s", rank, why);
     a->agree = why == NULL;
@@ -716,9 +724,11 @@ MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, 
     code = mlfab__context_in_vain(ctx, 0);
   else if (!code && a->state != MLFAB__SHARE_OVER)
     code = MLFAB__FAIL(last, MLFAB_ERR_TIMEOUT, "device_share: the workers that take part change");
-  else if (!code && (d->busy || d->lost))
-    code = MLFAB__FAIL(last, MLFAB_ERR_DEVICE,
-                       "device_share: the device has not ended what earlier calls have given it");
+  else if (!code && a->busy != MLFAB_NO_RANK)
+    code = mlfab__error(last, MLFAB_ERR_DEVICE, a->busy, 0, 0,
+                        "device_share: worker %d's device may still use memory of other workers, "
+                        "for a call that has failed",
+                        (int)a->busy);
   mlfab__free(&ctx->env, a->list, ctx->node->config.workers * sizeof *a->list);
   if (!code) *shared_p = d->epoch != 0;
   return code;

@@ -15,6 +15,7 @@ typedef struct mlfab__direct_share {
   int64_t agree;                   /* the second's */
   mlfab_request request;           /* of a meeting under way */
   uint64_t serial;                 /* of the first meeting's call */
+  int32_t busy;                    /* the worker whose device may use others' memory still */
   uint32_t epoch;
 } mlfab__direct_share;
 

@@ -242,6 +242,39 @@ static void sums(void) {
   }
 }
 
+static void one_reduction(uint64_t seed, int dtype, uint32_t k, uint64_t n) {
+  uint64_t state = mix(the_seed + 9000 + seed), off = any_off(&state);
+  int finite = chance_below(&state, 3) != 0, op = (int)chance_below(&state, 5);
+  int apart = chance_below(&state, 3) == 0;
+  both in[MLFAB_GPU_SUM_MOST], dst = both_new(dtype, n, apart ? any_off(&state) : off);
+  const void *device[MLFAB_GPU_SUM_MOST], *host[MLFAB_GPU_SUM_MOST];
+  if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64) op = MLFAB_OP_MAX;
+  for (uint32_t i = 0; i < k; i++) {
+    in[i] = both_any(&state, dtype, n, apart ? any_off(&state) : off, finite);
+    device[i] = in[i].at;
+    host[i] = in[i].host;
+  }
+  both *to = chance_below(&state, 2) ? &in[chance_below(&state, k)] : &dst;
+  EXPECT(mlfab_gpu_reduce(op, dtype, to->at, device, k, n, NULL) == 0);
+  CUDA(cudaDeviceSynchronize());
+  EXPECT(play_reduce(op, dtype, to->host, host, k, n) == 0);
+  for (uint32_t i = 0; i < k; i++) {
+    both_check(&in[i], "reduction", 0);
+    both_free(&in[i]);
+  }
+  both_check(&dst, "reduction", 0);
+  both_free(&dst);
+}
+
+static void reductions(void) {
+  uint64_t n = test_cases_from(20, 160), state = the_seed;
+  for (uint64_t i = 0; i < n; i++) {
+    int dtype = dtypes[i % 5];
+    one_reduction(i, dtype, 1 + (uint32_t)(i / 5 % MLFAB_GPU_SUM_MOST),
+                  any_length(&state, elements_tile(dtype)));
+  }
+}
+
 /* All numbers of 16 bits, through the device's own conversion: a sum of each with -0 is itself. */
 static void every_half(void) {
   for (int dtype = MLFAB_F16; dtype <= MLFAB_BF16; dtype++) {
@@ -628,6 +661,7 @@ int main(void) {
     const char *name;
     void (*run)(void);
   } cases[] = {{"sums", sums},
+               {"reductions", reductions},
                {"every_half", every_half},
                {"conversions", conversions},
                {"updates", updates},

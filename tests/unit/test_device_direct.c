@@ -412,8 +412,7 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed) {
   p->fails = -1;
   p->copy_fails_at = 0;
   sums_meet(&f);
-  const int shared = share(&f, LEAST, codes);
-  EXPECT(f.w.node[0], codes[0], 0);
+  const int shared = share(&f, LEAST, codes) == 1;
   const uint32_t before = reduced(&f);
   assert_int_equal(sum_all(&f, &s), 0);
   assert_int_equal(reduced(&f), before + (shared ? RANKS : 0));
@@ -527,8 +526,11 @@ static void test_hanging(void **state) {
     said(f.w.node[1], MLFAB_ERR_TIMEOUT, "the device is not done with other workers' memory");
     for (uint32_t r = 0; r < RANKS; r += 2) assert_int_not_equal(sum_end(&f, &s, r), 0);
     assert_in_range(mlfab_sim_clock(f.w.sim) - began, 18ull * WORLD_S, 25ull * WORLD_S);
-    assert_int_equal(share(&f, LEAST, codes), 0);
-    EXPECT(f.w.node[1], codes[1], MLFAB_ERR_DEVICE);
+    assert_int_equal(share(&f, LEAST, codes), -1);
+    for (uint32_t r = 0; r < RANKS; r++) {
+      EXPECT(f.w.node[r], codes[r], MLFAB_ERR_DEVICE);
+      said(f.w.node[r], MLFAB_ERR_DEVICE, "worker 1's device may still use memory");
+    }
     assert_true(played_mapped(f.device[1]) > 0);
     f.device[1]->hung = 0;
     for (int i = 0; i < 100; i++) turn(&f, 1000000);
