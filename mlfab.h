@@ -2008,7 +2008,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  * Progress. Nobody is told when a copy ends: the thread that drives looks every 100 us while there are copies, and mlfab_fd does
  * not become readable for them.
  * Cost: one copy of what a call reads and one of what it writes over the device's bus; what a server sends again in a pull may be
- * copied again. A call of a size that was used before allocates nothing.
+ * copied again. A call of a size that was used before allocates nothing. Workers of one host can do without: mlfab_device_share.
  */
 enum mlfab_memory {
   MLFAB_MEMORY_HOST = 0,
@@ -2072,22 +2072,25 @@ typedef struct mlfab_device {
 MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
                                   uint64_t staging_bytes);
 
-/* Sums from device to device. A collective that all workers call: *shared_p becomes 1 on all where up to 16 workers take part, all
- * of one host, each with a device attached that can read the others' memory; else 0, and the log says why (INFO). Then allreduces of at least
- * least_bytes (0: 1 MiB; the largest of the workers' counts), of any operation, with MLFAB_ALGORITHM_AUTO and no reducer, do not
- * go by the host: each worker's device adds a part, reading it from all workers' memory, and copies the others' parts. For that each
- * worker's memory must be one buffer in device memory of one allocation that can be shared, reduced in place, without refuse_nan. Where
- * it is not on one worker, all stage that call. timeout_ns: for each of two steps; 0: the configured one.
+/* Collectives from device to device. All workers call it: *shared_p becomes 1 on all where up to 16 workers take part, each with a
+ * device attached that can read the others' memory; else 0, and the log says why (INFO). Then allreduces, reduce-scatters,
+ * allgathers and broadcasts of at least least_bytes (0: 1 MiB; the largest of the workers' numbers), with MLFAB_ALGORITHM_AUTO and no reducer, do
+ * not go by the host: each worker's device adds a part, reading it from all workers' memory, and copies the others' parts. For
+ * that each worker's data must be one buffer in device memory, of one allocation that can be shared, without `inputs` and
+ * refuse_nan. Where it is not so on one worker, all stage that call. timeout_ns: for each of two steps; 0: the configured one.
  *
- * Order and errors are those of staging, except: a device that fails ends the call with DEVICE on all workers, with its rank and words; after
+ * Order and errors are those of staging, except: calls with a number among the workers (collectives, opening of objects) wait behind
+ * such a call until it has ended; a device that fails ends the call with DEVICE on all workers, with its rank and words; after
  * a failure the buffers are unspecified, and the agreement is void. It is void, too, once workers die, join, leave or
- * finish: calls are staged until all workers call this again. A worker that joins may end this call with AGAIN on all workers.
+ * finish: calls are staged until all workers call this again. A worker that joins may end this call, and no other, with AGAIN on all workers.
  *
- * Memory. Devices keep up to 64 allocations of other workers mapped, and may read them until the call has ended on all workers.
- * Before a program frees memory that such calls have used, all workers call this (again), which unmaps all when it returns 0, or close.
+ * Memory. Devices keep up to 64 allocations of other workers mapped, and may read them until the call has ended on all workers; they
+ * write none. Before a program frees memory that such calls have used, all workers call this (again), which unmaps all when it returns 0,
+ * or close.
  *
- * Bits: those of blocking calls in shared memory of the host. Cost: four small messages among the workers; a worker's device reads
- * (2P-1)/P of the bytes, and writes them once. Bytes over the bus to the host: none. mlfab_stats counts each message round as a collective.
+ * Bits: those of blocking calls in shared memory of the host. Cost: three or four small messages to and from all workers, one after the
+ * other, each of which mlfab_stats counts as a collective; in an allreduce of P workers a device reads (2P-1)/P of the bytes, and writes them once.
+ * Nothing goes over the bus to the host.
  * Errors: ARGUMENT, STATE (not a worker; inside a function of mlfab_on_done), MEMORY, AGAIN, DEVICE (on all workers, with the rank whose
  * device has not ended what a failed call has given it: mappings stay), TIMEOUT, and failures of collectives. */
 MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,

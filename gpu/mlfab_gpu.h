@@ -10,6 +10,8 @@
  * From mlfab_gpu_attach on, the calls that mlfab.h lists in section 14 (Device memory) take memory of that device, pinned
  * and managed memory, and memory of the host, told apart by the address (cudaPointerGetAttributes). That section says in which
  * order they come with what is on the stream, what fails how, and what it costs. Until then device memory is refused with ARGUMENT.
+ * Where all workers are processes of one host that attach a device, mlfab_device_share has their collectives go from device to
+ * device (CUDA IPC; CUDA 11.3 or newer).
  *
  * SPDX-License-Identifier: MIT
  */

@@ -1,15 +1,17 @@
-/* direct.c - a context: allreduces of device memory among workers of one host, from device to device (mlfab.h, section 14).
+/* direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab.h, section 14).
  *
  * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory. Not for: the
  * order of calls, requests, copies by the host: that is staging.c, which asks here (mlfab__context_direct).
  *
- * A call meets four times. A meeting is a small allreduce in memory of the host: each member writes a record of its own, and
+ * An allreduce meets four times. A meeting is a small allreduce in memory of the host: each member writes a record of its own, and
  * zeros elsewhere, so that a member that gives nothing (it has finished) is seen as that. States of a call, and who moves it on:
  *
  *    FENCED --its turn, the stream has come to it--> AGREES --all can, and agree--> CHOSEN --the epoch has room--> REDUCES
  *       |                                              '--one cannot--> STAGED        '--it has none--> STAGED
  *       '--the epoch is over--> STAGED
  *    REDUCES --own part is done--> REDUCED --all did--> GATHERS --others' parts are copied--> GATHERED --all did--> SETTLES --> over
+ *
+ * A reduce-scatter goes from REDUCED to SETTLES, and an allgather or a broadcast from CHOSEN to GATHERS.
  *
  * AGREES, REDUCED, GATHERED and SETTLES are meetings: a communicator's failure or deadline ends them at all members. STAGED: the call
  * goes by the host's memory. From CHOSEN on a member that fails by itself (deadline, cancel) leaves it to staging.c to tell the others
@@ -18,7 +20,7 @@
  * Invariants. (1) A device writes memory of its own worker only: whoever comes late, or has given up, spoils nobody's memory. In
  * REDUCES member i writes part i, which nobody else reads then; in GATHERS it writes the other parts, which nobody reads any more.
  * (2) A call succeeds only when no member had given up when the last one had read: that is what SETTLES is for. A member that gives up
- * in GATHERED may have its memory overwritten while another one still copies from it; it never meets in SETTLES, so that one fails.
+ * in the meeting before it may have its memory overwritten while another one still copies from it; it never meets in SETTLES, so that one fails.
  * (3) All members take the same way: each choice follows from a table that all have, or from the epoch's limit (mlfab__comm_room). A
  * meeting begins at once, in the epoch of the agreement, or not at all. (4) While a call goes on, no call with a number in the
  * communicator begins behind it: its meetings have consecutive numbers. (5) There is an agreement for one epoch at most. (6) At most
@@ -41,7 +43,6 @@ enum {
   DIRECT_RECORD = 20,     /* words of a record of a meeting */
   DIRECT_TEXT = (DIRECT_RECORD - 1) * 8,
   DIRECT_OFFER = 6,         /* words of a record of mlfab_device_share */
-  DIRECT_AFTER = 3,         /* meetings after AGREES */
   DIRECT_SALT = 0x64657669, /* of meetings: plus the state, or ... */
   DIRECT_SHARE_LISTS = 101,
   DIRECT_SHARE_COUNTS = 102
@@ -99,6 +100,7 @@ struct mlfab__direct_call {
   int left;     /* counted in `busy` */
   uint8_t *at;  /* the buffer */
   uint64_t count;
+  uint64_t first[DIRECT_MOST], length[DIRECT_MOST]; /* elements of the members' parts */
   uint32_t width;
   int failed;
   char text[DIRECT_TEXT]; /* of failed */
@@ -108,6 +110,42 @@ struct mlfab__direct_call {
 };
 
 typedef struct mlfab__direct_call direct_call;
+
+/* What a kind of call does, in this order. */
+static int direct_reduces(const mlfab_call *call) {
+  return call->kind == MLFAB_CALL_ALLREDUCE || call->kind == MLFAB_CALL_REDUCE_SCATTER;
+}
+static int direct_gathers(const mlfab_call *call) {
+  return call->kind != MLFAB_CALL_REDUCE_SCATTER;
+}
+
+static const char *direct_name(const mlfab_call *call) {
+  return call->kind == MLFAB_CALL_ALLREDUCE        ? "allreduce"
+         : call->kind == MLFAB_CALL_REDUCE_SCATTER ? "reduce_scatter"
+         : call->kind == MLFAB_CALL_ALLGATHER      ? "allgather"
+                                                   : "broadcast";
+}
+
+/* Bytes of an element, or 0. */
+static uint32_t direct_width(const mlfab_call *call) {
+  int bytes = call->kind == MLFAB_CALL_BROADCAST ||
+              (call->kind == MLFAB_CALL_ALLGATHER && call->dtype == MLFAB_BYTES);
+  return bytes ? 1 : mlfab__element_bytes(call->dtype);
+}
+
+/* Elements of all buffers; 0 where the call is not what it should be. */
+static uint64_t direct_count(const mlfab *ctx, const mlfab_call *call) {
+  uint64_t count = 0;
+  if (call->kind == MLFAB_CALL_BROADCAST) return call->count;
+  if (call->kind == MLFAB_CALL_ALLREDUCE) {
+    for (uint32_t i = 0; call->vecs && i < call->n; i++)
+      count = mlfab__add_sat(count, call->vecs[i].count);
+  } else if (call->counts) {
+    for (uint32_t r = 0; r < ctx->node->config.workers; r++)
+      count = mlfab__add_sat(count, call->counts[r]);
+  }
+  return count;
+}
 
 static int direct_op(const mlfab_call *call) {
   const mlfab_collective *o = call->options;
@@ -206,14 +244,25 @@ static int direct_reached(mlfab *ctx, direct_call *c, const char *what) {
 
 /* --- meetings --- */
 
-/* The elements of a member's part; returns the first. */
-static uint64_t direct_part(const direct_agreement *d, uint64_t count, uint32_t member,
-                            uint64_t *n_p) {
-  uint64_t even = (count + d->members - 1) / d->members;
+/* Who has which part: the block of a rank, what the root has, or as even as possible. */
+static void direct_plan(const direct_agreement *d, direct_call *c) {
+  const mlfab_call *call = c->call;
+  uint64_t even = (c->count + d->members - 1) / d->members;
   even = (even + DIRECT_GRAIN - 1) / DIRECT_GRAIN * DIRECT_GRAIN;
-  uint64_t from = mlfab__min(even * member, count);
-  *n_p = mlfab__min(even, count - from);
-  return from;
+  for (uint32_t m = 0; m < d->members; m++) {
+    uint64_t from = 0, n = 0;
+    if (call->kind == MLFAB_CALL_ALLREDUCE) {
+      from = mlfab__min(even * m, c->count);
+      n = mlfab__min(even, c->count - from);
+    } else if (call->kind == MLFAB_CALL_BROADCAST) {
+      n = (int64_t)d->ranks[m] == call->root ? c->count : 0;
+    } else {
+      for (uint32_t r = 0; r < d->ranks[m]; r++) from += call->counts[r];
+      n = call->counts[d->ranks[m]];
+    }
+    c->first[m] = from;
+    c->length[m] = n;
+  }
 }
 
 /* Begins an allreduce (SUM) of words of the host. `salt` is different for each kind of meeting. */
@@ -307,8 +356,8 @@ static int direct_judge(mlfab *ctx, const direct_call *c, mlfab_error *error) {
     if (record[0] == DIRECT_FAILED) memcpy(text, record + 1, sizeof text);
     text[sizeof text - 1] = 0;
     d->epoch = 0;
-    return mlfab__error(error, MLFAB_ERR_DEVICE, (int32_t)d->ranks[m], 0, 0,
-                        "allreduce: worker %u: %s", d->ranks[m], text);
+    return mlfab__error(error, MLFAB_ERR_DEVICE, (int32_t)d->ranks[m], 0, 0, "%s: worker %u: %s",
+                        direct_name(c->call), d->ranks[m], text);
   }
   return 0;
 }
@@ -324,13 +373,31 @@ static int direct_offer(mlfab *ctx, direct_call *c, direct_record *record) {
   const mlfab_device *device = direct_device(ctx, &self);
   int refuses = o && MLFAB__HAS(o, mlfab_collective, refuse_nan) && o->refuse_nan;
   int apart = o && MLFAB__HAS(o, mlfab_collective, inputs) && o->inputs;
-  const mlfab_vec *vec = c->call->vecs;
-  if (c->failed || refuses || apart || c->call->n != 1 || d->busy || d->lost) return 0;
-  if (!vec->data || (uintptr_t)vec->data % c->width != 0) return 0;
-  int memory = device->where(self, vec->data, record->bytes, text, sizeof text);
+  int list = c->call->kind == MLFAB_CALL_ALLREDUCE;
+  void *data = list ? c->call->vecs[0].data : c->call->data;
+  if (c->failed || refuses || apart || (list && c->call->n != 1) || d->busy || d->lost) return 0;
+  if (!data || (uintptr_t)data % c->width != 0) return 0;
+  int memory = device->where(self, data, record->bytes, text, sizeof text);
   if (memory != MLFAB_MEMORY_DEVICE) return 0;
-  c->at = vec->data;
+  c->at = data;
   return device->share(self, c->at, record->bytes, record->handle, &record->offset) == 0;
+}
+
+/* What must be the same in all members' calls. */
+static int64_t direct_signature(const mlfab *ctx, const direct_call *c) {
+  const mlfab_call *call = c->call;
+  const mlfab_collective *o = call->options;
+  const int blocks = call->kind == MLFAB_CALL_REDUCE_SCATTER || call->kind == MLFAB_CALL_ALLGATHER;
+  const int64_t of[] = {call->kind,
+                        call->kind == MLFAB_CALL_BROADCAST ? 0 : call->dtype,
+                        direct_reduces(call) ? direct_op(call) : 0,
+                        (int64_t)c->count,
+                        o && MLFAB__HAS(o, mlfab_collective, tag) ? (int64_t)o->tag : 0,
+                        call->kind == MLFAB_CALL_BROADCAST ? call->root : 0};
+  uint64_t hash = mlfab__hash(0, of, sizeof of);
+  if (blocks)
+    hash = mlfab__hash(hash, call->counts, ctx->node->config.workers * sizeof *call->counts);
+  return (int64_t)hash;
 }
 
 static int direct_open(mlfab *ctx, direct_call *c, mlfab_error *error) {
@@ -342,13 +409,10 @@ static int direct_open(mlfab *ctx, direct_call *c, mlfab_error *error) {
     c->state = DIRECT_IS_STAGED;
     return MLFAB__DIRECT_STAGED;
   }
-  const mlfab_collective *o = c->call->options;
-  const int64_t of[] = {c->call->dtype, direct_op(c->call), (int64_t)c->count,
-                        o && MLFAB__HAS(o, mlfab_collective, tag) ? (int64_t)o->tag : 0};
-  direct_record record = {.bytes = c->count * c->width};
-  record.signature = (int64_t)mlfab__hash(0, of, sizeof of);
+  direct_record record = {.signature = direct_signature(ctx, c), .bytes = c->count * c->width};
   record.can = direct_offer(ctx, c, &record);
   d->calls++;
+  direct_plan(d, c);
   direct_say(d, c, &record);
   int code = direct_meet(ctx, c, DIRECT_AGREES);
   if (code == MLFAB_ERR_AGAIN) return MLFAB__DIRECT_WAITS;
@@ -368,25 +432,31 @@ static int direct_agreed(const direct_agreement *d, const direct_call *c) {
   return 1;
 }
 
-/* Queues the reduction of this worker's part. */
-static void direct_reduce(mlfab *ctx, direct_call *c) {
-  direct_agreement *d = ctx->shares;
-  const void *in[DIRECT_MOST];
-  void *self;
-  uint64_t n, from = direct_part(d, c->count, d->me, &n) * c->width;
-  const mlfab_device *device = direct_device(ctx, &self);
+/* Finds the members' memory, as far as this call reads it. */
+static void direct_map_members(mlfab *ctx, direct_call *c) {
+  const direct_agreement *d = ctx->shares;
   c->from[d->me] = c->at;
   for (uint32_t m = 0; m < d->members && !c->failed; m++) {
     direct_record record;
     memcpy(&record, &c->words[m * DIRECT_RECORD], sizeof record);
-    if (m != d->me) {
-      int number = direct_find(ctx, (int32_t)d->ranks[m], record.handle, &c->from[m]);
-      if (number) direct_failed(ctx, c, "mapping another worker's memory", number);
-      c->from[m] += number ? 0 : record.offset;
-    }
-    in[m] = c->from[m] + from;
+    if (m == d->me || (!direct_reduces(c->call) && c->length[m] == 0)) continue;
+    int number = direct_find(ctx, (int32_t)d->ranks[m], record.handle, &c->from[m]);
+    if (number)
+      direct_failed(ctx, c, "mapping another worker's memory", number);
+    else
+      c->from[m] += record.offset;
   }
+}
+
+/* Queues the reduction of this worker's part. */
+static void direct_reduce(mlfab *ctx, direct_call *c) {
+  const direct_agreement *d = ctx->shares;
+  const void *in[DIRECT_MOST];
+  void *self;
+  const uint64_t n = c->length[d->me], from = c->first[d->me] * c->width;
+  const mlfab_device *device = direct_device(ctx, &self);
   if (c->failed || n == 0) return;
+  for (uint32_t m = 0; m < d->members; m++) in[m] = c->from[m] + from;
   int number =
       device->reduce(self, direct_op(c->call), c->call->dtype, c->at + from, in, d->members, n);
   if (number) {
@@ -403,7 +473,7 @@ static void direct_gather(mlfab *ctx, direct_call *c) {
   void *self;
   const mlfab_device *device = direct_device(ctx, &self);
   for (uint32_t m = 0; m < d->members && !c->failed; m++) {
-    uint64_t n, from = direct_part(d, c->count, m, &n) * c->width;
+    const uint64_t n = c->length[m], from = c->first[m] * c->width;
     if (m == d->me || n == 0) continue;
     int number =
         device->copy(self, MLFAB_DEVICE_FROM_HOST, c->at + from, c->from[m] + from, n * c->width);
@@ -415,17 +485,26 @@ static void direct_gather(mlfab *ctx, direct_call *c) {
   if (c->unmarked) direct_mark(ctx, c);
 }
 
+/* Meetings after AGREES. */
+static uint32_t direct_meetings(const direct_call *c) {
+  return 1 + (uint32_t)direct_reduces(c->call) + (uint32_t)direct_gathers(c->call);
+}
+
 static int direct_choose(mlfab *ctx, direct_call *c) {
   mlfab__comm *comm = ctx->node->parts->comm;
-  int room = mlfab__comm_room(comm, ctx->shares->epoch, DIRECT_AFTER);
+  int room = mlfab__comm_room(comm, ctx->shares->epoch, direct_meetings(c));
   if (room == 0) return MLFAB__DIRECT_WAITS;
   if (room < 0) {
     comm->promised = 0;
     c->state = DIRECT_IS_STAGED;
     return MLFAB__DIRECT_STAGED;
   }
-  direct_reduce(ctx, c);
-  c->state = DIRECT_REDUCES;
+  direct_map_members(ctx, c);
+  c->state = direct_reduces(c->call) ? DIRECT_REDUCES : DIRECT_GATHERS;
+  if (c->state == DIRECT_REDUCES)
+    direct_reduce(ctx, c);
+  else
+    direct_gather(ctx, c);
   return MLFAB__DIRECT_MOVED;
 }
 
@@ -443,13 +522,13 @@ static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
         c->state = DIRECT_IS_STAGED;
         return MLFAB__DIRECT_STAGED;
       }
-      comm->promised = DIRECT_AFTER;
+      comm->promised = direct_meetings(c);
       c->state = DIRECT_CHOSEN;
       return MLFAB__DIRECT_MOVED;
     case DIRECT_REDUCED:
       if (direct_judge(ctx, c, error)) return MLFAB__DIRECT_FAILED;
-      direct_gather(ctx, c);
-      c->state = DIRECT_GATHERS;
+      c->state = direct_gathers(c->call) ? DIRECT_GATHERS : DIRECT_SETTLES;
+      if (c->state == DIRECT_GATHERS) direct_gather(ctx, c);
       return MLFAB__DIRECT_MOVED;
     case DIRECT_GATHERED:
       if (direct_judge(ctx, c, error)) return MLFAB__DIRECT_FAILED;
@@ -505,22 +584,36 @@ static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inne
 
 /* --- what staging.c asks besides --- */
 
-/* An allreduce that all members would make in the same way: what is asked here is part of the call on all of them. */
+/* Are the root, and all that have a block, members? */
+static int direct_is_among(const mlfab *ctx, const direct_agreement *d, const mlfab_call *call) {
+  uint64_t blocks = 0, root = 0;
+  for (uint32_t m = 0; m < d->members; m++) {
+    root |= (int64_t)d->ranks[m] == call->root;
+    if (call->counts) blocks = mlfab__add_sat(blocks, call->counts[d->ranks[m]]);
+  }
+  if (call->kind == MLFAB_CALL_BROADCAST) return root != 0;
+  return call->kind == MLFAB_CALL_ALLREDUCE || blocks == direct_count(ctx, call);
+}
+
+/* A collective that all members would make in the same way: what is asked here is part of the call on all of them. */
 static int direct_wants(const mlfab *ctx, const mlfab_call *call) {
   const direct_agreement *d = ctx->shares;
   const mlfab__comm *comm = ctx->node->parts->comm;
   const mlfab_collective *o = call->options;
-  uint64_t count = 0;
-  if (d->epoch == 0 || call->kind != MLFAB_CALL_ALLREDUCE || !call->vecs) return 0;
+  if (d->epoch == 0 || call->kind < MLFAB_CALL_ALLREDUCE || call->kind > MLFAB_CALL_BROADCAST)
+    return 0;
   if (comm->epoch != d->epoch || comm->phase != MLFAB__COMM_IN) return 0;
-  uint32_t width = mlfab__element_bytes(call->dtype);
-  const int op = direct_op(call);
-  if (width == 0 || op > MLFAB_OP_PRODUCT || (o && o->size == 0)) return 0;
-  if (op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64) return 0;
+  const uint32_t width = direct_width(call);
+  if (width == 0 || (o && o->size == 0)) return 0;
   if (o && MLFAB__HAS(o, mlfab_collective, algorithm) && o->algorithm) return 0;
-  if (o && MLFAB__HAS(o, mlfab_collective, reduce) && o->reduce) return 0;
-  for (uint32_t i = 0; i < call->n; i++) count = mlfab__add_sat(count, call->vecs[i].count);
-  return mlfab__mul_sat(count, width) >= d->least && count <= comm->config->model_max_bytes / width;
+  if (direct_reduces(call)) {
+    const int op = direct_op(call);
+    if (op > MLFAB_OP_PRODUCT || (op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)) return 0;
+    if (o && MLFAB__HAS(o, mlfab_collective, reduce) && o->reduce) return 0;
+  }
+  const uint64_t count = direct_count(ctx, call);
+  return mlfab__mul_sat(count, width) >= d->least &&
+         count <= comm->config->model_max_bytes / width && direct_is_among(ctx, d, call);
 }
 
 static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t deadline_ns) {
@@ -529,8 +622,8 @@ static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t de
   if (!c) return NULL;
   c->call = call;
   c->deadline_ns = deadline_ns;
-  c->width = mlfab__element_bytes(call->dtype);
-  for (uint32_t i = 0; i < call->n; i++) c->count += call->vecs[i].count;
+  c->width = direct_width(call);
+  c->count = direct_count(ctx, call);
   const mlfab_device *device = direct_device(ctx, &self);
   int number = device->fence(self, &c->fence);
   if (number) direct_failed(ctx, c, "marking the stream", number);

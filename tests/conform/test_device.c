@@ -120,13 +120,23 @@ static void mate(worker *w) {
       memcpy(got, made, n * sizeof(float));
     else
       played_produce(w->device, at, made, n * sizeof(float));
-    MUST(mlfab_allreduce_start(w->ctx, &vec, 1, MLFAB_F32, NULL, &request));
+    const int scatters = round % 4 == 1;
+    const uint64_t even = n / w->workers;
+    uint64_t counts[MATES];
+    for (uint32_t r = 0; r < w->workers; r++)
+      counts[r] = r == 0 ? n - (w->workers - 1) * even : even;
+    if (scatters)
+      MUST(mlfab_reduce_scatter_start(w->ctx, vec.data, counts, MLFAB_F32, NULL, &request));
+    else
+      MUST(mlfab_allreduce_start(w->ctx, &vec, 1, MLFAB_F32, NULL, &request));
     MUST(mlfab_wait(w->ctx, request, 0, NULL));
     if (round % 4 == 3) continue; /* by the host, in another order */
     direct++;
     played_read(w->device, got, at, n * sizeof(float));
     sum_of(w, want, n, round);
-    HOLDS(memcmp(got, want, n * sizeof(float)) == 0);
+    const uint64_t from = w->rank == 0 ? 0 : counts[0] + (w->rank - 1) * even;
+    const uint64_t bytes = (scatters ? counts[w->rank] : n) * sizeof(float);
+    HOLDS(memcmp(got + (scatters ? from : 0), want + (scatters ? from : 0), bytes) == 0);
   }
   HOLDS(w->device->reduced == direct);
   const mlfab_vec vec = {at, N};
