@@ -55425,8 +55425,9 @@ typedef struct mlfab__context_direct {
    * which ends by itself, or 0. */
   int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
               mlfab_error *error);
-  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general. */
-  int (*met)(const mlfab__direct_call *c);
+  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
+   * it, and it does not go by the host. */
+  int (*fenced)(const mlfab__direct_call *c);
   const char *(*why)(
       const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
   /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
@@ -59288,7 +59289,7 @@ MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
  * now and the next calls of all meet; then it has ended.
  *
  * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning, and one in
- * DIRECT those that have a number in the communicator, all of them before its first meeting. A call
+ * DIRECT those that have a number in the communicator, or all before the stream has come to it. A call
  * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
  * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
  * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
@@ -59872,7 +59873,7 @@ static int staging_holds(const mlfab *ctx, const staging_call *c, int held) {
   int copied = c->state == STAGING_FILLING && !c->mark, own = STAGING_ALL;
   if (c->state == STAGING_RUNNING || c->state == STAGING_LANDING || c->state == STAGING_ENDED)
     own = STAGING_NONE;
-  else if (c->state == STAGING_DIRECT && ctx->direct->met(c->direct))
+  else if (c->state == STAGING_DIRECT && ctx->direct->fenced(c->direct))
     own = STAGING_NUMBERED;
   else if (copied && held == STAGING_NUMBERED && staging_is_numbered(c->call.kind))
     own = STAGING_NUMBERED;
@@ -60311,9 +60312,8 @@ static int staging_cancel(mlfab *ctx, mlfab_request request) {
     (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
     (void)staging_direct(ctx, c, 1);
   } else if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
-    int began = c->state == STAGING_DIRECT && ctx->direct->met(c->direct);
     snprintf(text, sizeof text, "%s: cancelled%s", staging_name(c->call.kind),
-             began ? "" : " before it had begun");
+             c->state == STAGING_DIRECT ? "" : " before it had begun");
     staging_end(ctx, c, MLFAB_ERR_CANCELLED, text);
   }
   /* Else it has been carried out, and its results are being copied. */
@@ -60605,6 +60605,7 @@ struct mlfab__direct_call {
   enum direct_state state;
   uint64_t deadline_ns;
   void *fence, *mark;
+  int ready;    /* the stream has come to it */
   int unmarked; /* the device may have work that has no mark */
   int left;     /* counted in `busy` */
   uint8_t *at;  /* the buffer */
@@ -61049,6 +61050,19 @@ static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
   }
 }
 
+/* 1: the stream has come to the call. */
+static int direct_sees_fence(mlfab *ctx, direct_call *c) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  if (!c->ready && c->fence && !MLFAB__PLANTED(287)) {
+    int reached = device->poll(self, c->fence);
+    if (reached == 0) return 0;
+    if (reached < 0) direct_failed(ctx, c, "what the stream has", -reached);
+  }
+  c->ready = 1;
+  return 1;
+}
+
 static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inner_p,
                        mlfab_error *error) {
   int told = MLFAB__DIRECT_WAITS;
@@ -61060,14 +61074,7 @@ static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inne
   }
   switch (c->state) {
     case DIRECT_FENCED:
-      if (!turn) return told;
-      if (c->fence && !MLFAB__PLANTED(287)) {
-        void *self;
-        const mlfab_device *device = direct_device(ctx, &self);
-        int reached = device->poll(self, c->fence);
-        if (reached == 0) return told;
-        if (reached < 0) direct_failed(ctx, c, "what the stream has", -reached);
-      }
+      if (!direct_sees_fence(ctx, c) || !turn) return told;
       told = direct_open(ctx, c, error);
       break;
     case DIRECT_CHOSEN:
@@ -61139,14 +61146,11 @@ static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t de
   return c;
 }
 
-static int direct_met(const direct_call *c) {
-  return c->state > DIRECT_FENCED && c->state != DIRECT_IS_STAGED;
-}
+static int direct_fenced(const direct_call *c) { return c->ready && c->state != DIRECT_IS_STAGED; }
 
 static const char *direct_why(const direct_call *c) {
-  if (c->state == DIRECT_FENCED)
-    return "earlier calls have not begun, or what was given to the device's stream before is not "
-           "over";
+  if (!c->ready) return "what was given to the device's stream before is not over";
+  if (c->state == DIRECT_FENCED) return "earlier calls have not begun";
   if (c->state == DIRECT_IS_STAGED) return "there is no room for it in staging memory";
   return c->mark ? "the device is not done with other workers' memory"
                  : "the workers that take part are changing";
@@ -61196,8 +61200,8 @@ static void direct_close(mlfab *ctx, int child) {
 }
 
 static const mlfab__context_direct direct_functions = {
-    direct_wants, direct_begin, direct_step,  direct_met,  direct_why,
-    direct_leave, direct_quiet, direct_fence, direct_free, direct_close};
+    direct_wants, direct_begin, direct_step,  direct_fenced, direct_why,
+    direct_leave, direct_quiet, direct_fence, direct_free,   direct_close};
 
 /* --- agreeing --- */
 

@@ -123,8 +123,9 @@ typedef struct mlfab__context_direct {
    * which ends by itself, or 0. */
   int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
               mlfab_error *error);
-  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general. */
-  int (*met)(const mlfab__direct_call *c);
+  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
+   * it, and it does not go by the host. */
+  int (*fenced)(const mlfab__direct_call *c);
   const char *(*why)(
       const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
   /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */

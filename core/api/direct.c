@@ -96,6 +96,7 @@ struct mlfab__direct_call {
   enum direct_state state;
   uint64_t deadline_ns;
   void *fence, *mark;
+  int ready;    /* the stream has come to it */
   int unmarked; /* the device may have work that has no mark */
   int left;     /* counted in `busy` */
   uint8_t *at;  /* the buffer */
@@ -540,6 +541,19 @@ static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
   }
 }
 
+/* 1: the stream has come to the call. */
+static int direct_sees_fence(mlfab *ctx, direct_call *c) {
+  void *self;
+  const mlfab_device *device = direct_device(ctx, &self);
+  if (!c->ready && c->fence && !MLFAB__PLANTED(287)) {
+    int reached = device->poll(self, c->fence);
+    if (reached == 0) return 0;
+    if (reached < 0) direct_failed(ctx, c, "what the stream has", -reached);
+  }
+  c->ready = 1;
+  return 1;
+}
+
 static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inner_p,
                        mlfab_error *error) {
   int told = MLFAB__DIRECT_WAITS;
@@ -551,14 +565,7 @@ static int direct_step(mlfab *ctx, direct_call *c, int turn, mlfab_request *inne
   }
   switch (c->state) {
     case DIRECT_FENCED:
-      if (!turn) return told;
-      if (c->fence && !MLFAB__PLANTED(287)) {
-        void *self;
-        const mlfab_device *device = direct_device(ctx, &self);
-        int reached = device->poll(self, c->fence);
-        if (reached == 0) return told;
-        if (reached < 0) direct_failed(ctx, c, "what the stream has", -reached);
-      }
+      if (!direct_sees_fence(ctx, c) || !turn) return told;
       told = direct_open(ctx, c, error);
       break;
     case DIRECT_CHOSEN:
@@ -630,14 +637,11 @@ static direct_call *direct_begin(mlfab *ctx, const mlfab_call *call, uint64_t de
   return c;
 }
 
-static int direct_met(const direct_call *c) {
-  return c->state > DIRECT_FENCED && c->state != DIRECT_IS_STAGED;
-}
+static int direct_fenced(const direct_call *c) { return c->ready && c->state != DIRECT_IS_STAGED; }
 
 static const char *direct_why(const direct_call *c) {
-  if (c->state == DIRECT_FENCED)
-    return "earlier calls have not begun, or what was given to the device's stream before is not "
-           "over";
+  if (!c->ready) return "what was given to the device's stream before is not over";
+  if (c->state == DIRECT_FENCED) return "earlier calls have not begun";
   if (c->state == DIRECT_IS_STAGED) return "there is no room for it in staging memory";
   return c->mark ? "the device is not done with other workers' memory"
                  : "the workers that take part are changing";
@@ -687,8 +691,8 @@ static void direct_close(mlfab *ctx, int child) {
 }
 
 static const mlfab__context_direct direct_functions = {
-    direct_wants, direct_begin, direct_step,  direct_met,  direct_why,
-    direct_leave, direct_quiet, direct_fence, direct_free, direct_close};
+    direct_wants, direct_begin, direct_step,  direct_fenced, direct_why,
+    direct_leave, direct_quiet, direct_fence, direct_free,   direct_close};
 
 /* --- agreeing --- */
 

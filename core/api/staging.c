@@ -24,7 +24,7 @@
  * now and the next calls of all meet; then it has ended.
  *
  * Invariants. (1) Calls begin in the order of the list: one in FILLING or DOOMED keeps those behind it from beginning, and one in
- * DIRECT those that have a number in the communicator, all of them before its first meeting. A call
+ * DIRECT those that have a number in the communicator, or all before the stream has come to it. A call
  * that cannot be kept back, because it has no request, waits until none is in these states. (2) An image is used by one call, and
  * goes back to the pool when its call is removed: no copy uses it any more, and no transport. (3) All images together,
  * used or not, have at most `most` bytes. (4) A mark that the device does not reach ends no wait: requests end at their deadlines
@@ -612,7 +612,7 @@ static int staging_holds(const mlfab *ctx, const staging_call *c, int held) {
   int copied = c->state == STAGING_FILLING && !c->mark, own = STAGING_ALL;
   if (c->state == STAGING_RUNNING || c->state == STAGING_LANDING || c->state == STAGING_ENDED)
     own = STAGING_NONE;
-  else if (c->state == STAGING_DIRECT && ctx->direct->met(c->direct))
+  else if (c->state == STAGING_DIRECT && ctx->direct->fenced(c->direct))
     own = STAGING_NUMBERED;
   else if (copied && held == STAGING_NUMBERED && staging_is_numbered(c->call.kind))
     own = STAGING_NUMBERED;
@@ -1051,9 +1051,8 @@ static int staging_cancel(mlfab *ctx, mlfab_request request) {
     (void)mlfab_node_cancel(ctx->node, c->inner, ctx->now_ns);
     (void)staging_direct(ctx, c, 1);
   } else if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
-    int began = c->state == STAGING_DIRECT && ctx->direct->met(c->direct);
     snprintf(text, sizeof text, "%s: cancelled%s", staging_name(c->call.kind),
-             began ? "" : " before it had begun");
+             c->state == STAGING_DIRECT ? "" : " before it had begun");
     staging_end(ctx, c, MLFAB_ERR_CANCELLED, text);
   }
   /* Else it has been carried out, and its results are being copied. */

@@ -726,7 +726,7 @@ static void test_arguments(void **state) {
 
 /* Pushes pass a call that waits for other workers; a call with a number does not. */
 static void test_order(void **state) {
-  static sum_call s;
+  static sum_call s, second;
   fixture f;
   mlfab_request barrier[2], small[2];
   int64_t *at[2];
@@ -734,8 +734,10 @@ static void test_order(void **state) {
   begin(&f, 2, 4, 0);
   assert_int_equal(share_all(&f), 1);
   sum_prepare(&f, &s);
+  sum_prepare(&f, &second);
   for (uint32_t r = 0; r < 2; r++) at[r] = played_alloc(f.device[r], 64);
   sum_start(&f, &s, 0);
+  sum_start(&f, &second, 0);
   for (uint32_t r = 0; r < 2; r++) {
     static const int64_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     mlfab_vec vec = {at[r], 8};
@@ -746,11 +748,13 @@ static void test_order(void **state) {
   }
   for (uint32_t r = 0; r < 2; r++) assert_int_equal(until_done(&f, r, barrier[r]), 0);
   sum_start(&f, &s, 1);
+  sum_start(&f, &second, 1);
   mlfab_vec vec = {at[1], 8};
   OK(f.w.node[1], mlfab_allreduce_start(f.w.node[1], &vec, 1, MLFAB_I64, NULL, &small[1]));
   for (uint32_t r = 0; r < 2; r++) {
     int64_t got[8];
     assert_int_equal(sum_end(&f, &s, r), 0);
+    assert_int_equal(sum_end(&f, &second, r), 0);
     assert_int_equal(until_done(&f, r, small[r]), 0);
     played_read(f.device[r], got, at[r], sizeof got);
     for (int64_t i = 0; i < 8; i++) assert_int_equal(got[i], 2 * (i + 1));
