@@ -10,6 +10,7 @@
 #include "scale.h"
 #include "world.h"
 
+#include "core/api/calls.h"
 #include "core/api/direct.h"
 #include "core/kernels/kernels.h"
 
@@ -847,6 +848,42 @@ static void test_join(void **state) {
   for (uint32_t k = 0; k < (uint32_t)test_cases_from(60, 60); k++) play_join(700 + k, 1 + k);
 }
 
+/* --- a worker that finishes --- */
+
+/* Worker 2 has no more data when the others' next call has begun, or has not: no call fails, and each is the sum of both. */
+static void test_finish(void **state) {
+  static sum_call s;
+  (void)state;
+  for (int when = 0; when < 30; when++) {
+    const mlfab_call finish = {.size = sizeof finish, .kind = MLFAB_CALL_FINISH};
+    fixture f;
+    mlfab_request request;
+    begin(&f, RANKS, 900 + (uint64_t)when, 0);
+    assert_int_equal(share_all(&f), 1);
+    assert_int_equal(sum_all(&f, &s), 0);
+    const uint32_t before = reduced(&f);
+    for (int call = 0; call < 3; call++) {
+      sum_prepare(&f, &s);
+      for (uint32_t r = 0; r < 2; r++) sum_start(&f, &s, r);
+      for (int i = 0; call == 0 && i < when; i++) turn(&f, 20000);
+      mlfab *node = f.w.node[2];
+      mlfab__context_enter(node);
+      if (call == 0)
+        OK(node, mlfab__node_submit(node->node, &finish, node->now_ns, &request, NULL));
+      mlfab__context_sent(node, 0);
+      mlfab__context_leave(node);
+      for (uint32_t r = 0; r < 2; r++) {
+        int64_t got[LENGTH];
+        EXPECT(f.w.node[r], until_done(&f, r, s.request[r]), 0);
+        played_read(f.device[r], got, s.at[r], sizeof got);
+        for (uint32_t i = 0; i < LENGTH; i++) assert_int_equal(got[i], s.was[0][i] + s.was[1][i]);
+      }
+    }
+    assert_int_equal(reduced(&f), before);
+    end(&f);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_results),      cmocka_unit_test(test_arguments),
@@ -854,6 +891,6 @@ int main(void) {
       cmocka_unit_test(test_cannot_share), cmocka_unit_test(test_failures),
       cmocka_unit_test(test_late_reader),  cmocka_unit_test(test_hanging),
       cmocka_unit_test(test_cancel),       cmocka_unit_test(test_death),
-      cmocka_unit_test(test_join)};
+      cmocka_unit_test(test_join),         cmocka_unit_test(test_finish)};
   return cmocka_run_group_tests_name("device to device", tests, NULL, NULL);
 }
