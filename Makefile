@@ -227,7 +227,7 @@ $(BUILD)/gpu/14_gpu: examples/14_gpu.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlf
 	@mkdir -p $(@D)
 	$(GPU_COMPILE) -o $@ $^ $(GPU_LINK) -lcublas $(LIBS)
 
-$(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_bench: $(BUILD)/%: %.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a gpu/src/elements.h tests/unit/play.h
+$(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_bench: $(BUILD)/%: %.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a gpu/src/elements.h tests/unit/play.h tests/unit/play_values.h
 	@mkdir -p $(@D)
 	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas,-lcmocka)
 
@@ -394,6 +394,9 @@ tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(C
 LIMITS := tests/process/mpi_test.py@900 tests/process/launch_test.py@600 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400 tests/process/store_test.py@600
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
+# Servers whose models are on devices that are played.
+ON_DEVICE := unit/test_model $(addprefix sim/test_,consistency growth succession schedule servers failover)
+
 # Tests with one thread run on all processors; tests with several processes or threads run alone.
 ALONE = $(BUILD)/tests/conform/% $(BUILD)/tests/extras/% $(addprefix $(BUILD)/tests/unit/test_,shm_coll shm tcp)
 run-tests:
@@ -401,6 +404,7 @@ run-tests:
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'symbols=tests/dropin/symbols.sh $(OBJECTS) $(BUILD)/libmlfab.so' \
 	  $(SKIPPED_TESTS) $(filter-out $(ALONE),$(BUILT_TESTS)) \
+	  $(if $(HAVE_CMOCKA),$(foreach test,$(ON_DEVICE),'$(test) on devices@400=MLFAB_PLAYED=1 MLFAB_SCALE=0.2 $(BUILD)/tests/$(test)')) \
 	  --alone $(filter $(ALONE),$(BUILT_TESTS)) $(call limit,$(SCRIPT_TESTS))
 
 ##: tests under sanitizers, fuzz smoke, drop-in, amalgamation, format and tidy

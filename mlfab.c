@@ -5988,6 +5988,122 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
 }
 
 /* ==============================================================================================
+ * core/model/memory.h
+ * ============================================================================================== */
+/* memory.h - where the bytes of a shard are: in memory of the host, or of a device. Layer 3.
+ *
+ * Whoever touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the host's: they are
+ * plain loops and copies then. With a device (core/device/resident.c) they are put into one order of work and return before it is
+ * carried out; only mlfab__memory_see waits for it. So a commit counts when its work is in that order: whatever reads the
+ * blocks later, reads them behind it.
+ *
+ * Except for `take`, nothing fails. A device that fails takes the whole server down (mlfab__node_crash), since it has the model; from then
+ * on these functions do nothing, and what they return is unspecified, but safe to use. */
+
+typedef struct mlfab__memory mlfab__memory;
+typedef struct mlfab__block mlfab__block;
+
+/* The functions of a device's memory; see the wrappers below. */
+typedef struct mlfab__memory_table {
+  uint8_t *(*take)(mlfab__memory *memory, uint64_t bytes);
+  void (*give)(mlfab__memory *memory, uint8_t *at, uint64_t bytes);
+  void (*zero)(mlfab__memory *memory, uint8_t *to, uint64_t bytes);
+  void (*copy)(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes);
+  void (*write)(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes);
+  void (*see)(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes);
+  int (*add)(mlfab__memory *memory, uint32_t kernels, int dtype, uint8_t *to, const uint8_t *w,
+             const uint8_t *u, double scale, uint64_t n);
+  void (*scale)(mlfab__memory *memory, int dtype, uint8_t *data, double by, uint64_t n);
+  void (*step)(mlfab__memory *memory, const mlfab__optimizer *optimizer,
+               const mlfab__optimizer_step *step, int dtype, uint8_t *dst, const uint8_t *w,
+               const uint8_t *u, uint8_t *s0, uint8_t *s1, uint64_t n);
+  int (*lend)(mlfab__memory *memory, mlfab__block *block, uint64_t bytes, const uint8_t **at_p);
+  void (*forget)(mlfab__memory *memory, mlfab__block *block);
+  void (*disown)(mlfab__memory *memory); /* the device is not called again */
+  void (*free)(mlfab__memory *memory);   /* all has been given back */
+} mlfab__memory_table;
+
+struct mlfab__memory {
+  const mlfab__memory_table *on;
+};
+
+/* Memory aligned to 64 bytes, of any content, or NULL. Give it back with its size. */
+static inline uint8_t *mlfab__memory_take(mlfab__memory *memory, mlfab__env *env, uint64_t bytes) {
+  return memory ? memory->on->take(memory, bytes) : mlfab__alloc_aligned(env, bytes);
+}
+
+static inline void mlfab__memory_give(mlfab__memory *memory, mlfab__env *env, uint8_t *at,
+                                      uint64_t bytes) {
+  if (!memory)
+    mlfab__free_aligned(env, at, bytes);
+  else if (at)
+    memory->on->give(memory, at, bytes);
+}
+
+static inline void mlfab__memory_zero(mlfab__memory *memory, uint8_t *to, uint64_t bytes) {
+  if (memory)
+    memory->on->zero(memory, to, bytes);
+  else
+    memset(to, 0, bytes);
+}
+
+/* Within this memory; no overlap. */
+static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const uint8_t *from,
+                                      uint64_t bytes) {
+  if (memory)
+    memory->on->copy(memory, to, from, bytes);
+  else
+    memcpy(to, from, bytes);
+}
+
+/* From memory of the host, which the caller may then use again. */
+static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to, const uint8_t *from,
+                                       uint64_t bytes) {
+  if (memory)
+    memory->on->write(memory, to, from, bytes);
+  else
+    memcpy(to, from, bytes);
+}
+
+/* The bytes as the host can read them: `from` itself, or a copy in `room`. Waits for a device. */
+static inline const uint8_t *mlfab__memory_see(mlfab__memory *memory, const uint8_t *from,
+                                               uint64_t bytes, uint8_t *room) {
+  if (!memory || !from) return from;
+  memory->on->see(memory, room, from, bytes);
+  return room;
+}
+
+/* to = w + scale * u, as mlfab__kernel_add; u is memory of the host, and read once. w may be NULL, or `to`. Returns 1 if all
+ * of scale * u is finite, else 0 (the contents of `to` are unspecified then). */
+static inline int mlfab__memory_add(mlfab__memory *memory, uint32_t kernels, int dtype, uint8_t *to,
+                                    const uint8_t *w, const uint8_t *u, double scale, uint64_t n,
+                                    int stream) {
+  return memory ? memory->on->add(memory, kernels, dtype, to, w, u, scale, n)
+                : mlfab__kernel_add_by(kernels, dtype, to, w, u, scale, n, stream);
+}
+
+/* data *= by. */
+static inline void mlfab__memory_scale(mlfab__memory *memory, uint32_t kernels, int dtype,
+                                       uint8_t *data, double by, uint64_t n) {
+  if (memory)
+    memory->on->scale(memory, dtype, data, by, n);
+  else
+    (void)mlfab__kernel_add_by(kernels, dtype, data, NULL, data, by, n, 0);
+}
+
+/* mlfab__optimizer_apply. All are in this memory. */
+static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimizer *optimizer,
+                                      const mlfab__optimizer_step *step, int dtype, uint8_t *dst,
+                                      const uint8_t *w, const uint8_t *u, uint8_t *s0, uint8_t *s1,
+                                      uint64_t n) {
+  if (memory)
+    memory->on->step(memory, optimizer, step, dtype, dst, w, u, s0, s1, n);
+  else
+    mlfab__optimizer_apply(optimizer, step, dtype, dst, w, u, s0, s1, n);
+}
+
+
+/* ==============================================================================================
  * core/model/store.h
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
@@ -6014,11 +6130,12 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
 
-typedef struct mlfab__block {
-  uint8_t *data; /* NULL for ghosts */
+struct mlfab__block {
+  uint8_t *data; /* in the store's memory; NULL for ghosts */
   uint32_t refs;
   uint32_t next_free;
-} mlfab__block;
+  void *shadow; /* the copy that the host can read, or NULL: mlfab__store_lend */
+};
 
 typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
@@ -6041,7 +6158,8 @@ typedef struct mlfab__holder {
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  uint64_t bytes; /* sum over its slices */
+  mlfab__memory *memory; /* of blocks and states; NULL: the host's */
+  uint64_t bytes;        /* sum over its slices */
   uint32_t nslices, nlocal;
   mlfab__shard_slice *slices; /* ascending by number, and so by offset */
   uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
@@ -6069,9 +6187,9 @@ typedef struct mlfab__piece {
   uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* sums: 1 when rounds are summed. states: number of the optimizer's state arrays. Errors: MEMORY, nothing
- * left allocated. */
-MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
+/* memory: where blocks and states are, or NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
+ * arrays. Errors: MEMORY, nothing left allocated. */
+MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
 /* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
@@ -6106,6 +6224,18 @@ MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *ho
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
+/* The bytes of a block as the host can read them, as long as the block has a reference and is not written. 1: here they are; 0:
+ * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
+static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
+  mlfab__block *b = &store->blocks[block];
+  if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
+  *at_p = b->data;
+  return 1;
+}
+/* How many of these bytes may be looked at together (mlfab__memory_see). */
+static inline uint64_t mlfab__store_seen(const mlfab__store *store, uint64_t bytes) {
+  return store->memory ? mlfab__min(bytes, MLFAB_BULK_MAX) : bytes;
+}
 /* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
 
@@ -6183,9 +6313,9 @@ static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
     if (!state) return MLFAB_ERR_MEMORY;
     *(k == 0 ? &store->s0 : &store->s1) = state;
     for (uint32_t p = 0; p < n; p++) {
-      state[p] = mlfab__alloc_aligned(env, store->block_bytes);
+      state[p] = mlfab__memory_take(store->memory, env, store->block_bytes);
       if (!state[p]) return MLFAB_ERR_MEMORY;
-      memset(state[p], 0, store->block_bytes);
+      mlfab__memory_zero(store->memory, state[p], store->block_bytes);
     }
   }
   return 0;
@@ -6198,11 +6328,12 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
 
-MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
+MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost) {
   memset(store, 0, sizeof *store);
   store->layout = layout;
+  store->memory = ghost ? NULL : memory;
   store->block_bytes = block_bytes;
   store->ghost = ghost;
   store->changes = 1;
@@ -6216,7 +6347,7 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   if (!store->blocks) goto no_memory;
   for (uint32_t i = store->nblocks; i-- > 0;) {
     if (!ghost) {
-      store->blocks[i].data = mlfab__alloc_aligned(env, store->block_bytes);
+      store->blocks[i].data = mlfab__memory_take(store->memory, env, store->block_bytes);
       if (!store->blocks[i].data) goto no_memory;
     }
     store->blocks[i].next_free = store->free_head;
@@ -6225,7 +6356,8 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   }
   for (uint32_t p = 0; p < store->positions; p++) {
     store->w[p] = mlfab__store_take(store);
-    if (!ghost) memset(store->blocks[store->w[p]].data, 0, store->block_bytes);
+    if (!ghost)
+      mlfab__memory_zero(store->memory, store->blocks[store->w[p]].data, store->block_bytes);
   }
   return 0;
 no_memory:
@@ -6259,7 +6391,7 @@ MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint3
 
 static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
   for (uint32_t p = 0; state && p < store->positions; p++) {
-    mlfab__free_aligned(env, state[p], store->block_bytes);
+    mlfab__memory_give(store->memory, env, state[p], store->block_bytes);
   }
   mlfab__free(env, state, store->positions * sizeof *state);
 }
@@ -6270,7 +6402,8 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
-    mlfab__free_aligned(env, store->blocks[i].data, store->block_bytes);
+    if (store->blocks[i].shadow) store->memory->on->forget(store->memory, &store->blocks[i]);
+    mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
   }
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   store_free_states(env, store, store->s0);
@@ -6320,9 +6453,10 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
   memcpy(more, store->blocks, store->nblocks * sizeof *more);
   for (uint64_t i = 0; i < n; i++) {
     mlfab__block *block = &more[store->nblocks + i];
-    if (!store->ghost) block->data = mlfab__alloc_aligned(env, store->block_bytes);
+    if (!store->ghost) block->data = mlfab__memory_take(store->memory, env, store->block_bytes);
     if (block->data || store->ghost) continue;
-    while (i-- > 0) mlfab__free_aligned(env, more[store->nblocks + i].data, store->block_bytes);
+    while (i-- > 0)
+      mlfab__memory_give(store->memory, env, more[store->nblocks + i].data, store->block_bytes);
     mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }
@@ -6369,15 +6503,15 @@ MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint
   if (MLFAB__PLANTED(106)) return;
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
-    copies[k] = mlfab__alloc_aligned(env, store->block_bytes);
+    copies[k] = mlfab__memory_take(store->memory, env, store->block_bytes);
     if (copies[k]) continue;
-    mlfab__free_aligned(env, copies[0], k ? store->block_bytes : 0);
+    mlfab__memory_give(store->memory, env, copies[0], store->block_bytes);
     store_lose(store, position);
     return;
   }
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
-    memcpy(copies[k], states[k][position], store->block_bytes);
+    mlfab__memory_copy(store->memory, copies[k], states[k][position], store->block_bytes);
     states[k][position] = copies[k];
   }
 }
@@ -6419,8 +6553,8 @@ static void store_give_state(mlfab__env *env, const mlfab__store *store, uint32_
   for (const mlfab__holder *h = store->holders; h && !MLFAB__PLANTED(149); h = h->next) {
     if (h->s0[position] == s0) return;
   }
-  mlfab__free_aligned(env, s0, store->block_bytes);
-  if (s1) mlfab__free_aligned(env, s1, store->block_bytes);
+  mlfab__memory_give(store->memory, env, s0, store->block_bytes);
+  if (s1) mlfab__memory_give(store->memory, env, s1, store->block_bytes);
 }
 
 MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
@@ -6467,6 +6601,7 @@ MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   assert(store->blocks[block].refs > 0);
   if (--store->blocks[block].refs > 0) return;
+  if (store->blocks[block].shadow) store->memory->on->forget(store->memory, &store->blocks[block]);
   store->blocks[block].next_free = store->free_head;
   store->free_head = block;
   store->free_count++;
@@ -6563,7 +6698,7 @@ typedef struct mlfab__image_cursor { /* zeros: the start */
 typedef struct mlfab__image_chunk {
   uint32_t slice, kind; /* as in a cursor */
   uint64_t offset;
-  uint8_t *data; /* in the store; NULL: ghosts */
+  uint8_t *data; /* in the store's memory; NULL: ghosts */
   uint32_t bytes;
   int last; /* of its slice */
 } mlfab__image_chunk;
@@ -6665,7 +6800,7 @@ static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t positi
   if (store->free_count == 0 && mlfab__store_grow(env, store)) return MLFAB_ERR_MEMORY;
   store->sum[position] = mlfab__store_take(store);
   uint8_t *data = store->blocks[store->sum[position]].data;
-  if (data) memset(data, 0, store->block_bytes);
+  if (data) mlfab__memory_zero(store->memory, data, store->block_bytes);
   return 0;
 }
 
@@ -6681,7 +6816,7 @@ static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_
       return MLFAB_ERR_MEMORY;
     uint8_t *data = image_bytes(store, chunk->kind, position);
     if (!data || !from) continue;
-    memcpy(data + at, from, n);
+    mlfab__memory_write(store->memory, data + at, from, n);
     from += n;
   }
   return 0;
@@ -7730,6 +7865,7 @@ struct mlfab_node {
   /* Joining. */
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
+  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
   uint32_t join_link;
   int meets;      /* this node is server 0, and the fabric is formed here */
@@ -7828,6 +7964,9 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
 /* Joining fails with this error; no effect when the node is ready or has failed. */
+/* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
+ * no more links, and all calls return the error. */
+MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
 MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
                                       const char *text);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
@@ -8567,8 +8706,26 @@ static int node_waits(const mlfab_node *node) {
   return waits;
 }
 
+/* A role has called mlfab__node_crash: the other nodes see what they would see of a process that has died. */
+static void node_crash(mlfab_node *node) {
+  mlfab__requests *table = &node->requests;
+  mlfab__request *request;
+  uint32_t place = 0;
+  node->crashes = 2;
+  for (uint32_t i = 0; i < node->nlinks; i++)
+    if (node->links[i].kind != MLFAB__LINK_FREE && !node->links[i].self)
+      mlfab__node_hang_up(node, i, "this node ends");
+  while ((request = mlfab__request_due(table, UINT64_MAX, &place)))
+    mlfab__request_finish(table, request, node->failure.code, node->failure.rank,
+                          (int)node->failure.is_server, node->now_ns, "%s", node->failure.text);
+}
+
 /* Runs after everything that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
+  if (MLFAB__UNLIKELY(node->crashes)) {
+    if (node->crashes == 1) node_crash(node);
+    return;
+  }
   for (uint32_t i = 0; i < node->nsettles; i++) {
     const mlfab__role *role = &node->roles[node->settles[i]];
     role->settle(role->self);
@@ -8772,6 +8929,10 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
   uint32_t index;
   if (!node || !event) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->crashes) {
+    if (event->kind == MLFAB_IO_UP) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
+    return;
+  }
   switch (event->kind) {
     case MLFAB_IO_UP:
       node_up(node, event);
@@ -9031,6 +9192,10 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   const mlfab__heap_entry *entry;
   if (!node) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->crashes) {
+    node_epilogue(node);
+    return;
+  }
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].tick) node->roles[i].tick(node->roles[i].self, node->now_ns);
   }
@@ -9042,6 +9207,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
+  if (node->crashes) return node->crashes == 1 ? 0 : MLFAB__NEVER;
   if (node->self_more) return 0;
   const mlfab__heap_entry *timer = mlfab__heap_top(&node->timers);
   uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
@@ -9334,6 +9500,15 @@ MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, 
   mlfab__error(&node->failure, code, rank, is_server, node->now_ns - node->opened_ns, "%s", text);
 }
 
+MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text) {
+  if (node->crashes) return;
+  node->crashes = 1;
+  node->phase = MLFAB__BOOTSTRAP_FAILED;
+  mlfab__error(&node->failure, code, node->is_server ? (int32_t)node->server_number : MLFAB_NO_RANK,
+               node->is_server, node->now_ns - node->opened_ns, "%s", text);
+  mlfab__log(&node->env, MLFAB_LOG_ERROR, "this node ends: %s", text);
+}
+
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
                                       uint32_t incarnation, int code, const char *text) {
   mlfab_event_info info = {kind, rank, (uint32_t)is_server, incarnation, code, text};
@@ -9523,7 +9698,7 @@ MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code
 
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t type,
                                       const void *meta, uint32_t bytes) {
-  if (index == MLFAB__NO_LINK) return;
+  if (index == MLFAB__NO_LINK || node->crashes) return;
   mlfab__link *link = &node->links[index];
   uint32_t padded = (bytes + 7) / 8 * 8 + 8;
   if (link->kind == MLFAB__LINK_FREE || link->closing) return;
@@ -16378,6 +16553,7 @@ typedef struct mlfab__server_pull {
   double draw;        /* random number for probabilistic models */
   uint64_t tag;       /* its tag in the clocks' buffers */
   int held;           /* mlfab__pull_held */
+  int poor;           /* there is no memory to copy its bytes to */
   int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
@@ -16638,6 +16814,7 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
+  int copies;  /* some pull waits for bytes that are being copied from a device */
   int due;     /* v_train has moved: look at waiting pulls that this may release */
   int changed; /* the consistency has changed: look at all waiting pulls */
 } mlfab__server_serve;
@@ -16709,7 +16886,9 @@ struct mlfab__server {
   const mlfab__server_keeper *keeper; /* or NULL */
   struct mlfab__keeper *keeping;      /* its state */
   uint32_t term;                      /* as in HELLO_ACK */
-  int asleep; /* a copy that does not serve: nothing is decided or applied by itself */
+  int asleep;            /* a copy that does not serve: nothing is decided or applied by itself */
+  mlfab__memory *memory; /* of the model: of a device, or NULL */
+  uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
@@ -16721,6 +16900,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+/* In a forked child: what is on a device is the parent's, and is left alone. */
+MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
 
@@ -17102,8 +17283,9 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
   if (block == MLFAB__NO_BLOCK) return MLFAB_ERR_MEMORY;
   uint8_t *data = store->blocks[block].data;
   if (fill && data && from != MLFAB__NO_BLOCK)
-    memcpy(data, store->blocks[from].data, store->block_bytes);
-  if (fill && data && from == MLFAB__NO_BLOCK) memset(data, 0, store->block_bytes);
+    mlfab__memory_copy(store->memory, data, store->blocks[from].data, store->block_bytes);
+  if (fill && data && from == MLFAB__NO_BLOCK)
+    mlfab__memory_zero(store->memory, data, store->block_bytes);
   mlfab__store_put(store, place, block);
   return 0;
 }
@@ -17343,8 +17525,9 @@ static double clock_norm(mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     mlfab__piece piece;
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
-      mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
+      mlfab__store_piece(store, s->offset + at, mlfab__store_seen(store, s->bytes - at), &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
+      w = mlfab__memory_see(store->memory, w, piece.bytes, server->window);
       sum += mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, w, piece.count);
     }
   }
@@ -17585,16 +17768,20 @@ MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__cl
 }
 
 /* The sum of the squares of a slice's sum; whether it has one. */
-static double clock_squares(const mlfab__store *store, const mlfab__shard_slice *s, int *summed_p) {
+static double clock_squares(const mlfab__server *server, const mlfab__shard_slice *s,
+                            int *summed_p) {
+  const mlfab__store *store = &server->store;
   double squares = 0.0;
   for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
     mlfab__piece piece;
-    mlfab__store_piece(store, at, end - at, &piece);
+    mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
     at += piece.bytes;
     uint32_t block = store->sum[piece.position];
     if (block == MLFAB__NO_BLOCK) continue;
     *summed_p = 1;
-    squares += mlfab__kernel_norm2(piece.dtype, store->blocks[block].data + piece.at, piece.count);
+    const uint8_t *sum = store->blocks[block].data + piece.at;
+    sum = mlfab__memory_see(store->memory, sum, piece.bytes, server->window);
+    squares += mlfab__kernel_norm2(piece.dtype, sum, piece.count);
   }
   return squares;
 }
@@ -17613,7 +17800,7 @@ MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_
     if (s->clock != clock) continue;
     commit.elements += s->bytes;
     if (!measures) continue;
-    round->squares += clock_squares(store, s, &summed);
+    round->squares += clock_squares(server, s, &summed);
     round->part |= !summed && !MLFAB__PLANTED(211); /* such a slice takes no step */
   }
   round->measured = round->round_members;
@@ -18244,7 +18431,7 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
  *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
- * block. sparse_apply.c takes packets in, with a codec of the same form.
+ * block, or the model is on a device. sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
  * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
@@ -18409,8 +18596,8 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int adds =
           (mode == MLFAB__APPLY_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__APPLY_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
-      int finite = mlfab__kernel_add_by(server->config->kernels, piece.dtype, dst, from, data,
-                                        weight, piece.count, stream);
+      int finite = mlfab__memory_add(store->memory, server->config->kernels, piece.dtype, dst, from,
+                                     data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->measures)
         update->norm2 +=
@@ -18768,9 +18955,9 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
     if (store->holders) mlfab__store_own(server->env, store, p);
-    mlfab__optimizer_apply(&server->optimizer, &step, piece->dtype, dst, w, sum,
-                           store->s0 ? store->s0[p] + piece->at : NULL,
-                           store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+    mlfab__memory_step(store->memory, &server->optimizer, &step, piece->dtype, dst, w, sum,
+                       store->s0 ? store->s0[p] + piece->at : NULL,
+                       store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
   }
   if (server->watch) server->sparse->piece(server, piece, w, dst);
   return 0;
@@ -18995,7 +19182,7 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   update->norm2 = 0.0; /* it may have been the head before */
   int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
               !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update &&
-              !server->keeper;
+              !server->keeper && !server->store.memory;
   if (whole && update->codec->whole(server, update, data, &code)) {
     if (!code) {
       apply_commit(server, update);
@@ -19351,8 +19538,8 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     mlfab__store_piece(store, at, left, &piece);
     uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
     if (divide)
-      mlfab__kernel_add_by(server->config->kernels, piece.dtype, sum, NULL, sum, share, piece.count,
-                           0);
+      mlfab__memory_scale(store->memory, server->config->kernels, piece.dtype, sum, share,
+                          piece.count);
     code = mlfab__apply_piece(server, info, &piece, sum);
     at += piece.bytes;
     left -= piece.bytes;
@@ -19682,7 +19869,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = pull->offered = 0;
+  pull->waiting = pull->offered = pull->poor = 0;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -19827,9 +20014,30 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* Fills the frame with the next bytes of a pull, from its pinned blocks. */
-static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
-                        mlfab__frame_out *frame) {
+/* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
+ * MEMORY. */
+static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, uint64_t in_slice,
+                       mlfab__frame_out *frame) {
+  mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[pull->slice];
+  uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+  uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+  const uint8_t *at = NULL, *later = NULL;
+  frame->bulk = NULL;
+  frame->token = (uint64_t)block + 1;
+  if (store->ghost) return 1;
+  int there = mlfab__store_lend(store, block, &at);
+  if (there > 0) frame->bulk = at + in_slice % store->block_bytes;
+  if (there != 0) return there;
+  for (uint32_t i = nth + 1; i < s->count; i++)
+    (void)mlfab__store_lend(store, pull->pinned[i], &later);
+  server->serve.copies = 1;
+  return 0;
+}
+
+/* Fills the frame with the next bytes of a pull, from its pinned blocks. Returns as serve_plain. */
+static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
+                       mlfab__frame_out *frame) {
   const mlfab__store *store = &server->store;
   const mlfab__segment *segment = &pull->segments[pull->segment];
   uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, &slice);
@@ -19843,11 +20051,9 @@ static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__
   if (model->bytes > 0) {
     model->flags |= MLFAB__MODEL_PACKED;
   } else {
-    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
-    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
-    frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
+    int there = serve_plain(server, pull, in_slice, frame);
+    if (there <= 0) return there;
     model->bytes = frame->bulk_bytes = bytes;
-    frame->token = (uint64_t)block + 1;
   }
   if (pull->segment + 1 < pull->segments_used || pull->in_segment + model->bytes < segment->bytes)
     model->flags &= ~(uint32_t)MLFAB__MODEL_LAST;
@@ -19855,6 +20061,19 @@ static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__
   model->commit = pull->commit;
   model->epoch = server->epoch;
   model->slice = s->number;
+  return 1;
+}
+
+/* There is no pinned memory to copy the pull's bytes to. */
+static void serve_poor(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->request &
+      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
+    mlfab__serve_end(server, pull);
+    return;
+  }
+  mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
+                    "the server is out of pinned memory for what it copies from its device");
+  mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
 }
 
 MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
@@ -19872,7 +20091,10 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
-  if (pull->segments_used > 0) serve_bytes(server, pull, &model, frame);
+  int there = pull->segments_used > 0 ? serve_bytes(server, pull, &model, frame) : 1;
+  if (there < 0)
+    server->serve.copies = pull->poor = 1; /* `next` posts nothing: see mlfab__serve_tick */
+  if (there <= 0) return 0;
   frame->note[0] = model.bytes;
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
   return 1;
@@ -19983,8 +20205,21 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
   }
 }
 
+/* Pulls wait for copies: asks again; or could not have any. */
+static void serve_copies(mlfab__server *server) {
+  mlfab__serve_walk walk = {NULL, 0};
+  server->serve.copies = 0;
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if (pull->poor)
+      serve_poor(server, pull);
+    else if (mlfab__server_goes(pull))
+      server->port.ready(server->port.self, pull->worker);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
+  if (server->serve.copies) serve_copies(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
     if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
@@ -20022,7 +20257,8 @@ enum {
   SERVER_STAGE_BYTES = 4 << 20,
   SERVER_STAGE_PLANNED = 64 << 20,
   SERVER_EAGER_LEAST = 4096,
-  SERVER_TICK_BYTES = 4 << 20 /* bytes applied at a time */
+  SERVER_TICK_BYTES = 4 << 20, /* bytes applied at a time */
+  SERVER_COPY_NS = 20000       /* between two looks at copies from a device */
 };
 
 static void server_init_schedule(mlfab__server *server) {
@@ -20116,7 +20352,12 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
+  if (server->memory) server->memory->on->free(server->memory);
   memset(server, 0, sizeof *server);
+}
+
+MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
+  if (server->memory) server->memory->on->disown(server->memory);
 }
 
 /* --- workers that come and go --- */
@@ -20298,6 +20539,11 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
                         "not supported: tags, pull_half or a change filter at server %u, which was "
                         "built without MLFAB_WITH_SPARSE",
                         server->number);
+  if (server->memory && (packets || server->config->on_update))
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: %s at server %u, whose model is on a device",
+                        packets ? "tags, pull_half or a change filter" : "on_update",
+                        server->number);
   const char *why = server->keeper ? server->keeper->refuses(server, options) : NULL;
   if (why)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
@@ -20314,9 +20560,10 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
 static int server_memory(mlfab__server *server, const mlfab_model_options *options) {
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
-  int code = mlfab__store_init(
-      env, &server->store, &server->layout, server->number, server->config->block_bytes,
-      mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
+  int code =
+      mlfab__store_init(env, &server->store, server->memory, &server->layout, server->number,
+                        server->config->block_bytes, mlfab__sync_rounds(options->consistency.kind),
+                        states, options->ghost != 0);
   uint64_t shard = server->store.bytes;
   if (code || shard == 0) return code;
   server->queue.ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->queue.ahead);
@@ -20691,7 +20938,9 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
-  return server->asleep ? MLFAB__NEVER : mlfab__apply_deadline(server);
+  if (server->asleep) return MLFAB__NEVER;
+  uint64_t look = server->serve.copies ? server->now_ns + SERVER_COPY_NS : MLFAB__NEVER;
+  return mlfab__min(look, mlfab__apply_deadline(server));
 }
 
 /* ==============================================================================================
@@ -42232,13 +42481,15 @@ static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *upda
   const mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[slice];
   uint8_t *data = store->blocks[store->next[position]].data;
+  mlfab__memory *memory = store->memory;
   uint64_t begin = s->offset + (uint64_t)(position - s->first) * store->block_bytes;
   uint64_t end = begin + mlfab__store_block_bytes(store, slice, position);
   for (uint32_t k = sparse_apply_segment(update, begin); k < update->push.segments; k++) {
     const mlfab__segment *segment = &update->segments[k];
     if (segment->offset >= end) return;
     uint64_t from = mlfab__max(segment->offset, begin);
-    memset(data + (from - begin), 0, mlfab__min(segment->offset + segment->bytes, end) - from);
+    mlfab__memory_zero(memory, data + (from - begin),
+                       mlfab__min(segment->offset + segment->bytes, end) - from);
   }
 }
 
@@ -42307,9 +42558,34 @@ static int sparse_apply_complete(mlfab__server *server, const mlfab__incoming *u
   return 0;
 }
 
+/* Takes a packet in as the dense values that it stands for: a device adds no single elements. */
+static int sparse_apply_dense(mlfab__server *server, const mlfab__incoming *update,
+                              const mlfab__packet *packet) {
+  const mlfab__store *store = &server->store;
+  uint64_t bytes = (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
+  const uint8_t *data = server->packed;
+  mlfab__piece piece;
+  mlfab__unpack_dense(packet, server->packed);
+  for (uint64_t at = 0; at < bytes; at += piece.bytes, data += piece.bytes) {
+    mlfab__store_piece(store, packet->offset + at, bytes - at, &piece);
+    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
+    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
+    if (store->next[piece.position] == MLFAB__NO_BLOCK) {
+      int code = sparse_apply_fresh(server, update, piece.slice, piece.position);
+      if (code) return code;
+    }
+    uint8_t *to = store->blocks[store->next[piece.position]].data + piece.at;
+    if (!mlfab__memory_add(store->memory, server->config->kernels, piece.dtype, to,
+                           mode == MLFAB__APPLY_STAGE ? NULL : to, data, weight, piece.count, 0))
+      return MLFAB_ERR_NOT_FINITE;
+  }
+  return 0;
+}
+
 static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *update,
                              const mlfab__packet *packet) {
   const mlfab__store *store = &server->store;
+  if (store->memory) return sparse_apply_dense(server, update, packet);
   sparse_apply_walk walk;
   sparse_apply_part part;
   sparse_apply_begin(server, packet, 0, &walk);
@@ -43786,7 +44062,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   if (code) return code;
   mlfab__layout_assign(&shift->layout, shift->owners);
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
-  code = mlfab__store_init(env, &shift->store, &shift->layout, server->number,
+  code = mlfab__store_init(env, &shift->store, server->store.memory, &shift->layout, server->number,
                            server->config->block_bytes, mlfab__clock_rounds(server), states,
                            options->ghost != 0);
   if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
@@ -43900,7 +44176,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t t
                                       chunk.offset,   s->version, s->commit, (uint32_t)chunk.last};
   frame->type = MLFAB__RESHARD_SERVER;
   frame->meta_bytes = mlfab__encode_reshard_server_bytes(frame->meta, &head);
-  frame->bulk = chunk.data;
+  frame->bulk = mlfab__memory_see(server->store.memory, chunk.data, chunk.bytes, server->window);
   frame->bulk_bytes = chunk.bytes;
   frame->token = 0;
   return 1;
@@ -46150,6 +46426,7 @@ typedef struct mlfab__moment {
   uint32_t item, index;
   uint32_t announced; /* slices before this one have their SLICE record */
   mlfab__image_cursor cursor;
+  uint8_t *window; /* of a model on a device: the bulk of the last record */
 } mlfab__moment;
 
 /* Pins the slices that have changed since `since`; 0: all. The server has a model that stands, applies nothing, and
@@ -46157,7 +46434,7 @@ typedef struct mlfab__moment {
 MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
                                       struct mlfab__server *server, uint64_t since);
 /* The next record: 1; or 0 behind END. Its meta is written to `meta`, with MLFAB__MOMENT_META bytes of room; its bulk is
- * lent (NULL: none, or ghosts). record->set is 0. Bulks come in the order of slices. */
+ * lent (NULL: none, or ghosts; of a model on a device only until the next call). record->set is 0. Bulks come in the order of slices. */
 MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
                                        mlfab__file_record *record);
 /* The slice (an index of the store) of the record that next() gave last. */
@@ -46215,6 +46492,7 @@ static void moment_drop(mlfab__moment *moment) {
   mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
   mlfab__free(env, moment->peers, room->peers * sizeof *moment->peers);
   mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  mlfab__free_aligned(env, moment->window, MLFAB_BULK_MAX);
   int complete = moment->complete;
   memset(moment, 0, sizeof *moment);
   moment->env = env;
@@ -46257,6 +46535,10 @@ static int moment_room(mlfab__moment *moment) {
   MOMENT_ALLOC(moment->peers, wanted.peers, 1)
   MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
 #undef MOMENT_ALLOC
+  if (!code && store->memory) {
+    moment->window = mlfab__alloc_aligned(env, MLFAB_BULK_MAX);
+    if (!moment->window) code = MLFAB_ERR_MEMORY;
+  }
   if (code) {
     moment_drop(moment);
     return code;
@@ -46413,7 +46695,7 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
   const mlfab__checkpoint_bytes bytes = {s->number, chunk.kind, chunk.offset, (uint32_t)chunk.last};
   moment->cursor.offset += chunk.bytes;
   record->type = MLFAB__RECORD_IMAGE;
-  record->bulk = chunk.data;
+  record->bulk = mlfab__memory_see(view->memory, chunk.data, chunk.bytes, moment->window);
   record->bulk_bytes = chunk.bytes;
   return mlfab__encode_checkpoint_bytes(meta, &bytes);
 }
@@ -48092,6 +48374,7 @@ typedef struct mlfab__collect {
   mlfab__checkpoint_head head;
   /* Room, and for what store. */
   uint32_t positions, nslices, nworkers, nwords, block_bytes;
+  mlfab__memory *memory;
   uint32_t *w, *sum;  /* by position, as in a store */
   uint8_t **s0, **s1; /* NULL where the store's are */
   mlfab__collect_slice *slices;
@@ -48143,7 +48426,7 @@ static void collect_drop(mlfab__collect *collect) {
   uint8_t **states[2] = {collect->s0, collect->s1};
   for (int k = 0; k < 2; k++) {
     for (uint32_t p = 0; states[k] && p < n; p++)
-      mlfab__free_aligned(env, states[k][p], collect->block_bytes);
+      mlfab__memory_give(collect->memory, env, states[k][p], collect->block_bytes);
     mlfab__free(env, states[k], n * sizeof *states[k]);
   }
   mlfab__free(env, collect->w, n * sizeof *collect->w);
@@ -48175,6 +48458,7 @@ static int collect_room(mlfab__collect *collect) {
   collect->nworkers = server->workers;
   collect->nwords = (server->workers + 31) / 32;
   collect->block_bytes = store->block_bytes;
+  collect->memory = store->memory;
   uint32_t n = store->positions;
   int code = 0;
 #define COLLECT_ALLOC(place, count, when)                      \
@@ -48339,7 +48623,7 @@ static int collect_place(mlfab__collect *collect, const mlfab__shard_slice *s) {
     if (collect->w[p] == MLFAB__NO_BLOCK) collect->w[p] = mlfab__store_take(store);
     for (int k = 0; k < 2; k++) {
       if (!states[k] || states[k][p]) continue;
-      states[k][p] = mlfab__alloc_aligned(collect->env, collect->block_bytes);
+      states[k][p] = mlfab__memory_take(collect->memory, collect->env, collect->block_bytes);
       if (!states[k][p]) return MLFAB_ERR_MEMORY;
     }
   }
@@ -48978,6 +49262,380 @@ MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(mlfab_node *node,
   return 0;
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/device/resident.h
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* resident.h - a server's model in memory of a device. Layer 5. */
+
+/* The models of this server will be in memory of config.device. Errors: CONFIG, naming the function that the device lacks; MEMORY;
+ * DEVICE. */
+MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *server,
+                                           mlfab_error *error);
+
+#endif /* MLFAB_WITH_DEVICE */
+
+/* ==============================================================================================
+ * core/device/resident.c
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* resident.c - a server's model in memory of a device. See memory.h for what the functions are for.
+ *
+ * For: putting the server's work on blocks into the order of the device's copies from the host, and copies of blocks that the host can
+ * read (shadows). Not for: which block is written when, which is the store's and the server's as on the host.
+ *
+ * What comes is multiplied by its scale and checked on the host, in the pass that copies it to pinned memory: so a NaN is found
+ * before the commit, and the device has nothing to report. It then adds products with a factor of 1, which gives the
+ * bits of the host's kernels.
+ *
+ * A shadow is the copy of one block in pinned memory. Its states:
+ *
+ *    FREE --lend--> COPIES (its mark is not reached) --> THERE --the block has no reference any more--> FREE
+ *                     \--the same, before the copy has ended------------------------------------------^
+ *
+ * Invariants. (1) All work on blocks is in one order, and copies to the host begin behind what the order had when they were
+ * asked for. So a block may be given up, taken and written again while it is being copied: the copy is nobody's then. (2) A
+ * shadow belongs to one block, which nobody writes to while it has references, or to none. One that is used again while its last
+ * copy is under way is copied to behind that one: copies to the host have an order of their own. (3) There are as many shadows as
+ * there were blocks at one time that pulls read: at most one for each present block, and those that pulls have pinned. (4) When a
+ * function of the device fails, except `take` and `pin`, the server crashes, and the device is not given work again. */
+
+#include <stdio.h>
+
+typedef struct resident_shadow {
+  struct resident_shadow *next; /* FREE: the next one */
+  uint8_t *at;
+  uint64_t bytes;
+  void *mark; /* of its last copy, until that is known to be over */
+} resident_shadow;
+
+typedef struct resident {
+  mlfab__memory base;
+  mlfab_node *node;
+  mlfab__server *server;
+  const mlfab_device *device;
+  void *self;
+  uint8_t *products;       /* in device memory: MLFAB_DEVICE_STAGE bytes */
+  resident_shadow *unused; /* of one size */
+  uint8_t **pool; /* memory that was given back: taking it from the device may make that wait */
+  uint32_t npool, pool_room;
+  uint64_t pool_bytes; /* of each */
+  int broken;          /* 2: it is another process's */
+} resident;
+
+static resident *resident_of(mlfab__memory *memory) { return (resident *)(void *)memory; }
+
+static void resident_break(resident *r, const char *what, int number) {
+  char text[MLFAB__TEXT_MAX];
+  if (r->broken) return;
+  snprintf(text, sizeof text, "server %u: its model is on a device, which has failed: %s: %s",
+           r->server->number, what, r->device->text(r->self, number));
+  r->broken = 1;
+  mlfab__node_crash(r->node, MLFAB_ERR_DEVICE, text);
+}
+
+/* 1 if the function of the device failed with this number. */
+static int resident_failed(resident *r, const char *what, int number) {
+  if (number) resident_break(r, what, number);
+  return r->broken;
+}
+
+/* --- blocks --- */
+
+static void resident_empty_pool(resident *r) {
+  while (r->npool > 0 && !r->broken) r->device->give(r->self, r->pool[--r->npool]);
+  r->npool = 0;
+}
+
+/* What is taken is of one size, that of the model's blocks; what is given may be of a model that was before. */
+static uint8_t *resident_take(mlfab__memory *memory, uint64_t bytes) {
+  resident *r = resident_of(memory);
+  void *at = NULL;
+  if (r->broken) return NULL;
+  if (bytes != r->pool_bytes) resident_empty_pool(r);
+  r->pool_bytes = bytes;
+  if (r->npool > 0) return r->pool[--r->npool];
+  return r->device->take(r->self, bytes, &at) ? NULL : at;
+}
+
+static void resident_give(mlfab__memory *memory, uint8_t *at, uint64_t bytes) {
+  resident *r = resident_of(memory);
+  if (r->broken) return;
+  uint8_t **pool = bytes == r->pool_bytes ? mlfab__grow(r->server->env, r->pool, &r->pool_room,
+                                                        (uint64_t)r->npool + 1, sizeof *pool)
+                                          : NULL;
+  if (!pool) {
+    r->device->give(r->self, at);
+    return;
+  }
+  r->pool = pool;
+  r->pool[r->npool++] = at;
+}
+
+static void resident_zero(mlfab__memory *memory, uint8_t *to, uint64_t bytes) {
+  resident *r = resident_of(memory);
+  if (!r->broken)
+    resident_failed(r, "setting a block to zero", r->device->zero(r->self, to, bytes));
+}
+
+static void resident_copy(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes) {
+  resident *r = resident_of(memory);
+  if (!r->broken)
+    resident_failed(r, "copying a block",
+                    r->device->copy(r->self, MLFAB_DEVICE_FROM_HOST, to, from, bytes));
+}
+
+static void resident_see(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes) {
+  resident *r = resident_of(memory);
+  if (!r->broken)
+    resident_failed(r, "copying to the host", r->device->fetch(r->self, to, from, bytes));
+  if (r->broken) memset(to, 0, bytes);
+}
+
+/* --- what comes from the host --- */
+
+/* Pinned memory for up to MLFAB_DEVICE_STAGE bytes, or NULL. */
+static uint8_t *resident_stage(resident *r) {
+  void *at = NULL;
+  if (r->broken || resident_failed(r, "waiting for earlier copies", r->device->stage(r->self, &at)))
+    return NULL;
+  return at;
+}
+
+/* From pinned memory. */
+static void resident_send(resident *r, uint8_t *to, const uint8_t *from, uint64_t bytes) {
+  resident_failed(r, "copying from the host",
+                  r->device->copy(r->self, MLFAB_DEVICE_FROM_HOST, to, from, bytes));
+}
+
+static void resident_write(mlfab__memory *memory, uint8_t *to, const uint8_t *from,
+                           uint64_t bytes) {
+  resident *r = resident_of(memory);
+  for (uint64_t n; bytes > 0; to += n, from += n, bytes -= n) {
+    uint8_t *stage = resident_stage(r);
+    if (!stage) return;
+    n = mlfab__min(bytes, MLFAB_DEVICE_STAGE);
+    memcpy(stage, from, n);
+    resident_send(r, to, stage, n);
+  }
+}
+
+static int resident_add(mlfab__memory *memory, uint32_t kernels, int dtype, uint8_t *to,
+                        const uint8_t *w, const uint8_t *u, double scale, uint64_t n) {
+  resident *r = resident_of(memory);
+  const uint64_t width = mlfab__dtype_bytes(dtype), most = MLFAB_DEVICE_STAGE / width;
+  for (uint64_t at = 0, count; at < n; at += count) {
+    uint8_t *stage = resident_stage(r);
+    if (!stage) return 1;
+    count = mlfab__min(n - at, most);
+    const uint64_t skip = at * width, bytes = count * width;
+    if (!mlfab__kernel_add_by(kernels, dtype, stage, NULL, u + skip, scale, count, 0)) return 0;
+    resident_send(r, w ? r->products : to + skip, stage, bytes);
+    if (r->broken || !w) continue;
+    resident_failed(r, "adding an update",
+                    r->device->add(r->self, dtype, to + skip, w + skip, r->products, 1.0, count));
+  }
+  return 1;
+}
+
+/* --- arithmetic on blocks --- */
+
+static void resident_scale(mlfab__memory *memory, int dtype, uint8_t *data, double by, uint64_t n) {
+  resident *r = resident_of(memory);
+  if (!r->broken)
+    resident_failed(r, "scaling a sum", r->device->add(r->self, dtype, data, NULL, data, by, n));
+}
+
+static void resident_step(mlfab__memory *memory, const mlfab__optimizer *optimizer,
+                          const mlfab__optimizer_step *step, int dtype, uint8_t *dst,
+                          const uint8_t *w, const uint8_t *u, uint8_t *s0, uint8_t *s1,
+                          uint64_t n) {
+  resident *r = resident_of(memory);
+  const mlfab_device_rule rule = {.kind = optimizer->kind,
+                                  .gamma = optimizer->gamma,
+                                  .adadelay_c = optimizer->adadelay_c,
+                                  .beta1 = optimizer->beta1,
+                                  .beta2 = optimizer->beta2,
+                                  .epsilon = optimizer->epsilon,
+                                  .weight_decay = optimizer->weight_decay,
+                                  .scale = step->scale,
+                                  .t = step->t,
+                                  .delay = step->delay};
+  if (!r->broken)
+    resident_failed(r, "the optimizer's step",
+                    r->device->step(r->self, &rule, dtype, dst, w, u, s0, s1, n));
+}
+
+/* --- shadows --- */
+
+/* Waits for the copies to the host that are under way. `products` is as good as any memory to look at. */
+static void resident_drain(resident *r) {
+  uint8_t byte;
+  for (resident_shadow *s = r->unused; s && !r->broken; s = s->next) {
+    if (!s->mark) continue;
+    int number = r->device->after(r->self, MLFAB_DEVICE_FROM_HOST, s->mark);
+    r->device->drop(r->self, s->mark);
+    s->mark = NULL;
+    if (!number) number = r->device->fetch(r->self, &byte, r->products, 1);
+    r->broken |= number != 0; /* it is too late for a crash */
+  }
+}
+
+static void resident_unpin(resident *r) {
+  while (r->unused) {
+    resident_shadow *s = r->unused;
+    r->unused = s->next;
+    if (s->mark && r->broken < 2) r->device->drop(r->self, s->mark);
+    /* What a broken device may still write to stays pinned. */
+    if (!r->broken) r->device->unpin(r->self, s->at);
+    mlfab__free(r->server->env, s, sizeof *s);
+  }
+}
+
+static resident_shadow *resident_shadow_get(resident *r, uint64_t bytes) {
+  resident_shadow *s = r->unused;
+  void *at = NULL;
+  if (s && s->bytes != bytes) { /* of a model that was before */
+    resident_drain(r);
+    resident_unpin(r);
+    s = NULL;
+  }
+  if (s) {
+    r->unused = s->next;
+    return s;
+  }
+  s = mlfab__alloc(r->server->env, sizeof *s);
+  if (!s || r->device->pin(r->self, bytes, &at)) {
+    mlfab__free(r->server->env, s, sizeof *s);
+    return NULL;
+  }
+  s->at = at;
+  s->bytes = bytes;
+  return s;
+}
+
+/* Begins to copy a block, behind all work on it so far. */
+static int resident_shadow_copy(resident *r, resident_shadow *s, const uint8_t *from,
+                                uint64_t bytes) {
+  const mlfab_device *d = r->device;
+  void *work = NULL;
+  if (s->mark) d->drop(r->self, s->mark);
+  s->mark = NULL;
+  int number = d->mark(r->self, MLFAB_DEVICE_FROM_HOST, &work);
+  if (!number) number = d->after(r->self, MLFAB_DEVICE_TO_HOST, work);
+  if (work) d->drop(r->self, work);
+  if (!number) number = d->copy(r->self, MLFAB_DEVICE_TO_HOST, s->at, from, bytes);
+  if (!number) number = d->mark(r->self, MLFAB_DEVICE_TO_HOST, &s->mark);
+  return resident_failed(r, "copying a block to the host", number);
+}
+
+static int resident_lend(mlfab__memory *memory, mlfab__block *block, uint64_t bytes,
+                         const uint8_t **at_p) {
+  resident *r = resident_of(memory);
+  resident_shadow *s = block->shadow;
+  if (r->broken) return 0;
+  if (!s) {
+    s = resident_shadow_get(r, bytes);
+    if (!s) return MLFAB_ERR_MEMORY;
+    block->shadow = s;
+    (void)resident_shadow_copy(r, s, block->data, bytes);
+    return 0;
+  }
+  int reached = s->mark ? r->device->poll(r->self, s->mark) : 1;
+  if (MLFAB__PLANTED(276) && reached == 0) reached = 1;
+  if (reached < 0) resident_break(r, "copying a block to the host", -reached);
+  if (reached <= 0) return 0;
+  if (s->mark) r->device->drop(r->self, s->mark);
+  s->mark = NULL;
+  *at_p = s->at;
+  return 1;
+}
+
+static void resident_forget(mlfab__memory *memory, mlfab__block *block) {
+  resident *r = resident_of(memory);
+  resident_shadow *s = block->shadow;
+  if (MLFAB__PLANTED(277) && !r->broken) return;
+  block->shadow = NULL;
+  s->next = r->unused;
+  r->unused = s;
+}
+
+/* --- beginning and end --- */
+
+static void resident_unmake(mlfab__server *server, resident *r) {
+  mlfab__free_aligned(server->env, server->window, MLFAB_BULK_MAX);
+  server->window = NULL;
+  if (r) mlfab__free(server->env, r->pool, r->pool_room * sizeof *r->pool);
+  mlfab__free(server->env, r, sizeof *r);
+}
+
+static void resident_free(mlfab__memory *memory) {
+  resident *r = resident_of(memory);
+  resident_drain(r);
+  resident_unpin(r);
+  resident_empty_pool(r);
+  if (!r->broken) r->device->give(r->self, r->products);
+  resident_unmake(r->server, r);
+}
+
+static void resident_disown(mlfab__memory *memory) { resident_of(memory)->broken = 2; }
+
+static const mlfab__memory_table resident_table = {
+    resident_take,   resident_give,   resident_zero,  resident_copy, resident_write,
+    resident_see,    resident_add,    resident_scale, resident_step, resident_lend,
+    resident_forget, resident_disown, resident_free};
+
+/* The first function that is missing, or NULL. */
+static const char *resident_missing(const mlfab_device *d) {
+  if (d->size < sizeof *d) return "size";
+  if (!d->pin) return "pin";
+  if (!d->unpin) return "unpin";
+  if (!d->after) return "after";
+  if (!d->copy) return "copy";
+  if (!d->mark) return "mark";
+  if (!d->poll) return "poll";
+  if (!d->drop) return "drop";
+  if (!d->text) return "text";
+  if (!d->take) return "take";
+  if (!d->give) return "give";
+  if (!d->stage) return "stage";
+  if (!d->fetch) return "fetch";
+  if (!d->zero) return "zero";
+  if (!d->add) return "add";
+  return d->step ? NULL : "step";
+}
+
+MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *server,
+                                           mlfab_error *error) {
+  const mlfab_device *device = server->config->device;
+  const char *missing = resident_missing(device);
+  void *products = NULL;
+  if (missing)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "configuration: device.%s is not set, so it can hold no model", missing);
+  resident *r = mlfab__alloc(server->env, sizeof *r);
+  server->window = mlfab__alloc_aligned(server->env, MLFAB_BULK_MAX);
+  if (!r || !server->window) {
+    resident_unmake(server, r);
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for a model on a device");
+  }
+  r->base.on = &resident_table;
+  r->node = node;
+  r->server = server;
+  r->device = device;
+  r->self = server->config->device_self;
+  int number = device->take(r->self, MLFAB_DEVICE_STAGE, &products);
+  if (number) {
+    resident_unmake(server, r);
+    return MLFAB__FAIL(error, MLFAB_ERR_DEVICE, "configuration: device: %s",
+                       device->text(server->config->device_self, number));
+  }
+  r->products = products;
+  server->memory = &r->base;
+  return 0;
+}
+#endif /* MLFAB_WITH_DEVICE */
 
 /* ==============================================================================================
  * core/replica/divergence.h
@@ -50482,11 +51140,12 @@ static double keeper_history(const mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
       mlfab__piece piece;
-      mlfab__store_piece(store, at, end - at, &piece);
+      mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
       at += piece.bytes;
       elements += piece.count;
-      squares +=
-          mlfab__kernel_norm2(piece.dtype, store->s0[piece.position] + piece.at, piece.count);
+      const uint8_t *h = store->s0[piece.position] + piece.at;
+      h = mlfab__memory_see(store->memory, h, piece.bytes, server->window);
+      squares += mlfab__kernel_norm2(piece.dtype, h, piece.count);
     }
   }
   return mlfab__divergence_norm(squares, elements, 1.0);
@@ -52046,7 +52705,8 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   frame->meta_bytes = MLFAB__MOMENT_FRAME_BYTES + c->record.meta_bytes;
   frame->bulk = c->record.bulk;
   frame->bulk_bytes = c->record.bulk_bytes;
-  frame->token = frame->bulk_bytes > 0 ? 1 + slot : 0;
+  /* The moment has one window for what is on a device. */
+  frame->token = frame->bulk_bytes > 0 && !c->server->memory ? 1 + slot : 0;
   frame->slot = slot;
   return 1;
 }
@@ -56456,6 +57116,8 @@ static void context_free(mlfab *ctx) {
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
   if (ctx->direct) ctx->direct->close(ctx, child);
+  if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
+    mlfab__server_disown(ctx->node->parts->server);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -56591,6 +57253,7 @@ MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns) {
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;
+  if (node->crashes) return 1;
   if (!node->is_server) return mlfab__node_finished(node);
   return node->ended ||
          (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
@@ -56850,6 +57513,12 @@ static void context_untell(mlfab *ctx) {
   ctx->idle_looks = 0; /* read the clock: the caller may have slept until a deadline */
 }
 
+/* The error with which a node has ended by itself. */
+static int context_crashed(mlfab *ctx) {
+  ctx->node->requests.last = ctx->node->failure;
+  return ctx->node->failure.code;
+}
+
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
   CONTEXT_MAY_WAIT(ctx);
@@ -56863,6 +57532,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   }
   ctx->moves_told = ctx->moves;
   moved = mlfab__context_in_vain(ctx, moved);
+  if (ctx->node->crashes) moved = context_crashed(ctx);
   mlfab__context_leave(ctx);
   return moved;
 }
@@ -56904,6 +57574,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
                               "serve: after %s server 0 has not ended the run", waited);
     code = mlfab__context_in_vain(ctx, code);
   }
+  if (ctx->node->crashes) code = context_crashed(ctx);
   mlfab__context_leave(ctx);
   return code;
 }
@@ -68069,6 +68740,8 @@ MLFAB_API const char *mlfab_build_info(void) {
 #endif
 #if MLFAB_WITH_COLL
 #endif
+#if MLFAB_WITH_DEVICE
+#endif
 #if MLFAB_WITH_KEYS
 #endif
 #if MLFAB_WITH_REPLICA
@@ -68117,6 +68790,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
                        "(MLFAB_WITH_CBLAS is 0)");
+  if (!MLFAB_WITH_DEVICE && config->device)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: device needs device memory, which was left out "
+                       "(MLFAB_WITH_DEVICE is 0)");
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,
@@ -68156,8 +68833,13 @@ static int compose_worker(mlfab_node *node) {
   return 0;
 }
 
-static int compose_server(mlfab_node *node) {
+static int compose_server(mlfab_node *node, mlfab_error *error) {
   int code = mlfab__server_attach(node, &node->parts->server);
+#if MLFAB_WITH_DEVICE
+  if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
+#else
+  (void)error;
+#endif
   if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node);
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
@@ -68181,7 +68863,8 @@ static int compose_server(mlfab_node *node) {
   return code;
 }
 
-static int compose(mlfab_node *node) {
+/* *error is of code 0 unless more is to be said than that memory is short. */
+static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts_bytes = sizeof *node->parts;
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
@@ -68190,7 +68873,7 @@ static int compose(mlfab_node *node) {
   if (node->config.key[0]) code = mlfab__guard_attach(node);
 #endif
   if (!code && node->is_worker) code = compose_worker(node);
-  if (!code && node->is_server) code = compose_server(node);
+  if (!code && node->is_server) code = compose_server(node, error);
 #if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
 #if MLFAB_WITH_REPLICA
@@ -68207,6 +68890,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   mlfab_config complete;
   mlfab__env env;
   mlfab_node *node = NULL;
+  mlfab_error why = {.code = 0};
   if (error) memset(error, 0, sizeof *error);
   if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
   int code = mlfab__config_complete(config, &complete, error);
@@ -68214,14 +68898,16 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
   code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
-  if (!code) code = compose(node);
+  if (!code) code = compose(node, &why);
 #if MLFAB_WITH_KEYS
   mlfab__wipe(complete.key, sizeof complete.key);
   mlfab__wipe(complete.entropy, sizeof complete.entropy);
 #endif
   if (code) {
     mlfab_node_close(&node);
-    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
+    if (!why.code) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
+    if (error) *error = why;
+    return why.code;
   }
   mlfab__node_begin(node);
   *node_p = node;

@@ -605,6 +605,10 @@ typedef struct mlfab_config {
    * without a copy. Price: a request that was cancelled, or that has failed, is open until MPI has let go of its
    * buffers. */
   uint32_t mpi_lend;
+  /* Servers: a device that holds this server's model (section 14), and the `self` of its functions; both are borrowed until
+   * the context is closed. NULL: the model is in memory of the host. Ignored at nodes without the role of a server. */
+  const struct mlfab_device *device;
+  void *device_self;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -2009,6 +2013,17 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  * not become readable for them.
  * Cost: one copy of what a call reads and one of what it writes over the device's bus; what a server sends again in a pull may be
  * copied again. A call of a size that was used before allocates nothing. Workers of one host can do without: mlfab_device_share.
+ *
+ * A server's model on a device. With config.device set, a server keeps weights, optimizer state and sums of rounds in memory
+ * of the device and applies updates there; bit for bit as on the host. What comes is checked and scaled on the host, on its
+ * way to pinned memory, and then copied; what is pulled is copied once for all workers and kept in pinned memory while it is the
+ * present version. Everything works as with a model on the host (consistency, replicas, checkpoints, moves), except that a model
+ * with tags, pull_half or a change filter, and config.on_update, are refused (UNSUPPORTED).
+ * Out of device memory: as out of memory of the host. Any other failure of the device ends the node like a crash: it
+ * hangs up, calls on its context and mlfab_serve return DEVICE with the device's words, and what the workers have been told
+ * since the last checkpoint, or what no replica has, is lost.
+ * Price, for a shard of b bytes: 2b of device memory, 3b with rounds, and b for each state of the optimizer; b of pinned
+ * memory, and what pulls of older versions hold.
  */
 enum mlfab_memory {
   MLFAB_MEMORY_HOST = 0,
@@ -2022,8 +2037,19 @@ enum mlfab_device_way { MLFAB_DEVICE_TO_HOST = 0, MLFAB_DEVICE_FROM_HOST = 1 };
 enum mlfab_device_sizes {
   MLFAB_DEVICE_ID = 32,
   MLFAB_DEVICE_HANDLE = 128,
-  MLFAB_DEVICE_SHARE_MOST = 16 /* workers that share device memory */
+  MLFAB_DEVICE_SHARE_MOST = 16, /* workers that share device memory */
+  MLFAB_DEVICE_STAGE = 1 << 20  /* bytes of `stage` */
 };
+
+/* An update rule and the parameters of one commit: the members of mlfab_model_options that it needs, which have been checked. */
+typedef struct mlfab_device_rule {
+  uint32_t kind;  /* MLFAB_OPTIMIZER_* */
+  uint32_t spare; /* 0 */
+  double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
+  double scale;   /* of u */
+  uint64_t t;     /* number of this commit, from 1 */
+  uint64_t delay; /* ADADELAY */
+} mlfab_device_rule;
 
 /* A device. No function may wait for the stream. They are called with a lock held, by any thread, one at a time. Functions
  * that return int return 0 or a positive error number of the device, unless it says otherwise. */
@@ -2064,6 +2090,27 @@ typedef struct mlfab_device {
    * MLFAB_DEVICE_FROM_HOST, and marked like these. With an error nothing is written. */
   int (*reduce)(void *self, int op, int dtype, void *to, const void *const *from, uint32_t k,
                 uint64_t n);
+  /* The members from here on serve for config.device, which never calls where, fence, order and close. NULL: the device holds
+   * no models. Copies of the direction FROM_HOST may then be within the device, too, and zero, add and step are carried out in
+   * the order of that direction. Only give, stage and fetch may wait for what the device has been given, at most about 10 s. When
+   * something that it was given fails, all later calls say so. */
+  int (*take)(void *self, uint64_t bytes,
+              void **memory_p);           /* memory of the device, aligned to 256 bytes */
+  void (*give)(void *self, void *memory); /* after all that it was given so far is carried out */
+  /* Pinned memory for at most MLFAB_DEVICE_STAGE bytes, to be filled and copied FROM_HOST. The caller is done with what the last
+   * call has returned. */
+  int (*stage)(void *self, void **pinned_p);
+  /* Copies to any memory of the host, behind all that the direction FROM_HOST has been given, and waits for it. */
+  int (*fetch)(void *self, void *to, const void *from, uint64_t bytes);
+  int (*zero)(void *self, void *to, uint64_t bytes);
+  /* dst = w + scale * u, of n elements: MLFAB_F32, F64, I64; each product and each sum rounded once (scale 1 and -1 change only
+   * the sign of u; I64: its integer part). w NULL: dst = scale * u. dst may be w or u; no other overlap. */
+  int (*add)(void *self, int dtype, void *dst, const void *w, const void *u, double scale,
+             uint64_t n);
+  /* dst = the rule's step applied to w, and the states s0 and s1, as many as the rule has, stepped in place. dst may be w
+   * or u. */
+  int (*step)(void *self, const mlfab_device_rule *rule, int dtype, void *dst, const void *w,
+              const void *u, void *s0, void *s1, uint64_t n);
 } mlfab_device;
 
 /* Attaches a device to a context of a worker, for good. `device` is borrowed until close. staging_bytes: the most pinned memory

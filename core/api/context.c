@@ -826,6 +826,8 @@ static void context_free(mlfab *ctx) {
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
   if (ctx->direct) ctx->direct->close(ctx, child);
+  if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
+    mlfab__server_disown(ctx->node->parts->server);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -961,6 +963,7 @@ MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns) {
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;
+  if (node->crashes) return 1;
   if (!node->is_server) return mlfab__node_finished(node);
   return node->ended ||
          (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
@@ -1220,6 +1223,12 @@ static void context_untell(mlfab *ctx) {
   ctx->idle_looks = 0; /* read the clock: the caller may have slept until a deadline */
 }
 
+/* The error with which a node has ended by itself. */
+static int context_crashed(mlfab *ctx) {
+  ctx->node->requests.last = ctx->node->failure;
+  return ctx->node->failure.code;
+}
+
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
   CONTEXT_MAY_WAIT(ctx);
@@ -1233,6 +1242,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   }
   ctx->moves_told = ctx->moves;
   moved = mlfab__context_in_vain(ctx, moved);
+  if (ctx->node->crashes) moved = context_crashed(ctx);
   mlfab__context_leave(ctx);
   return moved;
 }
@@ -1274,6 +1284,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
                               "serve: after %s server 0 has not ended the run", waited);
     code = mlfab__context_in_vain(ctx, code);
   }
+  if (ctx->node->crashes) code = context_crashed(ctx);
   mlfab__context_leave(ctx);
   return code;
 }

@@ -19,7 +19,7 @@ static void collect_drop(mlfab__collect *collect) {
   uint8_t **states[2] = {collect->s0, collect->s1};
   for (int k = 0; k < 2; k++) {
     for (uint32_t p = 0; states[k] && p < n; p++)
-      mlfab__free_aligned(env, states[k][p], collect->block_bytes);
+      mlfab__memory_give(collect->memory, env, states[k][p], collect->block_bytes);
     mlfab__free(env, states[k], n * sizeof *states[k]);
   }
   mlfab__free(env, collect->w, n * sizeof *collect->w);
@@ -51,6 +51,7 @@ static int collect_room(mlfab__collect *collect) {
   collect->nworkers = server->workers;
   collect->nwords = (server->workers + 31) / 32;
   collect->block_bytes = store->block_bytes;
+  collect->memory = store->memory;
   uint32_t n = store->positions;
   int code = 0;
 #define COLLECT_ALLOC(place, count, when)                      \
@@ -215,7 +216,7 @@ static int collect_place(mlfab__collect *collect, const mlfab__shard_slice *s) {
     if (collect->w[p] == MLFAB__NO_BLOCK) collect->w[p] = mlfab__store_take(store);
     for (int k = 0; k < 2; k++) {
       if (!states[k] || states[k][p]) continue;
-      states[k][p] = mlfab__alloc_aligned(collect->env, collect->block_bytes);
+      states[k][p] = mlfab__memory_take(collect->memory, collect->env, collect->block_bytes);
       if (!states[k][p]) return MLFAB_ERR_MEMORY;
     }
   }

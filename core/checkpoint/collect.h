@@ -45,6 +45,7 @@ typedef struct mlfab__collect {
   mlfab__checkpoint_head head;
   /* Room, and for what store. */
   uint32_t positions, nslices, nworkers, nwords, block_bytes;
+  mlfab__memory *memory;
   uint32_t *w, *sum;  /* by position, as in a store */
   uint8_t **s0, **s1; /* NULL where the store's are */
   mlfab__collect_slice *slices;

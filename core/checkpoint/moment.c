@@ -34,6 +34,7 @@ static void moment_drop(mlfab__moment *moment) {
   mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
   mlfab__free(env, moment->peers, room->peers * sizeof *moment->peers);
   mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  mlfab__free_aligned(env, moment->window, MLFAB_BULK_MAX);
   int complete = moment->complete;
   memset(moment, 0, sizeof *moment);
   moment->env = env;
@@ -76,6 +77,10 @@ static int moment_room(mlfab__moment *moment) {
   MOMENT_ALLOC(moment->peers, wanted.peers, 1)
   MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
 #undef MOMENT_ALLOC
+  if (!code && store->memory) {
+    moment->window = mlfab__alloc_aligned(env, MLFAB_BULK_MAX);
+    if (!moment->window) code = MLFAB_ERR_MEMORY;
+  }
   if (code) {
     moment_drop(moment);
     return code;
@@ -232,7 +237,7 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
   const mlfab__checkpoint_bytes bytes = {s->number, chunk.kind, chunk.offset, (uint32_t)chunk.last};
   moment->cursor.offset += chunk.bytes;
   record->type = MLFAB__RECORD_IMAGE;
-  record->bulk = chunk.data;
+  record->bulk = mlfab__memory_see(view->memory, chunk.data, chunk.bytes, moment->window);
   record->bulk_bytes = chunk.bytes;
   return mlfab__encode_checkpoint_bytes(meta, &bytes);
 }

@@ -51,6 +51,7 @@ typedef struct mlfab__moment {
   uint32_t item, index;
   uint32_t announced; /* slices before this one have their SLICE record */
   mlfab__image_cursor cursor;
+  uint8_t *window; /* of a model on a device: the bulk of the last record */
 } mlfab__moment;
 
 /* Pins the slices that have changed since `since`; 0: all. The server has a model that stands, applies nothing, and
@@ -58,7 +59,7 @@ typedef struct mlfab__moment {
 MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
                                       struct mlfab__server *server, uint64_t since);
 /* The next record: 1; or 0 behind END. Its meta is written to `meta`, with MLFAB__MOMENT_META bytes of room; its bulk is
- * lent (NULL: none, or ghosts). record->set is 0. Bulks come in the order of slices. */
+ * lent (NULL: none, or ghosts; of a model on a device only until the next call). record->set is 0. Bulks come in the order of slices. */
 MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
                                        mlfab__file_record *record);
 /* The slice (an index of the store) of the record that next() gave last. */

@@ -74,7 +74,7 @@ static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t positi
   if (store->free_count == 0 && mlfab__store_grow(env, store)) return MLFAB_ERR_MEMORY;
   store->sum[position] = mlfab__store_take(store);
   uint8_t *data = store->blocks[store->sum[position]].data;
-  if (data) memset(data, 0, store->block_bytes);
+  if (data) mlfab__memory_zero(store->memory, data, store->block_bytes);
   return 0;
 }
 
@@ -90,7 +90,7 @@ static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_
       return MLFAB_ERR_MEMORY;
     uint8_t *data = image_bytes(store, chunk->kind, position);
     if (!data || !from) continue;
-    memcpy(data + at, from, n);
+    mlfab__memory_write(store->memory, data + at, from, n);
     from += n;
   }
   return 0;

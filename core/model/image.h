@@ -35,7 +35,7 @@ typedef struct mlfab__image_cursor { /* zeros: the start */
 typedef struct mlfab__image_chunk {
   uint32_t slice, kind; /* as in a cursor */
   uint64_t offset;
-  uint8_t *data; /* in the store; NULL: ghosts */
+  uint8_t *data; /* in the store's memory; NULL: ghosts */
   uint32_t bytes;
   int last; /* of its slice */
 } mlfab__image_chunk;

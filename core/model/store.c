@@ -56,9 +56,9 @@ static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
     if (!state) return MLFAB_ERR_MEMORY;
     *(k == 0 ? &store->s0 : &store->s1) = state;
     for (uint32_t p = 0; p < n; p++) {
-      state[p] = mlfab__alloc_aligned(env, store->block_bytes);
+      state[p] = mlfab__memory_take(store->memory, env, store->block_bytes);
       if (!state[p]) return MLFAB_ERR_MEMORY;
-      memset(state[p], 0, store->block_bytes);
+      mlfab__memory_zero(store->memory, state[p], store->block_bytes);
     }
   }
   return 0;
@@ -71,11 +71,12 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
 
-MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
+MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost) {
   memset(store, 0, sizeof *store);
   store->layout = layout;
+  store->memory = ghost ? NULL : memory;
   store->block_bytes = block_bytes;
   store->ghost = ghost;
   store->changes = 1;
@@ -89,7 +90,7 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   if (!store->blocks) goto no_memory;
   for (uint32_t i = store->nblocks; i-- > 0;) {
     if (!ghost) {
-      store->blocks[i].data = mlfab__alloc_aligned(env, store->block_bytes);
+      store->blocks[i].data = mlfab__memory_take(store->memory, env, store->block_bytes);
       if (!store->blocks[i].data) goto no_memory;
     }
     store->blocks[i].next_free = store->free_head;
@@ -98,7 +99,8 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   }
   for (uint32_t p = 0; p < store->positions; p++) {
     store->w[p] = mlfab__store_take(store);
-    if (!ghost) memset(store->blocks[store->w[p]].data, 0, store->block_bytes);
+    if (!ghost)
+      mlfab__memory_zero(store->memory, store->blocks[store->w[p]].data, store->block_bytes);
   }
   return 0;
 no_memory:
@@ -132,7 +134,7 @@ MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint3
 
 static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
   for (uint32_t p = 0; state && p < store->positions; p++) {
-    mlfab__free_aligned(env, state[p], store->block_bytes);
+    mlfab__memory_give(store->memory, env, state[p], store->block_bytes);
   }
   mlfab__free(env, state, store->positions * sizeof *state);
 }
@@ -143,7 +145,8 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
-    mlfab__free_aligned(env, store->blocks[i].data, store->block_bytes);
+    if (store->blocks[i].shadow) store->memory->on->forget(store->memory, &store->blocks[i]);
+    mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
   }
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   store_free_states(env, store, store->s0);
@@ -193,9 +196,10 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
   memcpy(more, store->blocks, store->nblocks * sizeof *more);
   for (uint64_t i = 0; i < n; i++) {
     mlfab__block *block = &more[store->nblocks + i];
-    if (!store->ghost) block->data = mlfab__alloc_aligned(env, store->block_bytes);
+    if (!store->ghost) block->data = mlfab__memory_take(store->memory, env, store->block_bytes);
     if (block->data || store->ghost) continue;
-    while (i-- > 0) mlfab__free_aligned(env, more[store->nblocks + i].data, store->block_bytes);
+    while (i-- > 0)
+      mlfab__memory_give(store->memory, env, more[store->nblocks + i].data, store->block_bytes);
     mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }
@@ -242,15 +246,15 @@ MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint
   if (MLFAB__PLANTED(106)) return;
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
-    copies[k] = mlfab__alloc_aligned(env, store->block_bytes);
+    copies[k] = mlfab__memory_take(store->memory, env, store->block_bytes);
     if (copies[k]) continue;
-    mlfab__free_aligned(env, copies[0], k ? store->block_bytes : 0);
+    mlfab__memory_give(store->memory, env, copies[0], store->block_bytes);
     store_lose(store, position);
     return;
   }
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
-    memcpy(copies[k], states[k][position], store->block_bytes);
+    mlfab__memory_copy(store->memory, copies[k], states[k][position], store->block_bytes);
     states[k][position] = copies[k];
   }
 }
@@ -292,8 +296,8 @@ static void store_give_state(mlfab__env *env, const mlfab__store *store, uint32_
   for (const mlfab__holder *h = store->holders; h && !MLFAB__PLANTED(149); h = h->next) {
     if (h->s0[position] == s0) return;
   }
-  mlfab__free_aligned(env, s0, store->block_bytes);
-  if (s1) mlfab__free_aligned(env, s1, store->block_bytes);
+  mlfab__memory_give(store->memory, env, s0, store->block_bytes);
+  if (s1) mlfab__memory_give(store->memory, env, s1, store->block_bytes);
 }
 
 MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
@@ -340,6 +344,7 @@ MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   assert(store->blocks[block].refs > 0);
   if (--store->blocks[block].refs > 0) return;
+  if (store->blocks[block].shadow) store->memory->on->forget(store->memory, &store->blocks[block]);
   store->blocks[block].next_free = store->free_head;
   store->free_head = block;
   store->free_count++;

@@ -21,18 +21,19 @@
 #ifndef MLFAB__STORE_H
 #define MLFAB__STORE_H
 
-#include "optimizer.h"
 #include "layout.h"
+#include "memory.h"
 #include "version.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
 
-typedef struct mlfab__block {
-  uint8_t *data; /* NULL for ghosts */
+struct mlfab__block {
+  uint8_t *data; /* in the store's memory; NULL for ghosts */
   uint32_t refs;
   uint32_t next_free;
-} mlfab__block;
+  void *shadow; /* the copy that the host can read, or NULL: mlfab__store_lend */
+};
 
 typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
@@ -55,7 +56,8 @@ typedef struct mlfab__holder {
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  uint64_t bytes; /* sum over its slices */
+  mlfab__memory *memory; /* of blocks and states; NULL: the host's */
+  uint64_t bytes;        /* sum over its slices */
   uint32_t nslices, nlocal;
   mlfab__shard_slice *slices; /* ascending by number, and so by offset */
   uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
@@ -83,9 +85,9 @@ typedef struct mlfab__piece {
   uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* sums: 1 when rounds are summed. states: number of the optimizer's state arrays. Errors: MEMORY, nothing
- * left allocated. */
-MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
+/* memory: where blocks and states are, or NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
+ * arrays. Errors: MEMORY, nothing left allocated. */
+MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
 /* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
@@ -120,6 +122,18 @@ MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *ho
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
+/* The bytes of a block as the host can read them, as long as the block has a reference and is not written. 1: here they are; 0:
+ * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
+static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
+  mlfab__block *b = &store->blocks[block];
+  if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
+  *at_p = b->data;
+  return 1;
+}
+/* How many of these bytes may be looked at together (mlfab__memory_see). */
+static inline uint64_t mlfab__store_seen(const mlfab__store *store, uint64_t bytes) {
+  return store->memory ? mlfab__min(bytes, MLFAB_BULK_MAX) : bytes;
+}
 /* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
 

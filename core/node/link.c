@@ -97,6 +97,15 @@ MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, 
   mlfab__error(&node->failure, code, rank, is_server, node->now_ns - node->opened_ns, "%s", text);
 }
 
+MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text) {
+  if (node->crashes) return;
+  node->crashes = 1;
+  node->phase = MLFAB__BOOTSTRAP_FAILED;
+  mlfab__error(&node->failure, code, node->is_server ? (int32_t)node->server_number : MLFAB_NO_RANK,
+               node->is_server, node->now_ns - node->opened_ns, "%s", text);
+  mlfab__log(&node->env, MLFAB_LOG_ERROR, "this node ends: %s", text);
+}
+
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
                                       uint32_t incarnation, int code, const char *text) {
   mlfab_event_info info = {kind, rank, (uint32_t)is_server, incarnation, code, text};
@@ -286,7 +295,7 @@ MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code
 
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t type,
                                       const void *meta, uint32_t bytes) {
-  if (index == MLFAB__NO_LINK) return;
+  if (index == MLFAB__NO_LINK || node->crashes) return;
   mlfab__link *link = &node->links[index];
   uint32_t padded = (bytes + 7) / 8 * 8 + 8;
   if (link->kind == MLFAB__LINK_FREE || link->closing) return;

@@ -227,8 +227,26 @@ static int node_waits(const mlfab_node *node) {
   return waits;
 }
 
+/* A role has called mlfab__node_crash: the other nodes see what they would see of a process that has died. */
+static void node_crash(mlfab_node *node) {
+  mlfab__requests *table = &node->requests;
+  mlfab__request *request;
+  uint32_t place = 0;
+  node->crashes = 2;
+  for (uint32_t i = 0; i < node->nlinks; i++)
+    if (node->links[i].kind != MLFAB__LINK_FREE && !node->links[i].self)
+      mlfab__node_hang_up(node, i, "this node ends");
+  while ((request = mlfab__request_due(table, UINT64_MAX, &place)))
+    mlfab__request_finish(table, request, node->failure.code, node->failure.rank,
+                          (int)node->failure.is_server, node->now_ns, "%s", node->failure.text);
+}
+
 /* Runs after everything that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
+  if (MLFAB__UNLIKELY(node->crashes)) {
+    if (node->crashes == 1) node_crash(node);
+    return;
+  }
   for (uint32_t i = 0; i < node->nsettles; i++) {
     const mlfab__role *role = &node->roles[node->settles[i]];
     role->settle(role->self);
@@ -432,6 +450,10 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
   uint32_t index;
   if (!node || !event) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->crashes) {
+    if (event->kind == MLFAB_IO_UP) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
+    return;
+  }
   switch (event->kind) {
     case MLFAB_IO_UP:
       node_up(node, event);
@@ -691,6 +713,10 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   const mlfab__heap_entry *entry;
   if (!node) return;
   node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->crashes) {
+    node_epilogue(node);
+    return;
+  }
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].tick) node->roles[i].tick(node->roles[i].self, node->now_ns);
   }
@@ -702,6 +728,7 @@ MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
   if (!node) return MLFAB__NEVER;
+  if (node->crashes) return node->crashes == 1 ? 0 : MLFAB__NEVER;
   if (node->self_more) return 0;
   const mlfab__heap_entry *timer = mlfab__heap_top(&node->timers);
   uint64_t deadline = timer ? timer->time : MLFAB__NEVER;

@@ -12,6 +12,9 @@
 #include "../coll/comm.h"
 #include "../coll/membership.h"
 #endif
+#if MLFAB_WITH_DEVICE
+#include "../device/resident.h"
+#endif
 #if MLFAB_WITH_KEYS
 #include "../keys/guard.h"
 #endif
@@ -67,6 +70,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
                        "(MLFAB_WITH_CBLAS is 0)");
+  if (!MLFAB_WITH_DEVICE && config->device)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: device needs device memory, which was left out "
+                       "(MLFAB_WITH_DEVICE is 0)");
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,
@@ -106,8 +113,13 @@ static int compose_worker(mlfab_node *node) {
   return 0;
 }
 
-static int compose_server(mlfab_node *node) {
+static int compose_server(mlfab_node *node, mlfab_error *error) {
   int code = mlfab__server_attach(node, &node->parts->server);
+#if MLFAB_WITH_DEVICE
+  if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
+#else
+  (void)error;
+#endif
   if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node);
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
@@ -131,7 +143,8 @@ static int compose_server(mlfab_node *node) {
   return code;
 }
 
-static int compose(mlfab_node *node) {
+/* *error is of code 0 unless more is to be said than that memory is short. */
+static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts_bytes = sizeof *node->parts;
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
@@ -140,7 +153,7 @@ static int compose(mlfab_node *node) {
   if (node->config.key[0]) code = mlfab__guard_attach(node);
 #endif
   if (!code && node->is_worker) code = compose_worker(node);
-  if (!code && node->is_server) code = compose_server(node);
+  if (!code && node->is_server) code = compose_server(node, error);
 #if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
 #if MLFAB_WITH_REPLICA
@@ -157,6 +170,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   mlfab_config complete;
   mlfab__env env;
   mlfab_node *node = NULL;
+  mlfab_error why = {.code = 0};
   if (error) memset(error, 0, sizeof *error);
   if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
   int code = mlfab__config_complete(config, &complete, error);
@@ -164,14 +178,16 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
   code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
-  if (!code) code = compose(node);
+  if (!code) code = compose(node, &why);
 #if MLFAB_WITH_KEYS
   mlfab__wipe(complete.key, sizeof complete.key);
   mlfab__wipe(complete.entropy, sizeof complete.entropy);
 #endif
   if (code) {
     mlfab_node_close(&node);
-    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
+    if (!why.code) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
+    if (error) *error = why;
+    return why.code;
   }
   mlfab__node_begin(node);
   *node_p = node;

@@ -103,7 +103,8 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   frame->meta_bytes = MLFAB__MOMENT_FRAME_BYTES + c->record.meta_bytes;
   frame->bulk = c->record.bulk;
   frame->bulk_bytes = c->record.bulk_bytes;
-  frame->token = frame->bulk_bytes > 0 ? 1 + slot : 0;
+  /* The moment has one window for what is on a device. */
+  frame->token = frame->bulk_bytes > 0 && !c->server->memory ? 1 + slot : 0;
   frame->slot = slot;
   return 1;
 }

@@ -174,11 +174,12 @@ static double keeper_history(const mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
       mlfab__piece piece;
-      mlfab__store_piece(store, at, end - at, &piece);
+      mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
       at += piece.bytes;
       elements += piece.count;
-      squares +=
-          mlfab__kernel_norm2(piece.dtype, store->s0[piece.position] + piece.at, piece.count);
+      const uint8_t *h = store->s0[piece.position] + piece.at;
+      h = mlfab__memory_see(store->memory, h, piece.bytes, server->window);
+      squares += mlfab__kernel_norm2(piece.dtype, h, piece.count);
     }
   }
   return mlfab__divergence_norm(squares, elements, 1.0);

@@ -119,7 +119,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   if (code) return code;
   mlfab__layout_assign(&shift->layout, shift->owners);
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
-  code = mlfab__store_init(env, &shift->store, &shift->layout, server->number,
+  code = mlfab__store_init(env, &shift->store, server->store.memory, &shift->layout, server->number,
                            server->config->block_bytes, mlfab__clock_rounds(server), states,
                            options->ghost != 0);
   if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
@@ -233,7 +233,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t t
                                       chunk.offset,   s->version, s->commit, (uint32_t)chunk.last};
   frame->type = MLFAB__RESHARD_SERVER;
   frame->meta_bytes = mlfab__encode_reshard_server_bytes(frame->meta, &head);
-  frame->bulk = chunk.data;
+  frame->bulk = mlfab__memory_see(server->store.memory, chunk.data, chunk.bytes, server->window);
   frame->bulk_bytes = chunk.bytes;
   frame->token = 0;
   return 1;

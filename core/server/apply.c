@@ -6,7 +6,7 @@
  *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
- * block. sparse_apply.c takes packets in, with a codec of the same form.
+ * block, or the model is on a device. sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
  * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
@@ -174,8 +174,8 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int adds =
           (mode == MLFAB__APPLY_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__APPLY_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
-      int finite = mlfab__kernel_add_by(server->config->kernels, piece.dtype, dst, from, data,
-                                        weight, piece.count, stream);
+      int finite = mlfab__memory_add(store->memory, server->config->kernels, piece.dtype, dst, from,
+                                     data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->measures)
         update->norm2 +=
@@ -533,9 +533,9 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
     if (store->holders) mlfab__store_own(server->env, store, p);
-    mlfab__optimizer_apply(&server->optimizer, &step, piece->dtype, dst, w, sum,
-                           store->s0 ? store->s0[p] + piece->at : NULL,
-                           store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
+    mlfab__memory_step(store->memory, &server->optimizer, &step, piece->dtype, dst, w, sum,
+                       store->s0 ? store->s0[p] + piece->at : NULL,
+                       store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
   }
   if (server->watch) server->sparse->piece(server, piece, w, dst);
   return 0;
@@ -760,7 +760,7 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   update->norm2 = 0.0; /* it may have been the head before */
   int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
               !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update &&
-              !server->keeper;
+              !server->keeper && !server->store.memory;
   if (whole && update->codec->whole(server, update, data, &code)) {
     if (!code) {
       apply_commit(server, update);

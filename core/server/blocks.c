@@ -52,8 +52,9 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
   if (block == MLFAB__NO_BLOCK) return MLFAB_ERR_MEMORY;
   uint8_t *data = store->blocks[block].data;
   if (fill && data && from != MLFAB__NO_BLOCK)
-    memcpy(data, store->blocks[from].data, store->block_bytes);
-  if (fill && data && from == MLFAB__NO_BLOCK) memset(data, 0, store->block_bytes);
+    mlfab__memory_copy(store->memory, data, store->blocks[from].data, store->block_bytes);
+  if (fill && data && from == MLFAB__NO_BLOCK)
+    mlfab__memory_zero(store->memory, data, store->block_bytes);
   mlfab__store_put(store, place, block);
   return 0;
 }

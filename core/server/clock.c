@@ -233,8 +233,9 @@ static double clock_norm(mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     mlfab__piece piece;
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
-      mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
+      mlfab__store_piece(store, s->offset + at, mlfab__store_seen(store, s->bytes - at), &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
+      w = mlfab__memory_see(store->memory, w, piece.bytes, server->window);
       sum += mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, w, piece.count);
     }
   }
@@ -475,16 +476,20 @@ MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__cl
 }
 
 /* The sum of the squares of a slice's sum; whether it has one. */
-static double clock_squares(const mlfab__store *store, const mlfab__shard_slice *s, int *summed_p) {
+static double clock_squares(const mlfab__server *server, const mlfab__shard_slice *s,
+                            int *summed_p) {
+  const mlfab__store *store = &server->store;
   double squares = 0.0;
   for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
     mlfab__piece piece;
-    mlfab__store_piece(store, at, end - at, &piece);
+    mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
     at += piece.bytes;
     uint32_t block = store->sum[piece.position];
     if (block == MLFAB__NO_BLOCK) continue;
     *summed_p = 1;
-    squares += mlfab__kernel_norm2(piece.dtype, store->blocks[block].data + piece.at, piece.count);
+    const uint8_t *sum = store->blocks[block].data + piece.at;
+    sum = mlfab__memory_see(store->memory, sum, piece.bytes, server->window);
+    squares += mlfab__kernel_norm2(piece.dtype, sum, piece.count);
   }
   return squares;
 }
@@ -503,7 +508,7 @@ MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_
     if (s->clock != clock) continue;
     commit.elements += s->bytes;
     if (!measures) continue;
-    round->squares += clock_squares(store, s, &summed);
+    round->squares += clock_squares(server, s, &summed);
     round->part |= !summed && !MLFAB__PLANTED(211); /* such a slice takes no step */
   }
   round->measured = round->round_members;

@@ -50,8 +50,8 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     mlfab__store_piece(store, at, left, &piece);
     uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
     if (divide)
-      mlfab__kernel_add_by(server->config->kernels, piece.dtype, sum, NULL, sum, share, piece.count,
-                           0);
+      mlfab__memory_scale(store->memory, server->config->kernels, piece.dtype, sum, share,
+                          piece.count);
     code = mlfab__apply_piece(server, info, &piece, sum);
     at += piece.bytes;
     left -= piece.bytes;

@@ -247,7 +247,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = pull->offered = 0;
+  pull->waiting = pull->offered = pull->poor = 0;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -392,9 +392,30 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* Fills the frame with the next bytes of a pull, from its pinned blocks. */
-static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
-                        mlfab__frame_out *frame) {
+/* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
+ * MEMORY. */
+static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, uint64_t in_slice,
+                       mlfab__frame_out *frame) {
+  mlfab__store *store = &server->store;
+  const mlfab__shard_slice *s = &store->slices[pull->slice];
+  uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
+  uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+  const uint8_t *at = NULL, *later = NULL;
+  frame->bulk = NULL;
+  frame->token = (uint64_t)block + 1;
+  if (store->ghost) return 1;
+  int there = mlfab__store_lend(store, block, &at);
+  if (there > 0) frame->bulk = at + in_slice % store->block_bytes;
+  if (there != 0) return there;
+  for (uint32_t i = nth + 1; i < s->count; i++)
+    (void)mlfab__store_lend(store, pull->pinned[i], &later);
+  server->serve.copies = 1;
+  return 0;
+}
+
+/* Fills the frame with the next bytes of a pull, from its pinned blocks. Returns as serve_plain. */
+static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
+                       mlfab__frame_out *frame) {
   const mlfab__store *store = &server->store;
   const mlfab__segment *segment = &pull->segments[pull->segment];
   uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, &slice);
@@ -408,11 +429,9 @@ static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__
   if (model->bytes > 0) {
     model->flags |= MLFAB__MODEL_PACKED;
   } else {
-    uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
-    uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
-    frame->bulk = store->ghost ? NULL : store->blocks[block].data + in_slice % store->block_bytes;
+    int there = serve_plain(server, pull, in_slice, frame);
+    if (there <= 0) return there;
     model->bytes = frame->bulk_bytes = bytes;
-    frame->token = (uint64_t)block + 1;
   }
   if (pull->segment + 1 < pull->segments_used || pull->in_segment + model->bytes < segment->bytes)
     model->flags &= ~(uint32_t)MLFAB__MODEL_LAST;
@@ -420,6 +439,19 @@ static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__
   model->commit = pull->commit;
   model->epoch = server->epoch;
   model->slice = s->number;
+  return 1;
+}
+
+/* There is no pinned memory to copy the pull's bytes to. */
+static void serve_poor(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->request &
+      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
+    mlfab__serve_end(server, pull);
+    return;
+  }
+  mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
+                    "the server is out of pinned memory for what it copies from its device");
+  mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
 }
 
 MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
@@ -437,7 +469,10 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
-  if (pull->segments_used > 0) serve_bytes(server, pull, &model, frame);
+  int there = pull->segments_used > 0 ? serve_bytes(server, pull, &model, frame) : 1;
+  if (there < 0)
+    server->serve.copies = pull->poor = 1; /* `next` posts nothing: see mlfab__serve_tick */
+  if (there <= 0) return 0;
   frame->note[0] = model.bytes;
   frame->meta_bytes = mlfab__encode_model(frame->meta, &model);
   return 1;
@@ -548,8 +583,21 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
   }
 }
 
+/* Pulls wait for copies: asks again; or could not have any. */
+static void serve_copies(mlfab__server *server) {
+  mlfab__serve_walk walk = {NULL, 0};
+  server->serve.copies = 0;
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if (pull->poor)
+      serve_poor(server, pull);
+    else if (mlfab__server_goes(pull))
+      server->port.ready(server->port.self, pull->worker);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
+  if (server->serve.copies) serve_copies(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
     if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;

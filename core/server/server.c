@@ -9,7 +9,8 @@ enum {
   SERVER_STAGE_BYTES = 4 << 20,
   SERVER_STAGE_PLANNED = 64 << 20,
   SERVER_EAGER_LEAST = 4096,
-  SERVER_TICK_BYTES = 4 << 20 /* bytes applied at a time */
+  SERVER_TICK_BYTES = 4 << 20, /* bytes applied at a time */
+  SERVER_COPY_NS = 20000       /* between two looks at copies from a device */
 };
 
 static void server_init_schedule(mlfab__server *server) {
@@ -103,7 +104,12 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
+  if (server->memory) server->memory->on->free(server->memory);
   memset(server, 0, sizeof *server);
+}
+
+MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
+  if (server->memory) server->memory->on->disown(server->memory);
 }
 
 /* --- workers that come and go --- */
@@ -285,6 +291,11 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
                         "not supported: tags, pull_half or a change filter at server %u, which was "
                         "built without MLFAB_WITH_SPARSE",
                         server->number);
+  if (server->memory && (packets || server->config->on_update))
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "not supported: %s at server %u, whose model is on a device",
+                        packets ? "tags, pull_half or a change filter" : "on_update",
+                        server->number);
   const char *why = server->keeper ? server->keeper->refuses(server, options) : NULL;
   if (why)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
@@ -301,9 +312,10 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
 static int server_memory(mlfab__server *server, const mlfab_model_options *options) {
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
-  int code = mlfab__store_init(
-      env, &server->store, &server->layout, server->number, server->config->block_bytes,
-      mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
+  int code =
+      mlfab__store_init(env, &server->store, server->memory, &server->layout, server->number,
+                        server->config->block_bytes, mlfab__sync_rounds(options->consistency.kind),
+                        states, options->ghost != 0);
   uint64_t shard = server->store.bytes;
   if (code || shard == 0) return code;
   server->queue.ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->queue.ahead);
@@ -678,5 +690,7 @@ MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) 
 }
 
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
-  return server->asleep ? MLFAB__NEVER : mlfab__apply_deadline(server);
+  if (server->asleep) return MLFAB__NEVER;
+  uint64_t look = server->serve.copies ? server->now_ns + SERVER_COPY_NS : MLFAB__NEVER;
+  return mlfab__min(look, mlfab__apply_deadline(server));
 }

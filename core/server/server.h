@@ -121,6 +121,7 @@ typedef struct mlfab__server_pull {
   double draw;        /* random number for probabilistic models */
   uint64_t tag;       /* its tag in the clocks' buffers */
   int held;           /* mlfab__pull_held */
+  int poor;           /* there is no memory to copy its bytes to */
   int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
@@ -381,6 +382,7 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
+  int copies;  /* some pull waits for bytes that are being copied from a device */
   int due;     /* v_train has moved: look at waiting pulls that this may release */
   int changed; /* the consistency has changed: look at all waiting pulls */
 } mlfab__server_serve;
@@ -452,7 +454,9 @@ struct mlfab__server {
   const mlfab__server_keeper *keeper; /* or NULL */
   struct mlfab__keeper *keeping;      /* its state */
   uint32_t term;                      /* as in HELLO_ACK */
-  int asleep; /* a copy that does not serve: nothing is decided or applied by itself */
+  int asleep;            /* a copy that does not serve: nothing is decided or applied by itself */
+  mlfab__memory *memory; /* of the model: of a device, or NULL */
+  uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
@@ -464,6 +468,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+/* In a forked child: what is on a device is the parent's, and is left alone. */
+MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
 

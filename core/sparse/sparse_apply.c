@@ -176,13 +176,15 @@ static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *upda
   const mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[slice];
   uint8_t *data = store->blocks[store->next[position]].data;
+  mlfab__memory *memory = store->memory;
   uint64_t begin = s->offset + (uint64_t)(position - s->first) * store->block_bytes;
   uint64_t end = begin + mlfab__store_block_bytes(store, slice, position);
   for (uint32_t k = sparse_apply_segment(update, begin); k < update->push.segments; k++) {
     const mlfab__segment *segment = &update->segments[k];
     if (segment->offset >= end) return;
     uint64_t from = mlfab__max(segment->offset, begin);
-    memset(data + (from - begin), 0, mlfab__min(segment->offset + segment->bytes, end) - from);
+    mlfab__memory_zero(memory, data + (from - begin),
+                       mlfab__min(segment->offset + segment->bytes, end) - from);
   }
 }
 
@@ -251,9 +253,34 @@ static int sparse_apply_complete(mlfab__server *server, const mlfab__incoming *u
   return 0;
 }
 
+/* Takes a packet in as the dense values that it stands for: a device adds no single elements. */
+static int sparse_apply_dense(mlfab__server *server, const mlfab__incoming *update,
+                              const mlfab__packet *packet) {
+  const mlfab__store *store = &server->store;
+  uint64_t bytes = (uint64_t)packet->elements * mlfab__dtype_bytes(packet->dtype);
+  const uint8_t *data = server->packed;
+  mlfab__piece piece;
+  mlfab__unpack_dense(packet, server->packed);
+  for (uint64_t at = 0; at < bytes; at += piece.bytes, data += piece.bytes) {
+    mlfab__store_piece(store, packet->offset + at, bytes - at, &piece);
+    enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
+    double weight = mlfab__apply_weight(server, update, mode, piece.slice);
+    if (store->next[piece.position] == MLFAB__NO_BLOCK) {
+      int code = sparse_apply_fresh(server, update, piece.slice, piece.position);
+      if (code) return code;
+    }
+    uint8_t *to = store->blocks[store->next[piece.position]].data + piece.at;
+    if (!mlfab__memory_add(store->memory, server->config->kernels, piece.dtype, to,
+                           mode == MLFAB__APPLY_STAGE ? NULL : to, data, weight, piece.count, 0))
+      return MLFAB_ERR_NOT_FINITE;
+  }
+  return 0;
+}
+
 static int sparse_apply_take(mlfab__server *server, const mlfab__incoming *update,
                              const mlfab__packet *packet) {
   const mlfab__store *store = &server->store;
+  if (store->memory) return sparse_apply_dense(server, update, packet);
   sparse_apply_walk walk;
   sparse_apply_part part;
   sparse_apply_begin(server, packet, 0, &walk);

@@ -5,6 +5,7 @@
  * exactly which updates it contains. In two thirds of the fabrics a worker's updates cover some tensors
  * only, so that not every server has a part of them. A failing seed is printed with the command that
  * replays it. */
+#include "../unit/on_device.h"
 #include "../unit/world.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"

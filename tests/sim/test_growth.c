@@ -4,6 +4,7 @@
  * contains at which server. With BSP the updates of worker 0, which is there from the first round to the last, count
  * the rounds: each other worker must be missing from all rounds before one, the same at all servers, and be in all
  * rounds from that one on. A failing seed is printed with the command that replays it. */
+#include "../unit/on_device.h"
 #include "../unit/world.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"

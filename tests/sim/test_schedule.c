@@ -12,6 +12,7 @@
  * time without input at the server is measured.
  *
  * MLFAB_SCALE=100 runs a hundred times as many seeds as 1, the default. */
+#include "../unit/on_device.h"
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -5,6 +5,7 @@
  * BSP all elements of a worker count the same number of updates in every pull, whatever server has them. In the end
  * every update is in the model once. A server dies only while it has no slices, or while a move is to give it its first
  * ones. A failing seed is printed with the command that replays it. */
+#include "../unit/on_device.h"
 #include "../unit/world.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"

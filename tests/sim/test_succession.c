@@ -4,6 +4,7 @@
  * Every worker makes the same calls, the n-th a function of the seed and n. The copy that serves is killed a random time
  * after the other one is in sync, and replaced; links between hosts are cut and hosts pause for less than a death takes.
  * MLFAB_SCALE=100 runs 10,000 seeds. MLFAB_SEED=n runs one alone. */
+#include "../unit/on_device.h"
 #include "../unit/world.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"

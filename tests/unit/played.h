@@ -11,6 +11,9 @@
 #ifndef PLAYED_H
 #define PLAYED_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* memfd_create */
+#endif
 #include "../../mlfab.h"
 #include "chance.h"
 
@@ -24,7 +27,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { PLAYED_BYTES = 1 << 22, PLAYED_OPS = 4096, PLAYED_EVENTS = 4096, PLAYED_PINS = 512 };
+enum { PLAYED_BYTES = 1 << 26, PLAYED_OPS = 4096, PLAYED_EVENTS = 4096, PLAYED_PINS = 16384 };
 enum { PLAYED_INPUTS = 16, PLAYED_MAPS = 65, PLAYED_ALLOCATION = 1 << 16 };
 enum { PLAYED_STREAM = 2, PLAYED_QUEUES = 3 };
 enum played_call {
@@ -41,13 +44,22 @@ enum played_call {
   PLAYED_SHARE,
   PLAYED_MAP,
   PLAYED_REDUCE,
-  PLAYED_ALL
+  PLAYED_ALL,
+  PLAYED_TAKE = PLAYED_ALL, /* from here on: played_model.h */
+  PLAYED_STAGE,
+  PLAYED_FETCH,
+  PLAYED_ZERO,
+  PLAYED_ADD,
+  PLAYED_STEP,
+  PLAYED_LAST
 };
 
 typedef struct played_event {
   int used, reached, failed, dropped;
   uint32_t serial; /* an event whose memory is used again is another one */
 } played_event;
+
+struct played;
 
 typedef struct played_op {
   enum {
@@ -56,7 +68,8 @@ typedef struct played_op {
     PLAYED_COPIES,
     PLAYED_KERNEL,
     PLAYED_GATE,
-    PLAYED_REDUCES
+    PLAYED_REDUCES,
+    PLAYED_RUNS
   } kind;
   uint32_t event, serial;
   void *to;
@@ -67,6 +80,7 @@ typedef struct played_op {
   int op, dtype;
   uint32_t k;
   const void *in[PLAYED_INPUTS];
+  void (*run)(struct played *p, void *to); /* PLAYED_RUNS: with `to`, which is freed then */
 } played_op;
 
 /* Adds memory of the host: to = in[0] op in[1] ... */
@@ -83,13 +97,13 @@ typedef struct played {
   void *pinned[PLAYED_PINS];
   uint64_t pinned_bytes[PLAYED_PINS], pinned_now, pinned_most;
   uint64_t random;
-  int gate;                       /* 1: the stream does not get past a gate */
-  int eager;                      /* 1: each look carries out all that can be */
-  int hung;                       /* 1: nor do copies and reductions that end in the device */
-  uint32_t calls[PLAYED_ALL + 1]; /* so far */
-  int fails;                      /* this function ... */
-  uint32_t fails_at, fails_for;   /* ... from this call on, so many times */
-  uint32_t copies, copy_fails_at; /* the n-th copy fails when it is carried out; 0: none */
+  int gate;                        /* 1: the stream does not get past a gate */
+  int eager;                       /* 1: each look carries out all that can be */
+  int hung;                        /* 1: nor do copies and reductions that end in the device */
+  uint32_t calls[PLAYED_LAST + 1]; /* so far */
+  int fails;                       /* this function ... */
+  uint32_t fails_at, fails_for;    /* ... from this call on, so many times */
+  uint32_t copies, copy_fails_at;  /* the n-th copy fails when it is carried out; 0: none */
   uint32_t copied[2];
   uint32_t copies_most[2]; /* by direction: copies carried out, and no more than so many are */
   int lost;                /* every call fails, and every event */
@@ -100,6 +114,7 @@ typedef struct played {
   played_combine *combine;
   struct played *maps[PLAYED_MAPS]; /* of which memory is mapped here, once for each time */
   uint32_t reduced, mapped_most;    /* reductions carried out */
+  struct played_model *model;       /* played_model.h */
 } played;
 
 static inline uint8_t *played_own(const played *p, const void *at) {
@@ -135,34 +150,6 @@ static inline void played_write(played *p, void *to, const void *from, uint64_t 
 }
 static inline void played_read(const played *p, void *to, const void *from, uint64_t bytes) {
   memcpy(to, played_own(p, from), bytes);
-}
-
-static inline void played_add_locked(played *p, uint32_t queue, played_op op) {
-  assert_true(p->tail[queue] - p->head[queue] < PLAYED_OPS);
-  p->ops[queue][p->tail[queue]++ % PLAYED_OPS] = op;
-}
-
-static inline void played_add(played *p, uint32_t queue, played_op op) {
-  pthread_mutex_lock(&p->lock);
-  played_add_locked(p, queue, op);
-  pthread_mutex_unlock(&p->lock);
-}
-
-/* A kernel on the stream: sets bytes of device memory. */
-static inline void played_kernel(played *p, void *at, int value, uint64_t bytes) {
-  const played_op op = {PLAYED_KERNEL, 0, 0, at, NULL, bytes, value, 0, 0, 0, {0}};
-  played_add(p, PLAYED_STREAM, op);
-}
-/* The same: writes what `from`, memory of the host that stays, has. */
-static inline void played_produce(played *p, void *at, const void *from, uint64_t bytes) {
-  const played_op op = {PLAYED_KERNEL, 0, 0, at, from, bytes, 0, 0, 0, 0, {0}};
-  played_add(p, PLAYED_STREAM, op);
-}
-/* What follows on the stream waits until the gate is opened. */
-static inline void played_stop(played *p) {
-  const played_op op = {PLAYED_GATE, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, {0}};
-  p->gate = 1;
-  played_add(p, PLAYED_STREAM, op);
 }
 
 static inline void played_combine_plain(int op, int dtype, void *to, const void *const *in,
@@ -225,8 +212,13 @@ static inline int played_step(played *p, uint32_t queue) {
       memset(played_own(p, to), op.value, op.bytes);
     pthread_mutex_unlock(&played_among);
   }
+  if (op.kind == PLAYED_RUNS) {
+    op.run(p, to);
+    free(to);
+  }
   if (op.kind != PLAYED_COPIES && op.kind != PLAYED_REDUCES) return 1;
   if (++p->copies == p->copy_fails_at) {
+    p->lost |= p->model != NULL; /* as in CUDA, where errors of what is under way stay */
     for (uint32_t i = p->head[queue]; i != p->tail[queue]; i++) {
       const played_op *next = &p->ops[queue][i % PLAYED_OPS];
       if (next->kind == PLAYED_RECORDS) {
@@ -241,6 +233,39 @@ static inline int played_step(played *p, uint32_t queue) {
   else
     played_carry_out_copy(p, &op);
   return 1;
+}
+
+/* A queue that is full takes one more when it has carried out its first, as in CUDA. */
+static inline void played_add_locked(played *p, uint32_t queue, played_op op) {
+  for (uint32_t tries = 0; p->tail[queue] - p->head[queue] == PLAYED_OPS; tries++) {
+    assert_true(tries < PLAYED_QUEUES * PLAYED_OPS);
+    if (!played_step(p, queue))
+      for (uint32_t other = 0; other < PLAYED_QUEUES; other++) (void)played_step(p, other);
+  }
+  p->ops[queue][p->tail[queue]++ % PLAYED_OPS] = op;
+}
+
+static inline void played_add(played *p, uint32_t queue, played_op op) {
+  pthread_mutex_lock(&p->lock);
+  played_add_locked(p, queue, op);
+  pthread_mutex_unlock(&p->lock);
+}
+
+/* A kernel on the stream: sets bytes of device memory. */
+static inline void played_kernel(played *p, void *at, int value, uint64_t bytes) {
+  const played_op op = {.kind = PLAYED_KERNEL, .to = at, .bytes = bytes, .value = value};
+  played_add(p, PLAYED_STREAM, op);
+}
+/* The same: writes what `from`, memory of the host that stays, has. */
+static inline void played_produce(played *p, void *at, const void *from, uint64_t bytes) {
+  const played_op op = {.kind = PLAYED_KERNEL, .to = at, .from = from, .bytes = bytes};
+  played_add(p, PLAYED_STREAM, op);
+}
+/* What follows on the stream waits until the gate is opened. */
+static inline void played_stop(played *p) {
+  const played_op op = {.kind = PLAYED_GATE};
+  p->gate = 1;
+  played_add(p, PLAYED_STREAM, op);
 }
 
 static inline void played_look(played *p) {
@@ -265,7 +290,12 @@ static inline void played_finish(played *p) {
 /* From now on every call fails; what was under way never happens. */
 static inline void played_lose(played *p) {
   p->lost = 1;
-  for (uint32_t queue = 0; queue < PLAYED_QUEUES; queue++) p->head[queue] = p->tail[queue];
+  for (uint32_t queue = 0; queue < PLAYED_QUEUES; queue++) {
+    for (; p->head[queue] != p->tail[queue]; p->head[queue]++) {
+      const played_op *op = &p->ops[queue][p->head[queue] % PLAYED_OPS];
+      if (op->kind == PLAYED_RUNS) free(op->to);
+    }
+  }
 }
 
 /* The error number of this call of a function, or 0. */
@@ -344,7 +374,7 @@ static inline int played_record(played *p, uint32_t queue, void **mark_p) {
   while (i < PLAYED_EVENTS && p->events[i].used) i++;
   assert_true(i < PLAYED_EVENTS);
   const played_event fresh = {1, 0, 0, 0, p->events[i].serial + 1};
-  const played_op op = {PLAYED_RECORDS, i, fresh.serial, NULL, NULL, 0, 0, 0, 0, 0, {0}};
+  const played_op op = {.kind = PLAYED_RECORDS, .event = i, .serial = fresh.serial};
   p->events[i] = fresh;
   played_add_locked(p, queue, op);
   *mark_p = &p->events[i];
@@ -355,7 +385,7 @@ static inline int played_record(played *p, uint32_t queue, void **mark_p) {
 static inline void played_waits(played *p, uint32_t queue, void *mark) {
   const played_event *event = mark;
   const played_op op = {
-      PLAYED_WAITS, (uint32_t)(event - p->events), event->serial, NULL, NULL, 0, 0, 0, 0, 0, {0}};
+      .kind = PLAYED_WAITS, .event = (uint32_t)(event - p->events), .serial = event->serial};
   played_add(p, queue, op);
 }
 
@@ -372,7 +402,7 @@ static inline int played_after(void *self, int way, void *fence) {
 
 static inline int played_copy(void *self, int way, void *to, const void *from, uint64_t bytes) {
   played *p = self;
-  const played_op op = {PLAYED_COPIES, 0, 0, to, from, bytes, 0, 0, 0, 0, {0}};
+  const played_op op = {.kind = PLAYED_COPIES, .to = to, .from = from, .bytes = bytes};
   int number = played_called(p, PLAYED_COPY);
   assert_true(way == MLFAB_DEVICE_TO_HOST ? !played_is_here(p, to) : played_is_here(p, to));
   if (!number) played_add(p, (uint32_t)way, op);
@@ -483,7 +513,7 @@ static inline void played_unmap(void *self, void *memory) {
 static inline int played_reduce(void *self, int op, int dtype, void *to, const void *const *from,
                                 uint32_t k, uint64_t n) {
   played *p = self;
-  played_op todo = {PLAYED_REDUCES, 0, 0, to, NULL, n, 0, op, dtype, k, {0}};
+  played_op todo = {.kind = PLAYED_REDUCES, .to = to, .bytes = n, .op = op, .dtype = dtype, .k = k};
   const int number = played_called(p, PLAYED_REDUCE);
   int own = 0;
   assert_true(k >= 1 && k <= PLAYED_INPUTS && n > 0 && played_is_here(p, to));
@@ -504,10 +534,26 @@ static inline uint32_t played_mapped(const played *p) {
 }
 
 static const mlfab_device played_device = {
-    sizeof played_device, "a played device", played_where, played_pin,   played_unpin,
-    played_fence,         played_after,      played_copy,  played_mark,  played_order,
-    played_poll,          played_drop,       played_text,  played_close, played_identify,
-    played_reaches,       played_share,      played_map,   played_unmap, played_reduce,
+    .size = sizeof played_device,
+    .name = "a played device",
+    .where = played_where,
+    .pin = played_pin,
+    .unpin = played_unpin,
+    .fence = played_fence,
+    .after = played_after,
+    .copy = played_copy,
+    .mark = played_mark,
+    .order = played_order,
+    .poll = played_poll,
+    .drop = played_drop,
+    .text = played_text,
+    .close = played_close,
+    .identify = played_identify,
+    .reaches = played_reaches,
+    .share = played_share,
+    .map = played_map,
+    .unmap = played_unmap,
+    .reduce = played_reduce,
 };
 
 static inline played *played_begin(uint64_t seed) {

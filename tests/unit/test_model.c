@@ -5,6 +5,7 @@
  * from core/model/layout.c, whose own test is test_layout.c. Random models, worlds and pushes with random
  * and tiny block, chunk and eager sizes cover every path through the server: in place, staged, granted,
  * many blocks. */
+#include "on_device.h"
 #include "world.h"
 
 #include "core/base/env.h"
