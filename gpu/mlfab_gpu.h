@@ -35,6 +35,13 @@ extern "C" {
 MLFAB_API int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t staging_bytes,
                                mlfab_error *error_p);
 
+/* A server's model in device memory (mlfab.h, section 14): sets config->device and config->device_self, before mlfab_open. It makes two
+ * streams, and pins up to 4 MiB. mlfab_gpu_config_clear frees them, after mlfab_close, and does nothing to a configuration without
+ * such a device. Both processes of a server with a replica, and every server, decide for themselves.
+ * Errors: DEVICE, ARGUMENT (no such device), CONFIG (config->size), STATE (config->device is set), MEMORY. */
+MLFAB_API int mlfab_gpu_config_set(mlfab_config *config, int device, mlfab_error *error_p);
+MLFAB_API void mlfab_gpu_config_clear(mlfab_config *config);
+
 /* ------------------------------------------------------------------------------------------------
  * Arithmetic on arrays in device memory: sums, updates, update rules, conversions, and the selection of the gradient
  * filter, for trainers that add up or select before they push. They need no context.
@@ -91,16 +98,8 @@ MLFAB_API int mlfab_gpu_reduce(int op, int dtype, void *dst, const void *const *
 MLFAB_API int mlfab_gpu_add(int dtype, void *dst, const void *w, const void *u, double scale,
                             uint64_t n, mlfab_gpu_stats *stats, void *scratch, void *stream);
 
-/* An update rule and the parameters of one commit: the members of mlfab_model_options and of
- * mlfab__optimizer_step, which have been checked. */
-typedef struct mlfab_gpu_rule {
-  uint32_t kind;  /* MLFAB_OPTIMIZER_* */
-  uint32_t spare; /* 0 */
-  double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
-  double scale;   /* of u */
-  uint64_t t;     /* number of this commit, from 1 */
-  uint64_t delay; /* ADADELAY */
-} mlfab_gpu_rule;
+/* An update rule and the parameters of one commit (mlfab.h). */
+typedef mlfab_device_rule mlfab_gpu_rule;
 
 /* dst = the step of the rule (a host pointer) applied to w; the states s0 and s1, as many as the rule has, are
  * updated in place: mlfab__optimizer_apply. dst may be w or u; the states overlap nothing. F32 and F64; I64 only

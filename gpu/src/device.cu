@@ -1,10 +1,11 @@
-/* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order.
+/* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order, and a server's model.
  *
  * For: telling memory apart, pinned memory, copies on two streams of its own, one for each direction, events between them and the
- * caller's stream; memory of other processes (CUDA IPC), and reducing it. Not for: what is copied and when, which is
- * core/api/staging.c and direct.c.
+ * caller's stream; memory of other processes (CUDA IPC), and reducing it; for a server, kernels on the stream of copies from the
+ * host. Not for: what is copied and when, which is core/api/staging.c and direct.c, and core/device/resident.c.
  *
- * Invariants. (1) Nothing here waits for a stream, except mlfab_gpu_attach and close. (2) The caller's thread keeps its current device
+ * Invariants. (1) Nothing here waits for a stream, except mlfab_gpu_attach and close, and for a server `stage` and `fetch`, at most
+ * DEVICE_WAIT_NS. (2) The caller's thread keeps its current device
  * and its last error: a function that finds another device current sets it back, and an error that a query leaves behind is cleared
  * if there was none before. (3) All events are of one kind without timing, and are used again. (4) No memory is mapped into the
  * process that it belongs to, which CUDA does not do: workers of one process do not reach each other.
@@ -14,9 +15,11 @@
 
 #include <cuda_runtime.h>
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 namespace {
@@ -26,11 +29,18 @@ struct device_event {
   cudaEvent_t event;
 };
 
+enum { DEVICE_STAGES = 4 };
+const long long DEVICE_WAIT_NS = 10000000000ll;
+
 struct device_self {
   int device;
-  cudaStream_t stream;  /* the caller's */
+  cudaStream_t stream;  /* the caller's; of a server: none */
   cudaStream_t ways[2]; /* by mlfab_device_way */
   device_event *unused;
+  void *stages
+      [DEVICE_STAGES]; /* of a server: pinned, on first use; and what is to be over before one is filled again */
+  void *staged[DEVICE_STAGES];
+  unsigned stage; /* the one that is given next */
   char text[160];
 };
 
@@ -175,10 +185,103 @@ void device_drop(void *self, void *mark) {
   d->unused = e;
 }
 
+/* --- a server's model --- */
+
+int device_take(void *self, uint64_t bytes, void **memory_p) {
+  device_scope scope(device_of(self)->device);
+  return cudaMalloc(memory_p, bytes);
+}
+
+/* It waits for the device by itself. */
+void device_give(void *self, void *memory) {
+  device_scope scope(device_of(self)->device);
+  (void)cudaFree(memory);
+}
+
+/* Waits for a mark, and drops it. */
+int device_await(device_self *d, void **mark) {
+  timespec began, now;
+  cudaEvent_t event = static_cast<device_event *>(*mark)->event;
+  cudaError_t error = cudaEventQuery(event);
+  clock_gettime(CLOCK_MONOTONIC, &began);
+  while (error == cudaErrorNotReady) {
+    sched_yield();
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if ((now.tv_sec - began.tv_sec) * 1000000000ll + now.tv_nsec - began.tv_nsec > DEVICE_WAIT_NS)
+      return cudaErrorTimeout;
+    error = cudaEventQuery(event);
+  }
+  device_drop(d, *mark);
+  *mark = nullptr;
+  return error;
+}
+
+int device_stage(void *self, void **pinned_p) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  const unsigned next = d->stage, last = (next + DEVICE_STAGES - 1) % DEVICE_STAGES;
+  int error = 0;
+  if (d->stages[last] && !d->staged[last])
+    error = device_record(d, d->ways[MLFAB_DEVICE_FROM_HOST], &d->staged[last]);
+  if (!error && d->staged[next]) error = device_await(d, &d->staged[next]);
+  if (!error && !d->stages[next])
+    error = cudaHostAlloc(&d->stages[next], MLFAB_DEVICE_STAGE, cudaHostAllocPortable);
+  if (error) return error;
+  d->stage = (next + 1) % DEVICE_STAGES;
+  *pinned_p = d->stages[next];
+  return 0;
+}
+
+int device_fetch(void *self, void *to, const void *from, uint64_t bytes) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  const cudaStream_t stream = d->ways[MLFAB_DEVICE_FROM_HOST];
+  void *mark = nullptr;
+  int error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
+  if (!error) error = device_record(d, stream, &mark);
+  if (!error) error = device_await(d, &mark);
+  if (mark) device_drop(d, mark);
+  return error;
+}
+
+int device_zero(void *self, void *to, uint64_t bytes) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  return cudaMemsetAsync(to, 0, bytes, d->ways[MLFAB_DEVICE_FROM_HOST]);
+}
+
+int device_add(void *self, int dtype, void *dst, const void *w, const void *u, double scale,
+               uint64_t n) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  return mlfab_gpu_add(dtype, dst, w, u, scale, n, nullptr, nullptr,
+                       d->ways[MLFAB_DEVICE_FROM_HOST]);
+}
+
+int device_step(void *self, const mlfab_device_rule *rule, int dtype, void *dst, const void *w,
+                const void *u, void *s0, void *s1, uint64_t n) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  return mlfab_gpu_apply(rule, dtype, dst, w, u, s0, s1, n, nullptr, 0,
+                         d->ways[MLFAB_DEVICE_FROM_HOST]);
+}
+
+/* Memory that a copy may still read stays pinned. */
+void device_unstage(device_self *d) {
+  for (unsigned i = 0; i < DEVICE_STAGES && d->stages[i]; i++) {
+    int error = 0;
+    if (!d->staged[i]) error = device_record(d, d->ways[MLFAB_DEVICE_FROM_HOST], &d->staged[i]);
+    if (!error) error = device_await(d, &d->staged[i]);
+    if (d->staged[i]) device_drop(d, d->staged[i]);
+    if (!error) (void)cudaFreeHost(d->stages[i]);
+  }
+}
+
 void device_close(void *self) {
   device_self *d = device_of(self);
   {
     device_scope scope(d->device);
+    device_unstage(d);
     for (int way = 0; way < 2; way++)
       if (d->ways[way]) (void)cudaStreamDestroy(d->ways[way]);
     while (d->unused) {
@@ -311,6 +414,8 @@ const mlfab_device device_table = {
     device_fence,         device_after, device_copy,  device_mark,  device_order,
     device_poll,          device_drop,  device_text,  device_close, device_identify,
     device_reaches,       device_share, device_map,   device_unmap, device_reduce,
+    device_take,          device_give,  device_stage, device_fetch, device_zero,
+    device_add,           device_step,
 };
 
 int device_fail(mlfab_error *error_p, int code, const char *text, cudaError_t error) {
@@ -319,15 +424,15 @@ int device_fail(mlfab_error *error_p, int code, const char *text, cudaError_t er
   error_p->code = code;
   error_p->rank = MLFAB_NO_RANK;
   if (error == cudaSuccess)
-    snprintf(error_p->text, sizeof error_p->text, "gpu_attach: %s", text);
+    snprintf(error_p->text, sizeof error_p->text, "gpu: %s", text);
   else
-    snprintf(error_p->text, sizeof error_p->text, "gpu_attach: %s: %s: %s", text,
-             cudaGetErrorName(error), cudaGetErrorString(error));
+    snprintf(error_p->text, sizeof error_p->text, "gpu: %s: %s: %s", text, cudaGetErrorName(error),
+             cudaGetErrorString(error));
   return code;
 }
 
 /* Streams for copies; an event on the caller's stream fails when that is of another device. */
-int device_open(device_self *d, mlfab_error *error_p) {
+int device_open(device_self *d, int checks, mlfab_error *error_p) {
   device_scope scope(d->device);
   void *mark = nullptr;
   cudaError_t error = cudaSuccess;
@@ -335,6 +440,7 @@ int device_open(device_self *d, mlfab_error *error_p) {
     error = cudaStreamCreateWithFlags(&d->ways[way], cudaStreamNonBlocking);
   if (error != cudaSuccess)
     return device_fail(error_p, MLFAB_ERR_DEVICE, "streams for copies", error);
+  if (!checks) return 0;
   error = static_cast<cudaError_t>(device_record(d, d->stream, &mark));
   if (error != cudaSuccess)
     return device_fail(error_p, MLFAB_ERR_ARGUMENT, "the stream cannot be used on this device",
@@ -343,10 +449,8 @@ int device_open(device_self *d, mlfab_error *error_p) {
   return 0;
 }
 
-}  // namespace
-
-extern "C" int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t staging_bytes,
-                                mlfab_error *error_p) {
+int device_make(int device, cudaStream_t stream, int checks, device_self **self_p,
+                mlfab_error *error_p) {
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && device == MLFAB_GPU_CURRENT) error = cudaGetDevice(&device);
@@ -357,22 +461,55 @@ extern "C" int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t s
   if (device < 0 || device >= count)
     return device_fail(error_p, MLFAB_ERR_ARGUMENT, "there is no such device",
                        cudaErrorInvalidDevice);
+  device_self *d = static_cast<device_self *>(calloc(1, sizeof *d));
+  if (!d) return device_fail(error_p, MLFAB_ERR_MEMORY, "out of memory", cudaSuccess);
+  d->device = device;
+  d->stream = stream;
+  int code = device_open(d, checks, error_p);
+  if (code)
+    device_close(d);
+  else
+    *self_p = d;
+  return code;
+}
+
+}  // namespace
+
+extern "C" int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t staging_bytes,
+                                mlfab_error *error_p) {
+  device_self *d = nullptr;
   if (stream == cudaStreamPerThread)
     return device_fail(error_p, MLFAB_ERR_ARGUMENT,
                        "cudaStreamPerThread is another stream in each thread: create one",
                        cudaSuccess);
-  device_self *d = static_cast<device_self *>(calloc(1, sizeof *d));
-  if (!d) return device_fail(error_p, MLFAB_ERR_MEMORY, "out of memory", cudaSuccess);
-  d->device = device;
-  d->stream = static_cast<cudaStream_t>(stream);
-  int code = device_open(d, error_p);
-  if (!code) {
-    code = mlfab_device_attach(ctx, &device_table, d, staging_bytes);
-    if (code && error_p && mlfab_last_error(ctx, error_p))
-      (void)device_fail(error_p, code, "the context", cudaSuccess);
-  }
+  int code = device_make(device, static_cast<cudaStream_t>(stream), 1, &d, error_p);
+  if (code) return code;
+  code = mlfab_device_attach(ctx, &device_table, d, staging_bytes);
+  if (code && error_p && mlfab_last_error(ctx, error_p))
+    (void)device_fail(error_p, code, "the context", cudaSuccess);
   if (code) device_close(d);
   return code;
+}
+
+extern "C" int mlfab_gpu_config_set(mlfab_config *config, int device, mlfab_error *error_p) {
+  device_self *d = nullptr;
+  if (!config || config->size < offsetof(mlfab_config, device_self) + sizeof config->device_self)
+    return device_fail(error_p, MLFAB_ERR_CONFIG, "config.size is not set (call mlfab_config_init)",
+                       cudaSuccess);
+  if (config->device)
+    return device_fail(error_p, MLFAB_ERR_STATE, "config.device is set already", cudaSuccess);
+  int code = device_make(device, nullptr, 0, &d, error_p);
+  if (code) return code;
+  config->device = &device_table;
+  config->device_self = d;
+  return 0;
+}
+
+extern "C" void mlfab_gpu_config_clear(mlfab_config *config) {
+  if (!config || config->device != &device_table) return;
+  device_close(config->device_self);
+  config->device = nullptr;
+  config->device_self = nullptr;
 }
 
 /* mlfab.c asks this while no device is attached. */

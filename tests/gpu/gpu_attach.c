@@ -5,7 +5,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
-#include "../unit/played.h"
+#include "../unit/played_model.h"
 #include "../unit/world.h"
 #include "core/api/context.h"
 #include "gpu/mlfab_gpu.h"
@@ -160,7 +160,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
                             cudaStream_t stream) {
   cudaError_t error = called();
   const played_op op = {.kind = PLAYED_COPIES, .to = to, .from = from, .bytes = bytes};
-  assert_int_equal(kind, cudaMemcpyDefault);
+  assert_true(kind == cudaMemcpyDefault || kind == cudaMemcpyDeviceToHost);
   if (error == cudaSuccess) played_add(cuda.device, queue_of(stream), op);
   return error;
 }
@@ -226,6 +226,40 @@ int mlfab_gpu_reduce(int op, int dtype, void *to, const void *const *in, uint32_
   cudaError_t error = called();
   assert_int_equal(queue_of(stream), MLFAB_DEVICE_FROM_HOST);
   return error != cudaSuccess ? (int)error : played_reduce(cuda.device, op, dtype, to, in, k, n);
+}
+
+/* --- for a server's model --- */
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+  cudaError_t error = called();
+  return error == cudaSuccess ? (cudaError_t)played_take(cuda.device, bytes, memory) : error;
+}
+cudaError_t cudaFree(void *memory) {
+  played_give(cuda.device, memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+  cudaError_t error = called();
+  assert_int_equal(value, 0);
+  assert_int_equal(queue_of(stream), MLFAB_DEVICE_FROM_HOST);
+  return error == cudaSuccess ? (cudaError_t)played_zero(cuda.device, to, bytes) : error;
+}
+
+/* In the place of gpu/src/kernels.cu. */
+int mlfab_gpu_add(int dtype, void *dst, const void *w, const void *u, double scale, uint64_t n,
+                  mlfab_gpu_stats *stats, void *scratch, void *stream) {
+  cudaError_t error = called();
+  assert_true(!stats && !scratch);
+  assert_int_equal(queue_of(stream), MLFAB_DEVICE_FROM_HOST);
+  return error == cudaSuccess ? played_sum(cuda.device, dtype, dst, w, u, scale, n) : (int)error;
+}
+int mlfab_gpu_apply(const mlfab_gpu_rule *rule, int dtype, void *dst, const void *w, const void *u,
+                    void *s0, void *s1, uint64_t n, uint64_t *tag, uint64_t version, void *stream) {
+  cudaError_t error = called();
+  assert_true(!tag && version == 0);
+  assert_int_equal(queue_of(stream), MLFAB_DEVICE_FROM_HOST);
+  return error == cudaSuccess ? played_rule(cuda.device, rule, dtype, dst, w, u, s0, s1, n)
+                              : (int)error;
 }
 
 /* --- the tests --- */
@@ -316,12 +350,12 @@ static void test_refused(void **state) {
     assert_int_equal(cuda.streams, 0);                                                       \
     assert_int_equal(cuda.last, cudaSuccess);                                                \
   } while (0)
-  REFUSED(2, caller(), MLFAB_ERR_ARGUMENT, "gpu_attach: there is no such device");
+  REFUSED(2, caller(), MLFAB_ERR_ARGUMENT, "gpu: there is no such device");
   REFUSED(-2, caller(), MLFAB_ERR_ARGUMENT, "there is no such device");
   REFUSED(0, (void *)(uintptr_t)STRANGE, MLFAB_ERR_ARGUMENT, "cudaErrorInvalidResourceHandle");
   REFUSED(0, (void *)cudaStreamPerThread, MLFAB_ERR_ARGUMENT, "another stream in each thread");
   cuda.count_fails = cudaErrorNoDevice;
-  REFUSED(0, caller(), MLFAB_ERR_DEVICE, "gpu_attach: no GPU: cudaErrorNoDevice: as it was played");
+  REFUSED(0, caller(), MLFAB_ERR_DEVICE, "gpu: no GPU: cudaErrorNoDevice: as it was played");
   cuda.count_fails = cudaSuccess;
   OK(node, mlfab_gpu_attach(node, MLFAB_GPU_CURRENT, caller(), 0, &error));
   assert_int_equal(mlfab_gpu_attach(node, 0, caller(), 0, &error), MLFAB_ERR_STATE);
@@ -466,10 +500,76 @@ static void test_sharing_failures(void **state) {
   end(&w);
 }
 
+/* A world of one whose model is on the GPU. Returns the code of the first call that failed. */
+static int train(world *w, mlfab_config *config, float *got) {
+  float u[COUNT];
+  mlfab_error error;
+  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
+  const mlfab_buf all = {1, 0, got, COUNT};
+  for (int i = 0; i < COUNT; i++) u[i] = got[i] = (float)(i % 7);
+  options.optimizer = MLFAB_OPTIMIZER_ADAM;
+  world_init(w, 1, 1, 0);
+  world_network(w, 1);
+  config->timeout_ns = 20ull * WORLD_S;
+  snprintf(config->coordinator, sizeof config->coordinator, "sim:0");
+  int code = mlfab_sim_open(w->sim, 0, config, &w->node[0], &error);
+  if (code) {
+    assert_non_null(strstr(error.text, "cudaErrorIllegalAddress"));
+    return code;
+  }
+  code = mlfab_tensor_add(w->node[0], 1, MLFAB_F32, COUNT);
+  if (!code) code = mlfab_model_start(w->node[0], &options, &all, 1);
+  for (int step = 0; step < 3 && !code; step++) {
+    const mlfab_buf update = {1, 0, u, COUNT};
+    code = mlfab_push(w->node[0], &update, 1, NULL, NULL);
+    if (!code) code = mlfab_pull(w->node[0], &all, 1, NULL, NULL);
+  }
+  return code;
+}
+
+/* A model on the GPU gets the bits of one on the host; each call of the runtime fails in turn, which ends the server. */
+static void test_model(void **state) {
+  float want[COUNT], got[COUNT];
+  uint32_t failures = 0, poor = 0, n = 0;
+  (void)state;
+  for (int over = 0; !over; n++) {
+    world w = {.nodes = 0};
+    mlfab_error error;
+    mlfab_config config;
+    mlfab_config_init(&config);
+    memset(&cuda, 0, sizeof cuda);
+    cuda.devices = 1;
+    cuda.device = played_model_begin(1);
+    cuda.fails_at = n;
+    cuda.fails = cudaErrorIllegalAddress;
+    int code = n > 0 ? mlfab_gpu_config_set(&config, 0, &error) : 0;
+    if (!code) {
+      code = train(&w, &config, got);
+      poor += code == MLFAB_ERR_MEMORY; /* it was memory that was asked for */
+      if (code && code != MLFAB_ERR_MEMORY && w.node[0])
+        said(w.node[0], MLFAB_ERR_DEVICE, "cudaErrorIllegalAddress");
+      over = n > 0 && cuda.calls < n;
+      cuda.fails_at = 0;
+      world_close(&w);
+      mlfab_gpu_config_clear(&config);
+    }
+    if (n == 0) memcpy(want, got, sizeof want);
+    if (!code) assert_memory_equal(want, got, sizeof want);
+    failures += code != 0;
+    assert_int_equal(cuda.streams, 0);
+    assert_int_equal(cuda.events, 0);
+    cuda.device->lost |=
+        code != 0 &&
+        code != MLFAB_ERR_MEMORY; /* memory of a device that has failed is not given back */
+    played_model_end(cuda.device);
+  }
+  assert_true(failures > 20 && poor < failures / 2);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_memories), cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_failures), cmocka_unit_test(test_sharing),
-      cmocka_unit_test(test_sharing_failures)};
+      cmocka_unit_test(test_model),    cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_sharing),  cmocka_unit_test(test_sharing_failures)};
   return cmocka_run_group_tests_name("attaching a GPU", tests, NULL, NULL);
 }

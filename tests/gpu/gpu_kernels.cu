@@ -2,7 +2,7 @@
  * and before, compared bit for bit with the same element code played on the CPU (tests/unit/play.h), and with
  * float64. Prints TAP. Without a GPU every case is skipped. MLFAB_SEED=n other inputs; MLFAB_SCALE=0.02 few cases,
  * as under compute-sanitizer. From scale 1 on arrays of more than 8,192 tiles, too. */
-#include "tests/unit/play.h"
+#include "tests/unit/play_values.h"
 
 #include "tests/unit/scale.h"
 

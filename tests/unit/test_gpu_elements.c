@@ -3,7 +3,7 @@
  * gpu/src/elements.h states, and equal bits in whatever order blocks run and wherever arrays begin.
  * MLFAB_SEED=n one random case of each test alone, MLFAB_SCALE=100 a hundred times as many. */
 #define ELEMENTS_PARTS 5u /* parts of several tiles without millions of elements */
-#include "play.h"
+#include "play_values.h"
 
 #include "core/kernels/half.h"
 #include "core/kernels/kernels.h"
