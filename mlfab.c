@@ -7841,6 +7841,7 @@ struct mlfab_node {
   void *leased_copy;
   uint64_t served_ns; /* when it began to serve */
   int ended;          /* the copy that serves has closed */
+  int crashes;        /* a role has called mlfab__node_crash; 2: all links are down */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -7865,7 +7866,6 @@ struct mlfab_node {
   /* Joining. */
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
-  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
   uint32_t join_link;
   int meets;      /* this node is server 0, and the fabric is formed here */
@@ -7963,10 +7963,10 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
-/* Joining fails with this error; no effect when the node is ready or has failed. */
 /* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
  * no more links, and all calls return the error. */
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
+/* Joining fails with this error; no effect when the node is ready or has failed. */
 MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
                                       const char *text);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
@@ -9877,6 +9877,7 @@ static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
     if (place >= n) place -= n - urgent;
     const mlfab__role *role = &node->roles[node->senders[link->kind][place]];
     if (!role->next(role->self, at, &node->frame)) continue;
+    if (node->crashes) return 0; /* in `next`: what the frame has is not what it says */
     node->out = MLFAB__OUT_ROLE;
     node->out_role = (uint32_t)(role - node->roles);
     node->out_turn =
@@ -57449,8 +57450,15 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
   return code;
 }
 
+/* The error with which a node has ended by itself. */
+static int context_crashed(mlfab *ctx) {
+  ctx->node->requests.last = ctx->node->failure;
+  return ctx->node->failure.code;
+}
+
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
+  if (ctx->node->crashes) return 1;
   return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
          context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
@@ -57467,8 +57475,10 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   }
   uint64_t start = mlfab__context_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
-  int code = 0;
-  if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
+  int code = 0, flushed = mlfab__context_until(ctx, deadline, context_test_flushed, NULL);
+  if (ctx->node->crashes) {
+    code = context_crashed(ctx);
+  } else if (!flushed) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
     uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
@@ -57513,12 +57523,6 @@ static void context_untell(mlfab *ctx) {
   ctx->idle_looks = 0; /* read the clock: the caller may have slept until a deadline */
 }
 
-/* The error with which a node has ended by itself. */
-static int context_crashed(mlfab *ctx) {
-  ctx->node->requests.last = ctx->node->failure;
-  return ctx->node->failure.code;
-}
-
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
   CONTEXT_MAY_WAIT(ctx);
@@ -57543,6 +57547,8 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   mlfab__context_enter(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
+  if (!code && ctx->stager && ctx->stager->copies(ctx))
+    *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
   mlfab__context_leave(ctx);
   return code;
 }

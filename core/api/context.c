@@ -1159,8 +1159,15 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
   return code;
 }
 
+/* The error with which a node has ended by itself. */
+static int context_crashed(mlfab *ctx) {
+  ctx->node->requests.last = ctx->node->failure;
+  return ctx->node->failure.code;
+}
+
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
+  if (ctx->node->crashes) return 1;
   return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
          context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
@@ -1177,8 +1184,10 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   }
   uint64_t start = mlfab__context_now(ctx);
   uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
-  int code = 0;
-  if (!mlfab__context_until(ctx, deadline, context_test_flushed, NULL)) {
+  int code = 0, flushed = mlfab__context_until(ctx, deadline, context_test_flushed, NULL);
+  if (ctx->node->crashes) {
+    code = context_crashed(ctx);
+  } else if (!flushed) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
     uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
@@ -1223,12 +1232,6 @@ static void context_untell(mlfab *ctx) {
   ctx->idle_looks = 0; /* read the clock: the caller may have slept until a deadline */
 }
 
-/* The error with which a node has ended by itself. */
-static int context_crashed(mlfab *ctx) {
-  ctx->node->requests.last = ctx->node->failure;
-  return ctx->node->failure.code;
-}
-
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
   CONTEXT_MAY_WAIT(ctx);
@@ -1253,6 +1256,8 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   mlfab__context_enter(ctx);
   int code = mlfab__context_in_vain(ctx, 0);
   if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
+  if (!code && ctx->stager && ctx->stager->copies(ctx))
+    *at_ns_p = mlfab__min(*at_ns_p, mlfab__context_now(ctx) + CONTEXT_COPY_NS);
   mlfab__context_leave(ctx);
   return code;
 }

@@ -422,6 +422,7 @@ struct mlfab_node {
   void *leased_copy;
   uint64_t served_ns; /* when it began to serve */
   int ended;          /* the copy that serves has closed */
+  int crashes;        /* a role has called mlfab__node_crash; 2: all links are down */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -446,7 +447,6 @@ struct mlfab_node {
   /* Joining. */
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
-  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
   uint32_t join_link;
   int meets;      /* this node is server 0, and the fabric is formed here */
@@ -544,10 +544,10 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
-/* Joining fails with this error; no effect when the node is ready or has failed. */
 /* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
  * no more links, and all calls return the error. */
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
+/* Joining fails with this error; no effect when the node is ready or has failed. */
 MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
                                       const char *text);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,

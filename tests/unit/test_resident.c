@@ -242,10 +242,37 @@ static void test_out_of_memory(void **state) {
   played_model_end(device);
 }
 
+/* A worker that is the server, too: nobody waits for updates that nobody will decide. */
+static void test_flush(void **state) {
+  (void)state;
+  world w;
+  mlfab_error error;
+  static float first[COUNT];
+  const mlfab_buf all = {1, 0, first, COUNT};
+  played *device = played_model_begin(1);
+  world_init(&w, 1, 1, 0);
+  w.config.timeout_ns = 10ull * WORLD_S;
+  w.config.device = &played_model_device;
+  w.config.device_self = device;
+  world_open(&w, 1);
+  OK(w.node[0], mlfab_tensor_add(w.node[0], 1, MLFAB_F32, COUNT));
+  OK(w.node[0], mlfab_model_start(w.node[0], NULL, &all, 1));
+  const uint64_t began = mlfab_sim_clock(w.sim);
+  played_lose(device);
+  int code = 0;
+  for (int k = 0; k < 3 && !code; k++) code = mlfab_push_start(w.node[0], &all, 1, NULL, NULL);
+  assert_int_equal(mlfab_flush(w.node[0], 0), MLFAB_ERR_DEVICE);
+  assert_int_equal(mlfab_last_error(w.node[0], &error), 0);
+  assert_non_null(strstr(error.text, "its model is on a device, which has failed"));
+  assert_true(mlfab_sim_clock(w.sim) - began < WORLD_S);
+  world_close(&w);
+  played_model_end(device);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
-                                     cmocka_unit_test(test_failures), cmocka_unit_test(test_lost),
-                                     cmocka_unit_test(test_refused),
-                                     cmocka_unit_test(test_out_of_memory)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_lost),          cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_flush)};
   return cmocka_run_group_tests_name("models on a device", tests, NULL, NULL);
 }
