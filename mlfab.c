@@ -49479,7 +49479,7 @@ static void resident_drain(resident *r) {
     r->device->drop(r->self, s->mark);
     s->mark = NULL;
     if (!number) number = r->device->fetch(r->self, &byte, r->products, 1);
-    r->broken |= number != 0; /* it is too late for a crash */
+    resident_failed(r, "waiting for copies to the host", number);
   }
 }
 
@@ -49500,6 +49500,7 @@ static resident_shadow *resident_shadow_get(resident *r, uint64_t bytes) {
   if (s && s->bytes != bytes) { /* of a model that was before */
     resident_drain(r);
     resident_unpin(r);
+    if (r->broken) return NULL;
     s = NULL;
   }
   if (s) {
@@ -53139,6 +53140,7 @@ static void copy_stop(void *self) {
   c->voids = 1;
   copy_void(c);
   copy_unsend(c);
+  if (c->collect.memory) mlfab__collect_free(&c->collect); /* while the device's memory stands */
   c->has = 0;
   c->voids = 0;
 }

@@ -197,7 +197,7 @@ static void resident_drain(resident *r) {
     r->device->drop(r->self, s->mark);
     s->mark = NULL;
     if (!number) number = r->device->fetch(r->self, &byte, r->products, 1);
-    r->broken |= number != 0; /* it is too late for a crash */
+    resident_failed(r, "waiting for copies to the host", number);
   }
 }
 
@@ -218,6 +218,7 @@ static resident_shadow *resident_shadow_get(resident *r, uint64_t bytes) {
   if (s && s->bytes != bytes) { /* of a model that was before */
     resident_drain(r);
     resident_unpin(r);
+    if (r->broken) return NULL;
     s = NULL;
   }
   if (s) {

@@ -536,6 +536,7 @@ static void copy_stop(void *self) {
   c->voids = 1;
   copy_void(c);
   copy_unsend(c);
+  if (c->collect.memory) mlfab__collect_free(&c->collect); /* while the device's memory stands */
   c->has = 0;
   c->voids = 0;
 }

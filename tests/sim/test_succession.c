@@ -173,8 +173,10 @@ static void begin(job *j, uint64_t seed, int barriers) {
     i += ready == 1;
   }
   for (uint32_t k = 0; k < WORKERS; k++) {
-    mlfab_model_options options = {.size = sizeof options};
+    mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
     static float weights[COUNT];
+    options.optimizer =
+        seed % 2 ? MLFAB_OPTIMIZER_ADAM : MLFAB_OPTIMIZER_SGD; /* state is copied, too */
     mlfab_buf image = {0, 0, weights, COUNT};
     j->of[k].job = j;
     j->of[k].rank = k;
