@@ -353,10 +353,10 @@ static void staging_order(staging *s, const staging_call *c) {
 
 /* The request ends now; the call remains for its copies, and to keep the numbers of collectives. Its memory may be
  * overwritten by what the stream is given from now on. */
-static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text) {
-  staging *s = ctx->staging;
-  staging_tell(ctx, c, code, MLFAB_NO_RANK, 0, text);
-  if (code) staging_order(s, c);
+static void staging_end_as(mlfab *ctx, staging_call *c, int code, int32_t rank, int is_server,
+                           const char *text) {
+  staging_tell(ctx, c, code, rank, is_server, text);
+  if (code) staging_order(ctx->staging, c);
   if (c->direct) ctx->direct->leave(ctx, c->direct);
   if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
     MLFAB__FAIL(&c->why, code, "%s", text);
@@ -364,6 +364,10 @@ static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text)
   } else {
     c->state = STAGING_ENDED;
   }
+}
+
+static void staging_end(mlfab *ctx, staging_call *c, int code, const char *text) {
+  staging_end_as(ctx, c, code, MLFAB_NO_RANK, 0, text);
 }
 
 static void staging_fail_device(mlfab *ctx, staging_call *c, const char *what, int number) {
@@ -661,9 +665,8 @@ static int staging_test_room(mlfab *ctx, void *what) {
   return want->code != MLFAB_ERR_AGAIN;
 }
 
-static int staging_room(mlfab *ctx, staging_want *want, int waits) {
+static int staging_room(mlfab *ctx, staging_want *want, uint64_t deadline, int waits) {
   if (staging_test_room(ctx, want) || !waits) return want->code;
-  uint64_t deadline = mlfab__add_sat(ctx->now_ns, ctx->timeout_ns);
   if (mlfab__context_until(ctx, deadline, staging_test_room, want)) return want->code;
   if (ctx->closed)
     return MLFAB__FAIL(want->error, MLFAB_ERR_CLOSED, "the context was closed by another thread");
@@ -707,7 +710,9 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
   staging_want want = {.bytes = look->direct ? 0 : look->bytes, .error = look->error};
   size_t ignored;
   uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
-  int code = staging_room(ctx, &want, waits);
+  timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
+  const uint64_t deadline = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
+  int code = staging_room(ctx, &want, deadline, waits);
   if (!code) code = mlfab__request_room(table, staging_request_kind(call->kind), look->error);
   staging_call *c = code ? NULL : staging_copy(ctx, call, look->buffers);
   if (!code && !c)
@@ -718,8 +723,7 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
   }
   c->image = want.image;
   c->began_ns = began_ns;
-  timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
-  c->deadline_ns = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
+  c->deadline_ns = deadline;
   *call_p = c;
   if (!look->direct) return 0;
   c->state = STAGING_DIRECT;
@@ -818,11 +822,10 @@ static int staging_run(mlfab *ctx, staging_call *c, int feeds) {
   if (feeds) staging_feed(ctx, c, 0);
   int code = mlfab__node_submit(ctx->node, &c->call, ctx->now_ns, &inner, NULL);
   if (feeds) mlfab__push_lacks(ctx->node->parts->worker, 0, NULL, NULL);
-  if (code == MLFAB_ERR_AGAIN && !ctx->closed && ctx->now_ns < c->deadline_ns) return 0;
+  if (code == MLFAB_ERR_AGAIN && !ctx->closed) return 0;
   if (code) {
     const mlfab_error error = ctx->node->requests.last;
-    staging_tell(ctx, c, code, error.rank, error.is_server, error.text);
-    c->state = STAGING_ENDED;
+    staging_end_as(ctx, c, code, error.rank, error.is_server, error.text);
     return 1;
   }
   c->inner = inner;
@@ -976,8 +979,8 @@ static int staging_step(mlfab *ctx, staging_call *c, int first) {
       reached = staging_filled(s, c);
       if (reached < 0)
         return staging_fail_device(ctx, c, "copying from device memory", -reached), 1;
-      if (first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached)) return 1;
-      return staging_late(ctx, c);
+      if (staging_late(ctx, c)) return 1;
+      return first && (reached || staging_may_feed(ctx, c)) && staging_run(ctx, c, !reached);
     case STAGING_RUNNING:
       if (staging_overlap(ctx, c)) return 1;
       if (!mlfab__context_is_over(ctx, c->inner)) return 0;

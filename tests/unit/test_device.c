@@ -574,6 +574,37 @@ static void test_hanging(void **state) {
   for (uint32_t r = 0; r < RANKS; r++) played_end(f.device[r]);
 }
 
+/* A worker that looks only when its deadline has passed: its call has not begun and does not begin; all fail, and what comes
+ * then meets. */
+static void test_looks_late(void **state) {
+  static sum_call sums[CALLS];
+  fixture f;
+  uint64_t at = 0;
+  mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 50 * WORLD_MS};
+  (void)state;
+  begin(&f, RANKS, 11, 0);
+  sums_begin(&f, sums);
+  sum_call *call = &sums[0];
+  mlfab *node = f.w.node[1];
+  const mlfab_vec vec = {call->device[1], 1};
+  sum_start(&f, call, 0, 0);
+  sum_start(&f, call, 2, 0);
+  OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_I64, &soon, &call->request[1]));
+  OK(node, mlfab_deadline(node, &at));
+  assert_true(at <= mlfab_sim_clock(f.w.sim) + 200000); /* when to look at the copy again */
+  played_finish(f.device[1]);
+  mlfab_sim_pause(f.w.sim, 1, 60 * WORLD_MS);
+  mlfab_sim_run(f.w.sim, 60 * WORLD_MS);
+  assert_int_equal(sum_end(&f, call, 1), MLFAB_ERR_TIMEOUT);
+  said(node, MLFAB_ERR_TIMEOUT, "allreduce: the deadline passed after 60");
+  for (uint32_t r = 0; r < RANKS; r += 2) {
+    assert_int_equal(sum_end(&f, call, r), MLFAB_ERR_TIMEOUT);
+    said(f.w.node[r], MLFAB_ERR_TIMEOUT, "worker 1: allreduce: ");
+  }
+  sums_meet(&f);
+  end(&f);
+}
+
 /* Cancelled calls end at once, wherever they are; cancelled collectives end for all. */
 static void test_cancel(void **state) {
   (void)state;
@@ -1291,24 +1322,16 @@ static void test_collectives(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_model),
-                                     cmocka_unit_test(test_collectives),
-                                     cmocka_unit_test(test_objects),
-                                     cmocka_unit_test(test_failures),
-                                     cmocka_unit_test(test_lost),
-                                     cmocka_unit_test(test_hanging),
-                                     cmocka_unit_test(test_cancel),
-                                     cmocka_unit_test(test_flush),
-                                     cmocka_unit_test(test_parts),
-                                     cmocka_unit_test(test_overlap),
-                                     cmocka_unit_test(test_not_early),
-                                     cmocka_unit_test(test_late_failure),
-                                     cmocka_unit_test(test_chunk_failures),
-                                     cmocka_unit_test(test_landing),
-                                     cmocka_unit_test(test_stopping),
-                                     cmocka_unit_test(test_stalling),
-                                     cmocka_unit_test(test_without_a_device),
-                                     cmocka_unit_test(test_attach),
-                                     cmocka_unit_test(test_refused)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_model),        cmocka_unit_test(test_collectives),
+      cmocka_unit_test(test_objects),      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_lost),         cmocka_unit_test(test_hanging),
+      cmocka_unit_test(test_looks_late),   cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_flush),        cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_overlap),      cmocka_unit_test(test_not_early),
+      cmocka_unit_test(test_late_failure), cmocka_unit_test(test_chunk_failures),
+      cmocka_unit_test(test_landing),      cmocka_unit_test(test_stopping),
+      cmocka_unit_test(test_stalling),     cmocka_unit_test(test_without_a_device),
+      cmocka_unit_test(test_attach),       cmocka_unit_test(test_refused)};
   return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }
