@@ -5997,7 +5997,7 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
  * carried out; only mlfab__memory_see waits for it. So a commit counts when its work is in that order: whatever reads the
  * blocks later, reads them behind it.
  *
- * Except for `take`, nothing fails. A device that fails takes the whole server down (mlfab__node_crash), since it has the model; from then
+ * Except for `take` and `lend`, which may lack memory, nothing fails. A device that fails takes the whole server down (mlfab__node_crash), since it has the model; from then
  * on these functions do nothing, and what they return is unspecified, but safe to use. */
 
 typedef struct mlfab__memory mlfab__memory;
@@ -6089,6 +6089,18 @@ static inline void mlfab__memory_scale(mlfab__memory *memory, uint32_t kernels, 
     memory->on->scale(memory, dtype, data, by, n);
   else
     (void)mlfab__kernel_add_by(kernels, dtype, data, NULL, data, by, n, 0);
+}
+
+/* The block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied, ask
+ * again. Errors: MEMORY. For a memory that is not the host's. */
+static inline int mlfab__memory_lend(mlfab__memory *memory, mlfab__block *block, uint64_t bytes,
+                                     const uint8_t **at_p) {
+  return memory->on->lend(memory, block, bytes, at_p);
+}
+
+/* Nobody asks for them any more. */
+static inline void mlfab__memory_forget(mlfab__memory *memory, mlfab__block *block) {
+  memory->on->forget(memory, block);
 }
 
 /* mlfab__optimizer_apply. All are in this memory. */
@@ -6228,13 +6240,14 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
  * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
 static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
   mlfab__block *b = &store->blocks[block];
-  if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
+  if (store->memory) return mlfab__memory_lend(store->memory, b, store->block_bytes, at_p);
   *at_p = b->data;
   return 1;
 }
-/* How many of these bytes may be looked at together (mlfab__memory_see). */
-static inline uint64_t mlfab__store_seen(const mlfab__store *store, uint64_t bytes) {
-  return store->memory ? mlfab__min(bytes, MLFAB_BULK_MAX) : bytes;
+/* How many of these bytes may be looked at together (mlfab__memory_see); in memory of the host, too, so that norms, which are
+ * added piece by piece, have the same bits. */
+static inline uint64_t mlfab__store_seen(uint64_t bytes) {
+  return mlfab__min(bytes, MLFAB_BULK_MAX);
 }
 /* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
@@ -6402,7 +6415,7 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
-    if (store->blocks[i].shadow) store->memory->on->forget(store->memory, &store->blocks[i]);
+    if (store->blocks[i].shadow) mlfab__memory_forget(store->memory, &store->blocks[i]);
     mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
   }
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
@@ -6601,7 +6614,7 @@ MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   assert(store->blocks[block].refs > 0);
   if (--store->blocks[block].refs > 0) return;
-  if (store->blocks[block].shadow) store->memory->on->forget(store->memory, &store->blocks[block]);
+  if (store->blocks[block].shadow) mlfab__memory_forget(store->memory, &store->blocks[block]);
   store->blocks[block].next_free = store->free_head;
   store->free_head = block;
   store->free_count++;
@@ -17526,7 +17539,7 @@ static double clock_norm(mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     mlfab__piece piece;
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
-      mlfab__store_piece(store, s->offset + at, mlfab__store_seen(store, s->bytes - at), &piece);
+      mlfab__store_piece(store, s->offset + at, mlfab__store_seen(s->bytes - at), &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
       w = mlfab__memory_see(store->memory, w, piece.bytes, server->window);
       sum += mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, w, piece.count);
@@ -17775,7 +17788,7 @@ static double clock_squares(const mlfab__server *server, const mlfab__shard_slic
   double squares = 0.0;
   for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
     mlfab__piece piece;
-    mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
+    mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
     at += piece.bytes;
     uint32_t block = store->sum[piece.position];
     if (block == MLFAB__NO_BLOCK) continue;
@@ -51142,7 +51155,7 @@ static double keeper_history(const mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
       mlfab__piece piece;
-      mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
+      mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
       at += piece.bytes;
       elements += piece.count;
       const uint8_t *h = store->s0[piece.position] + piece.at;

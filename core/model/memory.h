@@ -5,7 +5,7 @@
  * carried out; only mlfab__memory_see waits for it. So a commit counts when its work is in that order: whatever reads the
  * blocks later, reads them behind it.
  *
- * Except for `take`, nothing fails. A device that fails takes the whole server down (mlfab__node_crash), since it has the model; from then
+ * Except for `take` and `lend`, which may lack memory, nothing fails. A device that fails takes the whole server down (mlfab__node_crash), since it has the model; from then
  * on these functions do nothing, and what they return is unspecified, but safe to use. */
 #ifndef MLFAB__MEMORY_H
 #define MLFAB__MEMORY_H
@@ -103,6 +103,18 @@ static inline void mlfab__memory_scale(mlfab__memory *memory, uint32_t kernels, 
     memory->on->scale(memory, dtype, data, by, n);
   else
     (void)mlfab__kernel_add_by(kernels, dtype, data, NULL, data, by, n, 0);
+}
+
+/* The block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied, ask
+ * again. Errors: MEMORY. For a memory that is not the host's. */
+static inline int mlfab__memory_lend(mlfab__memory *memory, mlfab__block *block, uint64_t bytes,
+                                     const uint8_t **at_p) {
+  return memory->on->lend(memory, block, bytes, at_p);
+}
+
+/* Nobody asks for them any more. */
+static inline void mlfab__memory_forget(mlfab__memory *memory, mlfab__block *block) {
+  memory->on->forget(memory, block);
 }
 
 /* mlfab__optimizer_apply. All are in this memory. */

@@ -145,7 +145,7 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
-    if (store->blocks[i].shadow) store->memory->on->forget(store->memory, &store->blocks[i]);
+    if (store->blocks[i].shadow) mlfab__memory_forget(store->memory, &store->blocks[i]);
     mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
   }
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
@@ -344,7 +344,7 @@ MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   assert(store->blocks[block].refs > 0);
   if (--store->blocks[block].refs > 0) return;
-  if (store->blocks[block].shadow) store->memory->on->forget(store->memory, &store->blocks[block]);
+  if (store->blocks[block].shadow) mlfab__memory_forget(store->memory, &store->blocks[block]);
   store->blocks[block].next_free = store->free_head;
   store->free_head = block;
   store->free_count++;

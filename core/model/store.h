@@ -126,13 +126,14 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
  * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
 static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
   mlfab__block *b = &store->blocks[block];
-  if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
+  if (store->memory) return mlfab__memory_lend(store->memory, b, store->block_bytes, at_p);
   *at_p = b->data;
   return 1;
 }
-/* How many of these bytes may be looked at together (mlfab__memory_see). */
-static inline uint64_t mlfab__store_seen(const mlfab__store *store, uint64_t bytes) {
-  return store->memory ? mlfab__min(bytes, MLFAB_BULK_MAX) : bytes;
+/* How many of these bytes may be looked at together (mlfab__memory_see); in memory of the host, too, so that norms, which are
+ * added piece by piece, have the same bits. */
+static inline uint64_t mlfab__store_seen(uint64_t bytes) {
+  return mlfab__min(bytes, MLFAB_BULK_MAX);
 }
 /* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);

@@ -174,7 +174,7 @@ static double keeper_history(const mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
       mlfab__piece piece;
-      mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
+      mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
       at += piece.bytes;
       elements += piece.count;
       const uint8_t *h = store->s0[piece.position] + piece.at;

@@ -233,7 +233,7 @@ static double clock_norm(mlfab__server *server) {
     const mlfab__shard_slice *s = &store->slices[i];
     mlfab__piece piece;
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
-      mlfab__store_piece(store, s->offset + at, mlfab__store_seen(store, s->bytes - at), &piece);
+      mlfab__store_piece(store, s->offset + at, mlfab__store_seen(s->bytes - at), &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
       w = mlfab__memory_see(store->memory, w, piece.bytes, server->window);
       sum += mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, w, piece.count);
@@ -482,7 +482,7 @@ static double clock_squares(const mlfab__server *server, const mlfab__shard_slic
   double squares = 0.0;
   for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
     mlfab__piece piece;
-    mlfab__store_piece(store, at, mlfab__store_seen(store, end - at), &piece);
+    mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
     at += piece.bytes;
     uint32_t block = store->sum[piece.position];
     if (block == MLFAB__NO_BLOCK) continue;
