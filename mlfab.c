@@ -61268,7 +61268,8 @@ enum direct_state {
 typedef struct direct_map {
   int32_t rank;
   uint8_t handle[MLFAB_DEVICE_HANDLE];
-  uint8_t *at;   /* NULL: free */
+  uint8_t *at; /* NULL: free */
+  uint64_t bytes;
   uint64_t used; /* the call that used it last */
 } direct_map;
 
@@ -61384,26 +61385,27 @@ static void direct_release(mlfab *ctx) {
 }
 
 /* The memory of a member, mapped in this call or before. The number of an error. */
-static int direct_find(mlfab *ctx, int32_t rank, const uint8_t *handle, uint8_t **at_p) {
+static int direct_find(mlfab *ctx, int32_t rank, const uint8_t *handle, const direct_map **map_p) {
   direct_agreement *d = ctx->shares;
   direct_map *best = &d->maps[0];
   void *self, *at = NULL;
+  uint64_t bytes = 0;
   const mlfab_device *device = direct_device(ctx, &self);
   for (uint32_t i = 0; i < DIRECT_MAPS; i++) {
     direct_map *map = &d->maps[i];
     if (map->at && map->rank == rank && memcmp(map->handle, handle, sizeof map->handle) == 0) {
       map->used = d->calls;
-      *at_p = map->at;
+      *map_p = map;
       return 0;
     }
     if (!map->at || (best->at && map->used < best->used)) best = map;
   }
   direct_unmap(ctx, best); /* of an earlier call: this one has fewer members */
-  int number = device->map(self, handle, &at);
+  int number = device->map(self, handle, &at, &bytes);
   if (number) return number;
-  *best = (direct_map){.rank = rank, .at = at, .used = d->calls};
+  *best = (direct_map){.rank = rank, .at = at, .bytes = bytes, .used = d->calls};
   memcpy(best->handle, handle, sizeof best->handle);
-  *at_p = at;
+  *map_p = best;
   return 0;
 }
 
@@ -61415,12 +61417,18 @@ static void direct_drop(mlfab *ctx, void **mark) {
 }
 
 /* This worker's part of the call has failed; the first failure counts. */
+static void direct_failed_because(direct_call *c, const char *text) {
+  if (c->failed) return;
+  c->failed = 1;
+  snprintf(c->text, sizeof c->text, "%s", text);
+}
+
 static void direct_failed(mlfab *ctx, direct_call *c, const char *what, int number) {
   void *self;
   const mlfab_device *device = direct_device(ctx, &self);
-  if (c->failed) return;
-  c->failed = 1;
-  snprintf(c->text, sizeof c->text, "%s: %s", what, device->text(self, number));
+  char text[DIRECT_TEXT];
+  snprintf(text, sizeof text, "%s: %s", what, device->text(self, number));
+  direct_failed_because(c, text);
 }
 
 /* Marks the work so far. */
@@ -61531,8 +61539,11 @@ static int direct_has_met(mlfab *ctx, mlfab_request *meeting) {
 /* The epoch is over, and what was to be done in it: the code of why. */
 static int direct_is_void(mlfab *ctx, mlfab_error *error) {
   mlfab__comm *comm = ctx->node->parts->comm;
-  if (!mlfab__comm_owed(comm, error)) *error = comm->verdict;
-  if (error->code) return error->code;
+  if (mlfab__comm_owed(comm, error)) return error->code;
+  if (comm->phase != MLFAB__COMM_IN && comm->verdict.code) { /* that of this epoch */
+    *error = comm->verdict;
+    return error->code;
+  }
   return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                      "the workers that take part have changed: call it again");
 }
@@ -61645,11 +61656,15 @@ static void direct_map_members(mlfab *ctx, direct_call *c) {
     direct_record record;
     memcpy(&record, &c->words[m * DIRECT_RECORD], sizeof record);
     if (m == d->me || (!direct_reduces(c->call) && c->length[m] == 0)) continue;
-    int number = direct_find(ctx, (int32_t)d->ranks[m], record.handle, &c->from[m]);
-    if (number)
+    const direct_map *map = NULL;
+    int number = direct_find(ctx, (int32_t)d->ranks[m], record.handle, &map);
+    if (number) {
       direct_failed(ctx, c, "mapping another worker's memory", number);
-    else
-      c->from[m] += record.offset;
+    } else if (record.offset > map->bytes || record.bytes > map->bytes - record.offset) {
+      direct_failed_because(c, "another worker's buffer does not lie in the memory that it shares");
+    } else {
+      c->from[m] = map->at + record.offset;
+    }
   }
 }
 
@@ -61854,7 +61869,8 @@ static const char *direct_why(const direct_call *c) {
 static void direct_leave(mlfab *ctx, direct_call *c) {
   void *self;
   const mlfab_device *device = direct_device(ctx, &self);
-  ctx->node->parts->comm->promised = 0;
+  if (c->state >= DIRECT_CHOSEN && c->state <= DIRECT_SETTLES)
+    ctx->node->parts->comm->promised = 0; /* to this call: one at a time is behind AGREES */
   if (!c->mark || c->left) return;
   c->left = 1;
   ctx->shares->busy++;
@@ -61955,9 +61971,9 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
   memset(a, 0, sizeof *a);
   a->busy = MLFAB_NO_RANK;
   if (!ctx->shares) ctx->shares = mlfab__alloc(&ctx->env, sizeof *ctx->shares);
+  if (ctx->shares) ctx->direct = &direct_functions;
   if (ctx->shares) a->list = mlfab__alloc(&ctx->env, workers * sizeof *a->list);
   if (!a->list) return MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "device_share: out of memory");
-  ctx->direct = &direct_functions;
   ctx->shares->epoch = 0;
   direct_release(ctx);
   direct_describe(ctx, least, &a->list[ctx->node->config.rank]);

@@ -157,7 +157,7 @@
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
  *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT
- *    MLFAB_WITH_DEVICE                buffers in device memory (section 14)
+ *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (section 14)
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
@@ -2002,7 +2002,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  *
  * Errors. DEVICE, with the device's own words: when copying to the host failed, the call had no effect (no server applies a
  * push, but where rounds are counted it may count as an empty one, as after mlfab_cancel), and the other workers of a
- * collective are told (CANCELLED); when copying back failed, the call was carried out, or a pull cancelled, and the buffers
+ * collective are told, with the same code and this rank; when copying back failed, the call was carried out, or a pull cancelled, and the buffers
  * are unspecified, as those of a pull are that fails for any reason. ARGUMENT:
  * memory of another device, an address that is not aligned to its elements, buffers that overlap where one is written.
  * LIMIT: a call needs more than staging_bytes. AGAIN: a _start form finds all of it in use, or 64 calls under way;
@@ -2012,7 +2012,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  * Progress. Nobody is told when a copy ends: the thread that drives looks every 100 us while there are copies, and mlfab_fd does
  * not become readable for them.
  * Cost: one copy of what a call reads and one of what it writes over the device's bus; what a server sends again in a pull may be
- * copied again. A call of a size that was used before allocates nothing. Workers of one host can do without: mlfab_device_share.
+ * copied again. A call of a size that was used before pins nothing. Workers of one host can do without: mlfab_device_share.
  *
  * A server's model on a device. With config.device set, a server keeps weights, optimizer state and sums of rounds in memory
  * of the device and applies updates there; bit for bit as on the host. What comes is checked and scaled on the host, on its
@@ -2022,8 +2022,10 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
  * Out of device memory: as out of memory of the host. Any other failure of the device ends the node like a crash: it
  * hangs up, calls on its context and mlfab_serve return DEVICE with the device's words, and what the workers have been told
  * since the last checkpoint, or what no replica has, is lost.
+ * A device and its `self` serve one open context at a time.
  * Price, for a shard of b bytes: 2b of device memory, 3b with rounds, and b for each state of the optimizer; b of pinned
- * memory, and what pulls of older versions hold.
+ * memory, and what pulls of older versions hold. The server keeps what it has taken until it is closed, or has a model with
+ * blocks of another size.
  */
 enum mlfab_memory {
   MLFAB_MEMORY_HOST = 0,
@@ -2082,8 +2084,8 @@ typedef struct mlfab_device {
    * different allocations also after one was freed. The memory begins at *offset_p in it. An error number: this memory cannot be
    * shared. */
   int (*share)(void *self, const void *memory, uint64_t bytes, void *handle, uint64_t *offset_p);
-  /* Makes an allocation of another worker readable for reduce and copy, until unmap. May take milliseconds. */
-  int (*map)(void *self, const void *handle, void **memory_p);
+  /* Makes an allocation of another worker, of *bytes_p bytes, readable for reduce and copy, until unmap. May take milliseconds. */
+  int (*map)(void *self, const void *handle, void **memory_p, uint64_t *bytes_p);
   void (*unmap)(void *self, void *memory);
   /* to = from[0] op from[1] ..., n elements, from left to right, k up to MLFAB_DEVICE_SHARE_MOST; all MLFAB_OP_* and element types,
    * with the bits of mlfab_allreduce in shared memory; MEAN divides by k. One of `from` is `to`. In the order of copies of
@@ -2095,8 +2097,9 @@ typedef struct mlfab_device {
    * the order of that direction. Only give, stage and fetch may wait for what the device has been given, at most about 10 s. When
    * something that it was given fails, all later calls say so. */
   int (*take)(void *self, uint64_t bytes,
-              void **memory_p);           /* memory of the device, aligned to 256 bytes */
-  void (*give)(void *self, void *memory); /* after all that it was given so far is carried out */
+              void **memory_p); /* memory of the device, aligned to 256 bytes */
+  /* After all that it was given so far is carried out; may also wait for what others have given it. */
+  void (*give)(void *self, void *memory);
   /* Pinned memory for at most MLFAB_DEVICE_STAGE bytes, to be filled and copied FROM_HOST. The caller is done with what the last
    * call has returned. */
   int (*stage)(void *self, void **pinned_p);

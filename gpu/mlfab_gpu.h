@@ -2,7 +2,7 @@
  *
  * Optional: copy it and mlfab_gpu.cu beside mlfab.h and mlfab.c, and compile the latter with nvcc (gpu/README.md):
  *
- *    nvcc -O3 -c mlfab_gpu.cu        and link with -lcudart
+ *    nvcc -O3 -std=c++17 -arch=sm_80 -c mlfab_gpu.cu        and link with -lcudart
  *
  *    mlfab_gpu_attach(fabric, MLFAB_GPU_CURRENT, stream, 0, &error);    // once, after mlfab_open
  *    mlfab_push(fabric, &gradient_on_the_device, 1, &options, NULL);    // as from memory of the host
@@ -37,7 +37,7 @@ MLFAB_API int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t st
 
 /* A server's model in device memory (mlfab.h, section 14): sets config->device and config->device_self, before mlfab_open. It makes two
  * streams, and pins up to 4 MiB. mlfab_gpu_config_clear frees them, after mlfab_close, and does nothing to a configuration without
- * such a device. Both processes of a server with a replica, and every server, decide for themselves.
+ * such a device. A configuration that it has set serves one open context at a time. Both processes of a server with a replica, and every server, decide for themselves.
  * Errors: DEVICE, ARGUMENT (no such device), CONFIG (config->size), STATE (config->device is set), MEMORY. */
 MLFAB_API int mlfab_gpu_config_set(mlfab_config *config, int device, mlfab_error *error_p);
 MLFAB_API void mlfab_gpu_config_clear(mlfab_config *config);

@@ -192,12 +192,6 @@ int device_take(void *self, uint64_t bytes, void **memory_p) {
   return cudaMalloc(memory_p, bytes);
 }
 
-/* It waits for the device by itself. */
-void device_give(void *self, void *memory) {
-  device_scope scope(device_of(self)->device);
-  (void)cudaFree(memory);
-}
-
 /* Waits for a mark, and drops it. */
 int device_await(device_self *d, void **mark) {
   timespec began, now;
@@ -232,16 +226,41 @@ int device_stage(void *self, void **pinned_p) {
   return 0;
 }
 
-int device_fetch(void *self, void *to, const void *from, uint64_t bytes) {
-  device_self *d = device_of(self);
-  device_scope scope(d->device);
-  const cudaStream_t stream = d->ways[MLFAB_DEVICE_FROM_HOST];
+/* Waits for what the direction has been given. */
+int device_drain(device_self *d, int way) {
   void *mark = nullptr;
-  int error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
-  if (!error) error = device_record(d, stream, &mark);
+  int error = device_record(d, d->ways[way], &mark);
   if (!error) error = device_await(d, &mark);
   if (mark) device_drop(d, mark);
   return error;
+}
+
+/* By way of pinned memory: a copy to other memory could itself wait, without a limit. */
+int device_fetch(void *self, void *to, const void *from, uint64_t bytes) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  void *stage = nullptr;
+  for (uint64_t at = 0, n; at < bytes; at += n) {
+    n = bytes - at;
+    if (n > MLFAB_DEVICE_STAGE) n = MLFAB_DEVICE_STAGE;
+    int error = device_stage(self, &stage);
+    if (!error)
+      error = cudaMemcpyAsync(stage, static_cast<const char *>(from) + at, n,
+                              cudaMemcpyDeviceToHost, d->ways[MLFAB_DEVICE_FROM_HOST]);
+    if (!error) error = device_drain(d, MLFAB_DEVICE_FROM_HOST);
+    if (error) return error;
+    memcpy(static_cast<char *>(to) + at, stage, n);
+  }
+  return 0;
+}
+
+/* cudaFree waits for the whole device, without a limit: what the device is not done with is not freed. */
+void device_give(void *self, void *memory) {
+  device_self *d = device_of(self);
+  device_scope scope(d->device);
+  for (int way = 0; way < 2; way++)
+    if (device_drain(d, way)) return;
+  (void)cudaFree(memory);
 }
 
 int device_zero(void *self, void *to, uint64_t bytes) {
@@ -391,11 +410,23 @@ int device_share(void *self, const void *memory, uint64_t bytes, void *handle, u
   return 0;
 }
 
-int device_map(void *self, const void *handle, void **memory_p) {
+int device_map(void *self, const void *handle, void **memory_p, uint64_t *bytes_p) {
   device_scope scope(device_of(self)->device);
+  device_range_fn range = device_range();
+  unsigned long long base = 0;
+  size_t size = 0;
   cudaIpcMemHandle_t other;
   memcpy(&other, handle, sizeof other);
-  return cudaIpcOpenMemHandle(memory_p, other, cudaIpcMemLazyEnablePeerAccess);
+  if (!range) return cudaErrorNotSupported;
+  cudaError_t error = cudaIpcOpenMemHandle(memory_p, other, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) return error;
+  if (range(&base, &size, reinterpret_cast<uintptr_t>(*memory_p)) != 0 ||
+      base != reinterpret_cast<uintptr_t>(*memory_p)) {
+    (void)cudaIpcCloseMemHandle(*memory_p);
+    return cudaErrorInvalidValue;
+  }
+  *bytes_p = size;
+  return 0;
 }
 
 void device_unmap(void *self, void *memory) {
@@ -464,7 +495,8 @@ int device_make(int device, cudaStream_t stream, int checks, device_self **self_
   device_self *d = static_cast<device_self *>(calloc(1, sizeof *d));
   if (!d) return device_fail(error_p, MLFAB_ERR_MEMORY, "out of memory", cudaSuccess);
   d->device = device;
-  d->stream = stream;
+  d->stream =
+      stream ? stream : cudaStreamLegacy; /* NULL is another one where a flag of nvcc says so */
   int code = device_open(d, checks, error_p);
   if (code)
     device_close(d);

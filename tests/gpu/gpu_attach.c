@@ -418,6 +418,7 @@ static void test_sharing(void **state) {
   void *mapped = NULL;
   int shared = 0;
   (void)state;
+  uint64_t bytes = 0;
   begin(&w);
   OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
   void *self;
@@ -438,7 +439,8 @@ static void test_sharing(void **state) {
   assert_int_equal(table->share(self, at, ALLOCATION - 96, handle, &offset), 0);
   assert_int_equal(offset, 96);
   assert_int_equal(table->share(self, at, ALLOCATION - 95, handle, &offset), cudaErrorInvalidValue);
-  assert_int_equal(table->map(self, handle, &mapped), 0);
+  assert_int_equal(table->map(self, handle, &mapped, &bytes), 0);
+  assert_int_equal(bytes, ALLOCATION);
   assert_ptr_equal((uint8_t *)mapped + offset, at);
   assert_int_equal(cuda.opened, 1);
   table->unmap(self, mapped);
@@ -469,6 +471,7 @@ static void test_sharing_failures(void **state) {
   uint64_t offset = 0;
   uint32_t failures = 0;
   (void)state;
+  uint64_t bytes = 0;
   begin(&w);
   OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
   void *self;
@@ -488,10 +491,10 @@ static void test_sharing_failures(void **state) {
     failures += how != 0;
     cuda.fails_at = 0;
     assert_int_equal(table->share(self, at, 64, handle, &offset), 0);
-    how = FAILING(table->map(self, handle, &mapped));
+    how = FAILING(table->map(self, handle, &mapped, &bytes));
     failures += how != 0;
     cuda.fails_at = 0;
-    if (how) assert_int_equal(table->map(self, handle, &mapped), 0);
+    if (how) assert_int_equal(table->map(self, handle, &mapped, &bytes), 0);
     table->unmap(self, mapped);
     assert_int_equal(cuda.opened, 0);
     assert_int_equal(cuda.last, cudaSuccess);

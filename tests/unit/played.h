@@ -479,7 +479,7 @@ static inline int played_share(void *self, const void *memory, uint64_t bytes, v
   return number ? number : p->unshared && at >= p->unshared_from ? 801 : 0;
 }
 
-static inline int played_map(void *self, const void *handle, void **memory_p) {
+static inline int played_map(void *self, const void *handle, void **memory_p, uint64_t *bytes_p) {
   played *p = self, *other;
   uint32_t i = 0, mapped = 1;
   const int number = played_called(p, PLAYED_MAP);
@@ -495,6 +495,7 @@ static inline int played_map(void *self, const void *handle, void **memory_p) {
   if (mapped > p->mapped_most) p->mapped_most = mapped;
   pthread_mutex_unlock(&p->lock);
   *memory_p = other->at + base;
+  *bytes_p = PLAYED_BYTES - base;
   return 0;
 }
 
