@@ -461,7 +461,7 @@ typedef struct middle {
   int calls;
   uint8_t seen[2][RELAY_MOST]; /* from side 0, from side 1 */
   size_t bytes[2];
-  int flip_side; /* -1: none */
+  int flip_side; /* -1: none, and both send one frame only */
   size_t flip_at;
   uint8_t flip;
 } middle;
@@ -510,7 +510,7 @@ static void middle_pump(middle *m) {
 }
 
 /* A calls B through the middle and sends a frame, B answers with one. Returns when both have arrived, or A has given up: 1
- * or 0. Until then both go on sending, as nodes do: a record that has become longer waits for more. */
+ * or 0. Where a byte is changed, both go on sending until then, as nodes do: a record that has become longer waits for more. */
 static int middle_talk(middle *m, end *a, end *b) {
   char address[64];
   uint64_t begin = conform_now(NULL);
@@ -524,6 +524,7 @@ static int middle_talk(middle *m, end *a, end *b) {
     end_poll(b);
     middle_pump(m);
     uint32_t ms = (uint32_t)((conform_now(NULL) - begin) / 1000000);
+    if (m->flip_side < 0) ms = 0;
     if (a->ups > ups && asked <= ms / 2) asked++, end_send(a);
     if (b->ups > mine && b->frames > got && answered <= ms / 2) answered++, end_send(b);
   }
