@@ -32435,11 +32435,19 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
  * Reserves nothing. */
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
                                           double bytes, double available);
-/* When ingress(to) alone (egress(to) in a mirrored network), used from `available` on, would have carried
- * these bytes. It is a lower bound for all transfers to that node that are ready no earlier, and grows with
- * the bytes. LATE and ENDS as for bundles below. */
-MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
-                                           double available, double limit, double *end_p);
+/* When ingress(to) of these n nodes (egress(to) in a mirrored network), used together from `available` on and
+ * at no more than `most` in sum, would have carried these bytes. It is a lower bound for all transfers to
+ * those nodes that are ready no earlier and come from a node that sends no faster, and grows with the bytes.
+ * LATE and ENDS as for bundles below. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *to, uint32_t n,
+                                           double most, double bytes, double available,
+                                           double limit, double *end_p);
+/* The first time from `available` on at which ingress(to) of one of these n nodes is not 0; never: there is
+ * none. */
+MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint32_t *to,
+                                           uint32_t n, double available);
+/* The highest rate at any time of egress(from) (ingress(from) in a mirrored network). */
+MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t from);
 /* The bytes that ingress(to) (egress(to) in a mirrored network) can still carry until then. */
 MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
 /* Reserves a transfer; one that never ends reserves nothing. Errors: MEMORY, with nothing changed. */
@@ -32788,20 +32796,30 @@ static inline void network_note(network_record *record, double from, double to, 
   record->n++;
 }
 
+/* The smallest rate of `n` profiles and `most`; `together`: that of their sum and `most`. *until_p: when the
+ * first of them changes. */
+static inline double network_rate(const struct mlfab__cursor *c, uint32_t n, int together,
+                                  double most, double *until_p) {
+  double rate = most, sum = 0;
+  *until_p = NETWORK_FOREVER;
+  for (uint32_t i = 0; i < n; i++) {
+    double next = c[i].at < c[i].last ? c[i].at[1].at : NETWORK_FOREVER;
+    if (!together && c[i].at->rate < rate) rate = c[i].at->rate;
+    if (together) sum = mlfab__network_exact(sum + c[i].at->rate);
+    if (next < *until_p) *until_p = next;
+  }
+  return together && sum < rate ? sum : rate;
+}
+
 /* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE,
  * *end_p: the time reached). [N2] A transfer ends within a stretch when all but 1e-9 of it fits. */
-static inline int network_walk(struct mlfab__cursor *c, uint32_t n, double bytes, double t,
-                               double stop, network_record *record, double *end_p) {
+static inline int network_walk(struct mlfab__cursor *c, uint32_t n, int together, double most,
+                               double bytes, double t, double stop, network_record *record,
+                               double *end_p) {
   const double slack = mlfab__network_exact(1e-9 * bytes);
   double left = bytes;
   while (t <= stop) {
-    double rate = c[0].at->rate;
-    double until = c[0].at < c[0].last ? c[0].at[1].at : NETWORK_FOREVER;
-    for (uint32_t i = 1; i < n; i++) {
-      double next = c[i].at < c[i].last ? c[i].at[1].at : NETWORK_FOREVER;
-      if (c[i].at->rate < rate) rate = c[i].at->rate;
-      if (next < until) until = next;
-    }
+    double until, rate = network_rate(c, n, together, most, &until);
     if (rate > 0) {
       double end = mlfab__network_exact(t + left / mlfab__network_exact(rate));
       double carried = until < NETWORK_FOREVER ? mlfab__network_exact((until - t) * rate) : left;
@@ -32840,14 +32858,14 @@ static int network_follow(const mlfab__network *net, uint32_t from, uint32_t to,
   if (links == NULL) {
     struct mlfab__cursor two[2] = {network_cursor(&net->profiles[from], available),
                                    network_cursor(&net->profiles[net->nodes + to], available)};
-    return network_walk(two, 2, bytes, available, stop, record, end_p);
+    return network_walk(two, 2, 0, NETWORK_FOREVER, bytes, available, stop, record, end_p);
   }
   uint32_t n = 2 + links[0];
   for (uint32_t i = 0; i < n; i++) {
     uint32_t resource = network_resource(net, from, to, links, i);
     net->cursors[i] = network_cursor(&net->profiles[resource], available);
   }
-  return network_walk(net->cursors, n, bytes, available, stop, record, end_p);
+  return network_walk(net->cursors, n, 0, NETWORK_FOREVER, bytes, available, stop, record, end_p);
 }
 
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
@@ -32857,17 +32875,54 @@ MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t fr
   return walked == MLFAB__ENDS ? end : mlfab__network_never();
 }
 
-MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
-                                           double available, double limit, double *end_p) {
+/* The profile that transfers to a node use there, and that transfers from it use. */
+static const mlfab__profile *network_into(const mlfab__network *net, uint32_t node) {
+  return &net->profiles[net->mirror ? node : net->nodes + node];
+}
+
+static const mlfab__profile *network_out_of(const mlfab__network *net, uint32_t node) {
+  return &net->profiles[net->mirror ? net->nodes + node : node];
+}
+
+MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *to, uint32_t n,
+                                           double most, double bytes, double available,
+                                           double limit, double *end_p) {
+  uint32_t count = 0;
   *end_p = available;
   if (!(bytes > 0)) return MLFAB__ENDS;
-  struct mlfab__cursor one =
-      network_cursor(&net->profiles[net->mirror ? to : net->nodes + to], available);
-  return network_walk(&one, 1, bytes, available, network_stop(limit), NULL, end_p);
+  NETWORK_GROW(net, cursors, cursors_room, n);
+  for (uint32_t j = 0; j < n; j++) {
+    struct mlfab__cursor c = network_cursor(network_into(net, to[j]), available);
+    int again = 0; /* a node that is listed twice */
+    for (uint32_t i = 0; i < count; i++) again |= net->cursors[i].last == c.last;
+    if (!again) net->cursors[count++] = c;
+  }
+  return network_walk(net->cursors, count, 1, most, bytes, available, network_stop(limit), NULL,
+                      end_p);
+}
+
+MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint32_t *to,
+                                           uint32_t n, double available) {
+  double first = mlfab__network_never();
+  for (uint32_t j = 0; j < n; j++) {
+    struct mlfab__cursor c = network_cursor(network_into(net, to[j]), available);
+    while (c.at < c.last && !(c.at->rate > 0)) c.at++;
+    if (c.at->rate > 0 && c.at->at < first) first = c.at->at;
+  }
+  return first > available ? first : available;
+}
+
+MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t from) {
+  const mlfab__profile *p = network_out_of(net, from);
+  double most = 0;
+  for (uint32_t k = 0; k < p->n; k++) {
+    if (p->steps[k].rate > most) most = p->steps[k].rate;
+  }
+  return most;
 }
 
 MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until) {
-  const mlfab__profile *p = &net->profiles[net->mirror ? to : net->nodes + to];
+  const mlfab__profile *p = network_into(net, to);
   double sum = 0;
   for (uint32_t k = 0; k < p->n && p->steps[k].at < until; k++) {
     double end = k + 1 < p->n && p->steps[k + 1].at < until ? p->steps[k + 1].at : until;
@@ -33199,16 +33254,18 @@ typedef struct mlfab__orderer {
   uint64_t *seen; /* number of the network in which `key` is its exact end */
   uint32_t *due;  /* dl, clamped to 0..n+1 */
   uint8_t *fate;  /* 0 while undecided, then its reason */
-  uint8_t *free;  /* its transfer takes no time */
+  double *size;   /* bytes that it sends over the network; 0: its transfer takes no time */
   /* segment tree over the list: smallest key of the candidates */
   double *tree;
-  uint32_t *by_size;                 /* free updates, then by (size, position) */
+  uint32_t *by_size;                 /* updates by (size, position) */
   uint32_t *rank;                    /* position of each update in by_size */
   uint32_t *run;                     /* the rank at which the next size begins */
   uint32_t *buckets;                 /* updates by dl, in list order */
   uint32_t *bucket;                  /* where the updates of a dl begin */
   uint64_t *bits[3];                 /* by rank: is a candidate; and two summary levels */
-  struct mlfab__bound_known *bounds; /* by server */
+  struct mlfab__bound_known *bounds; /* by server, and for all servers together */
+  uint32_t *twin;                    /* the first update that is like it (order.c), or none */
+  struct mlfab__twin_known *twins;   /* by first update */
   struct mlfab__accepted *stack;
   struct mlfab__key_before *trail;
   uint32_t trail_room;
@@ -33245,17 +33302,23 @@ MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bou
  * With one server the pick is found without examining all updates. A reservation only takes bandwidth away,
  * so an end computed earlier remains a lower bound (the key), until a discarded update gives bandwidth
  * back; then the keys written since it was accepted are restored from a trail. A second lower bound depends
- * on the size only: no transfer ends before the server's ingress alone could have carried it. The search
- * alternates between two walks, one in the order of (key, position), one of (size, position); when either
- * has no update left that can win, no update can. Updates that were not examined end later than the pick by
- * more than rounding, or at the same time and are behind it in the list.
+ * on the size only: no transfer ends before the server's ingress alone could have carried it, from the
+ * fastest node. The search alternates between two walks, one in the order of (key, position), one of (size,
+ * position); when either has no update left that can win, no update can. Updates that were not examined end
+ * later than the pick by more than rounding, or at the same time and are behind it in the list.
  *
  * With several servers, less bandwidth can let a later component end earlier, so that keys are no bounds.
- * Then every update is examined whose size bounds, one for each component, allow it to win, and its
- * transfer is followed no further than the best end so far.
+ * Then only the walk by size is made: a bundle ends no earlier than the servers' ingresses together could
+ * have carried all its components, and the ingress of each the component for it. The transfer is followed no
+ * further than the best end so far. Updates are twins when their components have the same sizes and their
+ * nodes' egress is in the end the same. As long as no server can receive, what nodes have reserved does not
+ * matter; if their egress is constant from then on, bundles of twins end at the same time, and only one of
+ * them is followed.
  *
  * Invariants: the leaf of a candidate in the tree is its key, all other leaves are never; bits[] of its
  * rank is set; candidates are the updates without a fate whose dl is at least the position. */
+
+#define ORDER_NO_TWIN UINT32_MAX
 
 /* What undoing an acceptance needs. */
 struct mlfab__accepted {
@@ -33265,9 +33328,15 @@ struct mlfab__accepted {
   uint8_t reason;
 };
 
-/* The last computed size bound of a server, and its inputs. */
+/* The last computed size bound, and its inputs. */
 struct mlfab__bound_known {
   double bound, bytes;
+  uint64_t network;
+};
+
+/* The last computed end of a twin, or a lower bound of it, and the network's number. */
+struct mlfab__twin_known {
+  double end;
   uint64_t network;
 };
 
@@ -33287,6 +33356,9 @@ typedef struct order_run {
   uint32_t position;          /* accepted + 1 */
   uint64_t network, networks; /* number of the current network; numbers used so far */
   double earliest;            /* the earliest available time */
+  double most;                /* the highest rate at which any node sends */
+  double idle;                /* no server can receive before, in network `idle_network` */
+  uint64_t idle_network;
 } order_run;
 
 /* The best pick so far: its end, and the first in the list of those with equal ends. */
@@ -33320,7 +33392,7 @@ static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uin
   o->seen = order_cut(block, &at, n, sizeof *o->seen);
   o->due = order_cut(block, &at, n, sizeof *o->due);
   o->fate = order_cut(block, &at, n, sizeof *o->fate);
-  o->free = order_cut(block, &at, n, sizeof *o->free);
+  o->size = order_cut(block, &at, n, sizeof *o->size);
   o->tree = order_cut(block, &at, 2 * (size_t)order_leaves(n), sizeof *o->tree);
   o->by_size = order_cut(block, &at, n, sizeof *o->by_size);
   o->rank = order_cut(block, &at, n, sizeof *o->rank);
@@ -33330,7 +33402,9 @@ static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uin
   o->bits[0] = order_cut(block, &at, words, sizeof *o->bits[0]);
   o->bits[1] = order_cut(block, &at, words / 64 + 1, sizeof *o->bits[1]);
   o->bits[2] = order_cut(block, &at, words / 4096 + 1, sizeof *o->bits[2]);
-  o->bounds = order_cut(block, &at, servers, sizeof *o->bounds);
+  o->bounds = order_cut(block, &at, (size_t)servers + 1, sizeof *o->bounds);
+  o->twin = order_cut(block, &at, n, sizeof *o->twin);
+  o->twins = order_cut(block, &at, n, sizeof *o->twins);
   o->stack = order_cut(block, &at, n, sizeof *o->stack);
   return at;
 }
@@ -33467,16 +33541,37 @@ static int order_trail_push(order_run *r, uint32_t update) {
   return 0;
 }
 
+/* What is known of its twins in the present network; NULL: it ends at a time of its own. */
+static struct mlfab__twin_known *order_twin(order_run *r, uint32_t update) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  if (r->o->twin[update] == ORDER_NO_TWIN) return NULL;
+  if (r->idle_network != r->network) {
+    r->idle_network = r->network;
+    r->idle = mlfab__network_idle(r->net, r->in->server, r->in->servers, r->earliest);
+  }
+  const mlfab__profile *p = mlfab__network_residual(r->net, MLFAB__EGRESS, c->node);
+  double steady = MLFAB__PLANTED(18) ? 0 : p->steps[p->n - 1].at;
+  if (c->available > r->idle || steady > r->idle) return NULL;
+  return &r->o->twins[r->o->twin[update]];
+}
+
+/* Is its key its end in the present network? */
+static int order_is_seen(const order_run *r, uint32_t update) {
+  return r->o->seen[update] == r->network || !(r->o->size[update] > 0);
+}
+
 /* Computes the end of a candidate, unless it is later than the best, and updates the best. */
 static int order_look(order_run *r, uint32_t update, order_best *best) {
   mlfab__orderer *o = r->o;
-  if (o->seen[update] != r->network && !o->free[update]) {
+  if (!order_is_seen(r, update)) {
     mlfab__bundle bundle = order_bundle(r, update);
     double end;
     o->evaluations++;
     int walked =
         mlfab__bundle_end(r->net, &bundle, best->some ? best->end : mlfab__network_never(), &end);
     if (walked < 0 || order_trail_push(r, update)) return MLFAB_ERR_MEMORY;
+    struct mlfab__twin_known *twin = order_twin(r, update);
+    if (twin) *twin = (struct mlfab__twin_known){end, r->network};
     if (walked == MLFAB__ENDS || !mlfab__finite(end)) {
       o->key[update] = end;
       o->seen[update] = r->network;
@@ -33520,10 +33615,10 @@ static int order_step_key(order_run *r, order_best *best) {
   uint32_t least = order_tree_least(r);
   double key = o->tree[1];
   if (!mlfab__finite(key) || (best->some && mlfab__network_less(best->end, key))) return 1;
-  if (o->seen[least] == r->network || o->free[least]) {
+  if (order_is_seen(r, least)) {
     /* It ends first; updates with an equal end but an earlier position go first. */
     uint32_t first = order_tree_first(r, key);
-    if (o->seen[first] == r->network || o->free[first]) {
+    if (order_is_seen(r, first)) {
       *best = (order_best){o->key[first], first, 1};
       return 1;
     }
@@ -33532,63 +33627,77 @@ static int order_step_key(order_run *r, order_best *best) {
   return order_look(r, least, best);
 }
 
-/* The size bound for a server in the current network. */
-static double order_bound(order_run *r, uint32_t server, double bytes, const order_best *best) {
-  struct mlfab__bound_known *known = &r->o->bounds[server];
+/* The bound of these bytes to `n` servers, from `first` on, in the current network. */
+static int order_bound(order_run *r, uint32_t first, uint32_t n, double bytes,
+                       const order_best *best, double *bound_p) {
+  struct mlfab__bound_known *known = &r->o->bounds[n > 1 ? r->in->servers : first];
   if (known->network != r->network || known->bytes != bytes) {
-    mlfab__network_carries(r->net, r->in->server[server], bytes, r->earliest,
-                           best->some ? best->end : mlfab__network_never(), &known->bound);
+    int walked =
+        mlfab__network_carries(r->net, r->in->server + first, n, r->most, bytes, r->earliest,
+                               best->some ? best->end : mlfab__network_never(), &known->bound);
+    if (walked < 0) return walked;
     known->network = r->network;
     known->bytes = bytes;
   }
-  return known->bound;
+  *bound_p = known->bound;
+  return 0;
+}
+
+/* 1 when an update that ends no earlier than `bound` cannot win. */
+static int order_is_beaten(const order_best *best, uint32_t update, double bound) {
+  if (!best->some) return 0;
+  return mlfab__network_less(best->end, bound) ||
+         (update > best->update && !mlfab__network_less(bound, best->end));
+}
+
+/* 1 when a bundle cannot win because of its twins, or of one of its components. */
+static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  const struct mlfab__twin_known *twin = order_twin(r, update);
+  if (twin && twin->network == r->network && order_is_beaten(best, update, twin->end)) return 1;
+  for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
+    double bound;
+    if (c->node == r->in->server[j] || !(c->bytes[j] > 0)) continue;
+    int code = order_bound(r, j, 1, c->bytes[j], best, &bound);
+    if (code) return code;
+    if (order_is_beaten(best, update, bound)) return 1;
+  }
+  return 0;
 }
 
 /* One step in the order of sizes, from *rank_p: 1 when no other update can win. */
 static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   const mlfab__orderer *o = r->o;
-  uint32_t rank = *rank_p;
+  uint32_t rank = *rank_p, servers = r->in->servers;
   if (rank >= r->n) return 1;
   uint32_t update = o->by_size[rank];
   *rank_p = order_bit_next(r, rank + 1);
-  if (!o->free[update] || MLFAB__PLANTED(11)) {
-    double bound = order_bound(r, 0, r->in->updates[update].bytes[0], best);
+  if (o->size[update] > 0) {
+    double bound;
+    int code = order_bound(r, 0, servers, o->size[update], best, &bound);
+    if (code) return code;
     if (best->some && mlfab__network_less(best->end, bound)) return 1;
-    if (best->some && !mlfab__network_less(bound, best->end) && update > best->update) {
+    if (order_is_beaten(best, update, bound)) {
       /* The updates of the same size, which are behind it in the list, cannot win either. */
       *rank_p = order_bit_next(r, o->run[rank]);
       return 0;
     }
   }
-  if (best->some && mlfab__network_less(best->end, o->key[update])) return 0;
-  return order_look(r, update, best);
-}
-
-/* 1 when a bundle cannot win: the size bound holds for each of its components. */
-static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
-  const mlfab__candidate *c = &r->in->updates[update];
-  for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
-    if (c->node == r->in->server[j] || !(c->bytes[j] > 0)) continue;
-    double bound = order_bound(r, j, c->bytes[j], best);
-    if (mlfab__network_less(best->end, bound)) return 1;
-    if (update > best->update && !mlfab__network_less(bound, best->end)) return 1;
+  if (servers == 1) {
+    if (best->some && mlfab__network_less(best->end, o->key[update])) return 0;
+  } else {
+    int loses = order_bundle_loses(r, update, best);
+    if (loses) return loses < 0 ? loses : 0;
   }
-  return 0;
+  return order_look(r, update, best);
 }
 
 /* The pick among all candidates. */
 static int order_pick_shortest(order_run *r, order_best *best) {
   uint32_t rank = order_bit_next(r, 0);
   int done = 0;
-  if (r->in->servers > 1) {
-    for (; rank < r->n && done >= 0; rank = order_bit_next(r, rank + 1)) {
-      if (order_bundle_loses(r, r->o->by_size[rank], best)) continue;
-      done = order_look(r, r->o->by_size[rank], best);
-    }
-    return done;
-  }
   while (done == 0) {
-    done = order_step_key(r, best);
+    if (r->in->servers == 1) done = order_step_key(r, best);
     if (done == 0) done = order_step_size(r, &rank, best);
   }
   return done < 0 ? done : 0;
@@ -33722,24 +33831,52 @@ static void order_fill_buckets(order_run *r, int deadlines) {
   o->bucket[0] = 0;
 }
 
-/* Free updates first, then by bytes, then by position. */
-static int order_before(const order_run *r, uint32_t a, uint32_t b) {
-  const mlfab__candidate *u = r->in->updates;
-  if (r->o->free[a] != r->o->free[b]) return r->o->free[a];
-  if (!r->o->free[a] && u[a].bytes[0] != u[b].bytes[0]) return u[a].bytes[0] < u[b].bytes[0];
-  return a < b;
+/* The bytes of an update that go over the network. The components of a bundle may each end when all but 1e-9
+ * of them has been sent, so its size is that much smaller. */
+static double order_size(const order_run *r, uint32_t update) {
+  const mlfab__candidate *c = &r->in->updates[update];
+  double size = 0;
+  for (uint32_t j = 0; j < r->in->servers; j++) {
+    int local = c->node == r->in->server[j] && !MLFAB__PLANTED(11);
+    if (!local) size = mlfab__network_exact(size + c->bytes[j]);
+  }
+  return r->in->servers > 1 ? mlfab__network_exact(size * (1 - 2e-9)) : size;
 }
 
-/* Sorts by_size by merging runs of doubling length; `run` is the second buffer. */
-static void order_sort(order_run *r) {
+static int order_before(const order_run *r, uint32_t a, uint32_t b) {
+  const double *size = r->o->size;
+  return size[a] < size[b] || (!(size[b] < size[a]) && a < b);
+}
+
+/* Compares the sizes of the components of two updates, then the rates at which their nodes send in the end. */
+static int order_compare(const order_run *r, uint32_t a, uint32_t b) {
+  const mlfab__candidate *u = r->in->updates;
+  for (uint32_t j = 0; j < r->in->servers; j++) {
+    if (u[a].bytes[j] < u[b].bytes[j]) return -1;
+    if (u[b].bytes[j] < u[a].bytes[j]) return 1;
+  }
+  const mlfab__profile *p = mlfab__network_residual(r->net, MLFAB__EGRESS, u[a].node);
+  const mlfab__profile *q = mlfab__network_residual(r->net, MLFAB__EGRESS, u[b].node);
+  double mine = p->steps[p->n - 1].rate, other = q->steps[q->n - 1].rate;
+  return mine < other ? -1 : other < mine;
+}
+
+static int order_twin_before(const order_run *r, uint32_t a, uint32_t b) {
+  int compared = order_compare(r, a, b);
+  return compared < 0 || (compared == 0 && a < b);
+}
+
+/* Sorts all updates into by_size by merging runs of doubling length; `run` is the second buffer. */
+static void order_sort(order_run *r, int (*before)(const order_run *r, uint32_t a, uint32_t b)) {
   uint32_t *from = r->o->by_size, *to = r->o->run, n = r->n;
+  for (uint32_t i = 0; i < n; i++) from[i] = i;
   for (uint32_t width = 1; width < n; width *= 2) {
     for (uint32_t start = 0; start < n; start += 2 * width) {
       uint32_t middle = n - start > width ? start + width : n;
       uint32_t end = n - middle > width ? middle + width : n;
       uint32_t a = start, b = middle;
       for (uint32_t at = start; at < end; at++) {
-        int second = a == middle || (b < end && order_before(r, from[b], from[a]));
+        int second = a == middle || (b < end && before(r, from[b], from[a]));
         to[at] = second ? from[b++] : from[a++];
       }
     }
@@ -33750,15 +33887,30 @@ static void order_sort(order_run *r) {
   if (from != r->o->by_size) memcpy(r->o->by_size, from, n * sizeof *from);
 }
 
+/* Finds the twins. Updates of one server need none, and an update on a server's node and those whose paths
+ * have shared links have none. */
+static void order_pair(order_run *r) {
+  mlfab__orderer *o = r->o;
+  for (uint32_t i = 0; i < r->n; i++) o->twin[i] = ORDER_NO_TWIN;
+  if (r->in->servers == 1 || r->net->path_count > 0 || r->net->mirror) return;
+  order_sort(r, order_twin_before);
+  for (uint32_t at = 0, first = 0; at < r->n; at++) {
+    uint32_t update = o->by_size[at], local = 0;
+    if (at == 0 || order_compare(r, first, update) != 0) first = update;
+    o->twins[update].network = 0;
+    for (uint32_t j = 0; j < r->in->servers; j++) {
+      local |= r->in->updates[update].node == r->in->server[j];
+    }
+    if (!local) o->twin[update] = first;
+  }
+}
+
 static void order_rank(order_run *r) {
   mlfab__orderer *o = r->o;
-  const mlfab__candidate *u = r->in->updates;
-  for (uint32_t i = 0; i < r->n; i++) o->by_size[i] = i;
-  order_sort(r);
+  order_sort(r, order_before);
   for (uint32_t rank = r->n; rank > 0; rank--) {
     uint32_t at = rank - 1, update = o->by_size[at];
-    int last =
-        rank == r->n || o->free[update] || u[update].bytes[0] != u[o->by_size[rank]].bytes[0];
+    int last = rank == r->n || o->size[update] < o->size[o->by_size[rank]];
     o->run[at] = last ? rank : o->run[rank];
     o->rank[update] = at;
   }
@@ -33771,18 +33923,20 @@ static void order_begin(order_run *r, int deadlines) {
   memset(o->bits[1], 0, (words / 64 + 1) * sizeof *o->bits[1]);
   memset(o->bits[2], 0, (words / 4096 + 1) * sizeof *o->bits[2]);
   for (uint32_t i = 0; i < 2 * r->leaves; i++) o->tree[i] = mlfab__network_never();
-  memset(o->bounds, 0, r->in->servers * sizeof *o->bounds);
+  memset(o->bounds, 0, ((size_t)r->in->servers + 1) * sizeof *o->bounds);
   r->earliest = mlfab__network_never();
   for (uint32_t i = 0; i < r->n; i++) {
     const mlfab__candidate *c = &r->in->updates[i];
     o->key[i] = c->available;
     o->seen[i] = 0;
     o->fate[i] = 0;
-    o->free[i] = r->in->servers == 1 && (c->node == r->in->server[0] || !(c->bytes[0] > 0));
-    if (MLFAB__PLANTED(11) && c->bytes[0] > 0) o->free[i] = 0;
+    o->size[i] = order_size(r, i);
     if (c->available < r->earliest) r->earliest = c->available;
+    double most = mlfab__network_most(r->net, c->node);
+    if (most > r->most) r->most = most;
   }
   order_fill_buckets(r, deadlines);
+  order_pair(r);
   order_rank(r);
   for (uint32_t i = 0; i < r->n; i++) {
     if (o->due[i] > 0) order_enable(r, i);
@@ -34357,7 +34511,9 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
   /* The updates that do not fit into groups go directly. */
   double rest = mlfab__network_exact(tail->to_server * (1 - 4e-9)) - room;
-  int walked = mlfab__network_carries(r->net, r->in->server[0], rest, 0, r->limit, &end);
+  int walked = mlfab__network_carries(r->net, r->in->server, 1, mlfab__network_never(), rest, 0,
+                                      r->limit, &end);
+  if (walked < 0) return walked;
   return walked == MLFAB__LATE || !mlfab__network_less(end, r->limit);
 }
 
@@ -34378,7 +34534,9 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     times[tried] = mlfab__network_never();
     /* With n = 0, a free first group may end after any number of members. */
     uint32_t cases = r->variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
-    if (group_is_vain(r, i)) cases = 0;
+    int vain = group_is_vain(r, i);
+    if (vain < 0) return vain;
+    if (vain) cases = 0;
     for (uint32_t c = 1; c <= cases; c++) {
       r->first_most = cases > 1 ? c : n;
       r->t_max = t_max;

@@ -343,7 +343,9 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
   /* The updates that do not fit into groups go directly. */
   double rest = mlfab__network_exact(tail->to_server * (1 - 4e-9)) - room;
-  int walked = mlfab__network_carries(r->net, r->in->server[0], rest, 0, r->limit, &end);
+  int walked = mlfab__network_carries(r->net, r->in->server, 1, mlfab__network_never(), rest, 0,
+                                      r->limit, &end);
+  if (walked < 0) return walked;
   return walked == MLFAB__LATE || !mlfab__network_less(end, r->limit);
 }
 
@@ -364,7 +366,9 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     times[tried] = mlfab__network_never();
     /* With n = 0, a free first group may end after any number of members. */
     uint32_t cases = r->variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
-    if (group_is_vain(r, i)) cases = 0;
+    int vain = group_is_vain(r, i);
+    if (vain < 0) return vain;
+    if (vain) cases = 0;
     for (uint32_t c = 1; c <= cases; c++) {
       r->first_most = cases > 1 ? c : n;
       r->t_max = t_max;

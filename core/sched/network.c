@@ -273,20 +273,30 @@ static inline void network_note(network_record *record, double from, double to, 
   record->n++;
 }
 
+/* The smallest rate of `n` profiles and `most`; `together`: that of their sum and `most`. *until_p: when the
+ * first of them changes. */
+static inline double network_rate(const struct mlfab__cursor *c, uint32_t n, int together,
+                                  double most, double *until_p) {
+  double rate = most, sum = 0;
+  *until_p = NETWORK_FOREVER;
+  for (uint32_t i = 0; i < n; i++) {
+    double next = c[i].at < c[i].last ? c[i].at[1].at : NETWORK_FOREVER;
+    if (!together && c[i].at->rate < rate) rate = c[i].at->rate;
+    if (together) sum = mlfab__network_exact(sum + c[i].at->rate);
+    if (next < *until_p) *until_p = next;
+  }
+  return together && sum < rate ? sum : rate;
+}
+
 /* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE,
  * *end_p: the time reached). [N2] A transfer ends within a stretch when all but 1e-9 of it fits. */
-static inline int network_walk(struct mlfab__cursor *c, uint32_t n, double bytes, double t,
-                               double stop, network_record *record, double *end_p) {
+static inline int network_walk(struct mlfab__cursor *c, uint32_t n, int together, double most,
+                               double bytes, double t, double stop, network_record *record,
+                               double *end_p) {
   const double slack = mlfab__network_exact(1e-9 * bytes);
   double left = bytes;
   while (t <= stop) {
-    double rate = c[0].at->rate;
-    double until = c[0].at < c[0].last ? c[0].at[1].at : NETWORK_FOREVER;
-    for (uint32_t i = 1; i < n; i++) {
-      double next = c[i].at < c[i].last ? c[i].at[1].at : NETWORK_FOREVER;
-      if (c[i].at->rate < rate) rate = c[i].at->rate;
-      if (next < until) until = next;
-    }
+    double until, rate = network_rate(c, n, together, most, &until);
     if (rate > 0) {
       double end = mlfab__network_exact(t + left / mlfab__network_exact(rate));
       double carried = until < NETWORK_FOREVER ? mlfab__network_exact((until - t) * rate) : left;
@@ -325,14 +335,14 @@ static int network_follow(const mlfab__network *net, uint32_t from, uint32_t to,
   if (links == NULL) {
     struct mlfab__cursor two[2] = {network_cursor(&net->profiles[from], available),
                                    network_cursor(&net->profiles[net->nodes + to], available)};
-    return network_walk(two, 2, bytes, available, stop, record, end_p);
+    return network_walk(two, 2, 0, NETWORK_FOREVER, bytes, available, stop, record, end_p);
   }
   uint32_t n = 2 + links[0];
   for (uint32_t i = 0; i < n; i++) {
     uint32_t resource = network_resource(net, from, to, links, i);
     net->cursors[i] = network_cursor(&net->profiles[resource], available);
   }
-  return network_walk(net->cursors, n, bytes, available, stop, record, end_p);
+  return network_walk(net->cursors, n, 0, NETWORK_FOREVER, bytes, available, stop, record, end_p);
 }
 
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
@@ -342,17 +352,54 @@ MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t fr
   return walked == MLFAB__ENDS ? end : mlfab__network_never();
 }
 
-MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
-                                           double available, double limit, double *end_p) {
+/* The profile that transfers to a node use there, and that transfers from it use. */
+static const mlfab__profile *network_into(const mlfab__network *net, uint32_t node) {
+  return &net->profiles[net->mirror ? node : net->nodes + node];
+}
+
+static const mlfab__profile *network_out_of(const mlfab__network *net, uint32_t node) {
+  return &net->profiles[net->mirror ? net->nodes + node : node];
+}
+
+MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *to, uint32_t n,
+                                           double most, double bytes, double available,
+                                           double limit, double *end_p) {
+  uint32_t count = 0;
   *end_p = available;
   if (!(bytes > 0)) return MLFAB__ENDS;
-  struct mlfab__cursor one =
-      network_cursor(&net->profiles[net->mirror ? to : net->nodes + to], available);
-  return network_walk(&one, 1, bytes, available, network_stop(limit), NULL, end_p);
+  NETWORK_GROW(net, cursors, cursors_room, n);
+  for (uint32_t j = 0; j < n; j++) {
+    struct mlfab__cursor c = network_cursor(network_into(net, to[j]), available);
+    int again = 0; /* a node that is listed twice */
+    for (uint32_t i = 0; i < count; i++) again |= net->cursors[i].last == c.last;
+    if (!again) net->cursors[count++] = c;
+  }
+  return network_walk(net->cursors, count, 1, most, bytes, available, network_stop(limit), NULL,
+                      end_p);
+}
+
+MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint32_t *to,
+                                           uint32_t n, double available) {
+  double first = mlfab__network_never();
+  for (uint32_t j = 0; j < n; j++) {
+    struct mlfab__cursor c = network_cursor(network_into(net, to[j]), available);
+    while (c.at < c.last && !(c.at->rate > 0)) c.at++;
+    if (c.at->rate > 0 && c.at->at < first) first = c.at->at;
+  }
+  return first > available ? first : available;
+}
+
+MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t from) {
+  const mlfab__profile *p = network_out_of(net, from);
+  double most = 0;
+  for (uint32_t k = 0; k < p->n; k++) {
+    if (p->steps[k].rate > most) most = p->steps[k].rate;
+  }
+  return most;
 }
 
 MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until) {
-  const mlfab__profile *p = &net->profiles[net->mirror ? to : net->nodes + to];
+  const mlfab__profile *p = network_into(net, to);
   double sum = 0;
   for (uint32_t k = 0; k < p->n && p->steps[k].at < until; k++) {
     double end = k + 1 < p->n && p->steps[k + 1].at < until ? p->steps[k + 1].at : until;

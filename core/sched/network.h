@@ -159,11 +159,19 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
  * Reserves nothing. */
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
                                           double bytes, double available);
-/* When ingress(to) alone (egress(to) in a mirrored network), used from `available` on, would have carried
- * these bytes. It is a lower bound for all transfers to that node that are ready no earlier, and grows with
- * the bytes. LATE and ENDS as for bundles below. */
-MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
-                                           double available, double limit, double *end_p);
+/* When ingress(to) of these n nodes (egress(to) in a mirrored network), used together from `available` on and
+ * at no more than `most` in sum, would have carried these bytes. It is a lower bound for all transfers to
+ * those nodes that are ready no earlier and come from a node that sends no faster, and grows with the bytes.
+ * LATE and ENDS as for bundles below. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__network_carries(mlfab__network *net, const uint32_t *to, uint32_t n,
+                                           double most, double bytes, double available,
+                                           double limit, double *end_p);
+/* The first time from `available` on at which ingress(to) of one of these n nodes is not 0; never: there is
+ * none. */
+MLFAB__INTERNAL double mlfab__network_idle(const mlfab__network *net, const uint32_t *to,
+                                           uint32_t n, double available);
+/* The highest rate at any time of egress(from) (ingress(from) in a mirrored network). */
+MLFAB__INTERNAL double mlfab__network_most(const mlfab__network *net, uint32_t from);
 /* The bytes that ingress(to) (egress(to) in a mirrored network) can still carry until then. */
 MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
 /* Reserves a transfer; one that never ends reserves nothing. Errors: MEMORY, with nothing changed. */

@@ -53,16 +53,18 @@ typedef struct mlfab__orderer {
   uint64_t *seen; /* number of the network in which `key` is its exact end */
   uint32_t *due;  /* dl, clamped to 0..n+1 */
   uint8_t *fate;  /* 0 while undecided, then its reason */
-  uint8_t *free;  /* its transfer takes no time */
+  double *size;   /* bytes that it sends over the network; 0: its transfer takes no time */
   /* segment tree over the list: smallest key of the candidates */
   double *tree;
-  uint32_t *by_size;                 /* free updates, then by (size, position) */
+  uint32_t *by_size;                 /* updates by (size, position) */
   uint32_t *rank;                    /* position of each update in by_size */
   uint32_t *run;                     /* the rank at which the next size begins */
   uint32_t *buckets;                 /* updates by dl, in list order */
   uint32_t *bucket;                  /* where the updates of a dl begin */
   uint64_t *bits[3];                 /* by rank: is a candidate; and two summary levels */
-  struct mlfab__bound_known *bounds; /* by server */
+  struct mlfab__bound_known *bounds; /* by server, and for all servers together */
+  uint32_t *twin;                    /* the first update that is like it (order.c), or none */
+  struct mlfab__twin_known *twins;   /* by first update */
   struct mlfab__accepted *stack;
   struct mlfab__key_before *trail;
   uint32_t trail_room;
