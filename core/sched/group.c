@@ -4,15 +4,17 @@
  * other reservations of a case are undone before the next. A case is abandoned as soon as its t_max, which
  * never decreases, is not below the best T so far. When that holds for the direct transfers alone, no
  * larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor feasibility is
- * monotone in n, so every n up to there is tried, unless a bound shows that it cannot win (with one server
- * and no free first group).
+ * monotone in n, so every n up to there is tried, unless a bound shows that it cannot win (not with a free
+ * first group, nor with late members and several servers).
  *
  * The bound. When t_max is t, everything reserved so far has ended by t. So the next aggregate is at the
- * server no later than the largest aggregate would be that leaves at t on the network as it was before the
- * case. By induction, t_max of the q-th group is at most some U(q), with U(1) known. Its members arrive
- * through its aggregator's ingress by then; late members arrive up to one transfer later, and their sum is
- * at the server one more transfer later. If the updates do not fit into all groups together, n is
- * infeasible; with TAIL_DIRECT, the rest goes directly and the server's ingress has to carry it too. */
+ * servers no later than the largest aggregate would be that leaves at t on the network as it was before the
+ * case; a component that shares a node with one before it leaves behind it at the latest. By induction,
+ * t_max of the q-th group is at most some U(q), with U(1) known. Its members arrive through its aggregator's
+ * ingress by then, all nodes of the aggregator counted together; late members arrive up to one transfer
+ * later, and their sum is at the server one more transfer later. If the updates do not fit into all groups
+ * together, n is infeasible; with TAIL_DIRECT, the rest goes directly and the servers' ingress has to carry
+ * it too. */
 #include "group.h"
 
 /* One case being evaluated. */
@@ -296,55 +298,97 @@ static int group_run_case(group_run *r, uint32_t n) {
 
 /* ---- the search ---- */
 
-/* Is the node on an aggregator's host, so that its update does not pass that aggregator's ingress? */
-static int group_is_beside(const group_run *r, uint32_t node) {
-  for (uint32_t q = 0; q < r->in->k; q++) {
-    if (r->in->aggregators[q] == node) return 1;
+/* Is the node on the host of an aggregator of component j, so that its component does not pass that
+ * aggregator's ingress? */
+static int group_is_beside(const group_run *r, uint32_t node, uint32_t j) {
+  for (uint32_t q = 1; q <= r->in->k; q++) {
+    if (group_aggregator(r, q)[j] == node) return 1;
   }
   return 0;
 }
 
-/* Sums from the back: the bytes through aggregators' ingress, and the largest update. */
+/* Sums from the back: the bytes through aggregators' ingress, and the largest components. */
 static void group_sum(group_run *r) {
   mlfab__group_tail *tail = r->g->tail;
-  uint32_t n = r->in->n;
-  tail[n] = (mlfab__group_tail){0, 0, 0};
+  uint32_t n = r->in->n, servers = r->in->servers;
+  tail[n] = (mlfab__group_tail){0, 0};
+  for (uint32_t j = 0; j < servers; j++) r->g->largest[(size_t)n * servers + j] = 0;
   for (uint32_t i = n; i > 0; i--) {
     const mlfab__candidate *c = group_update(r, i - 1);
-    double bytes = c->bytes[0];
+    double *largest = r->g->largest + (size_t)(i - 1) * servers;
     tail[i - 1] = tail[i];
-    if (bytes > tail[i].largest) tail[i - 1].largest = bytes;
-    if (group_is_beside(r, c->node)) continue;
-    tail[i - 1].bytes = mlfab__network_exact(tail[i].bytes + bytes);
-    if (c->node == r->in->server[0]) continue;
-    tail[i - 1].to_server = mlfab__network_exact(tail[i].to_server + bytes);
+    for (uint32_t j = 0; j < servers; j++) {
+      double bytes = c->bytes[j];
+      largest[j] = bytes > largest[servers + j] ? bytes : largest[servers + j];
+      if (group_is_beside(r, c->node, j) && !MLFAB__PLANTED(20)) continue;
+      tail[i - 1].bytes = mlfab__network_exact(tail[i - 1].bytes + bytes);
+      if (c->node == r->in->server[j]) continue;
+      tail[i - 1].to_server = mlfab__network_exact(tail[i - 1].to_server + bytes);
+    }
   }
+}
+
+/* Longer by what the comparisons of times and the ends of transfers tolerate. */
+static double group_tolerate(double t) { return mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1)); }
+
+/* Is the node of component j's aggregator, or its server, that of a component before it? */
+static int group_is_shared(const group_run *r, const uint32_t *aggregator, uint32_t j) {
+  for (uint32_t i = 0; i < j; i++) {
+    if (aggregator[i] == aggregator[j] || r->in->server[i] == r->in->server[j]) return 1;
+  }
+  return j > 0 && r->net->path_count > 0;
+}
+
+/* When a sum of these components at aggregator q is at the servers at the latest, if everything reserved
+ * before has ended by t. A component waits at most for those before it. */
+static double group_latest(const group_run *r, uint32_t q, const double *bytes, double t) {
+  const uint32_t *aggregator = group_aggregator(r, q);
+  double latest = t;
+  for (uint32_t j = 0; j < r->in->servers && mlfab__finite(latest); j++) {
+    double from = group_is_shared(r, aggregator, j) && !MLFAB__PLANTED(19) ? latest : t;
+    double end = mlfab__network_end(r->net, aggregator[j], r->in->server[j], bytes[j], from);
+    if (end > latest) latest = end;
+  }
+  return latest;
+}
+
+/* The bytes that the nodes of aggregator q can receive until then. */
+static double group_room(const group_run *r, uint32_t q, double until) {
+  const uint32_t *aggregator = group_aggregator(r, q);
+  double room = 0;
+  for (uint32_t j = 0; j < r->in->servers; j++) {
+    int again = 0;
+    for (uint32_t i = 0; i < j; i++) again |= aggregator[i] == aggregator[j];
+    if (again) continue;
+    room = mlfab__network_exact(room + mlfab__network_room(r->net, aggregator[j], until));
+  }
+  return room;
 }
 
 /* 1 when case n is certainly infeasible, or not shorter than the limit. Its direct transfers are reserved,
  * and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
-  if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
-  if (r->late && r->net->path_count > 0) return 0;
+  if (r->variant == MLFAB__GROUP_FIRST_FREE || n == r->in->n) return 0;
+  if (r->late && (r->in->servers > 1 || r->net->path_count > 0)) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
+  const double *largest = r->g->largest + (size_t)n * r->in->servers;
   double t = r->t_max, room = 0, end;
-  /* Smaller here, and longer below, by what the comparisons and the ends of transfers tolerate. */
+  /* Smaller, as times are longer. */
   double need = mlfab__network_exact(tail->bytes * (1 - 4e-9));
-  for (uint32_t q = 0; q < r->in->k && room < need; q++) {
-    uint32_t a = r->in->aggregators[q];
+  for (uint32_t q = 1; q <= r->in->k && room < need; q++) {
     /* A late member arrives before its sum would, and the sum at most one transfer later. */
-    if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
+    if (r->late) t = group_latest(r, q, largest, t);
     if (!mlfab__finite(t)) return 0;
-    double until = mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1));
-    room = mlfab__network_exact(room + mlfab__network_room(r->net, a, until));
-    t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
+    t = group_tolerate(t);
+    room = mlfab__network_exact(room + group_room(r, q, t));
+    t = group_latest(r, q, largest, t);
     if (!mlfab__finite(t)) return 0;
   }
   if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
   /* The updates that do not fit into groups go directly. */
   double rest = mlfab__network_exact(tail->to_server * (1 - 4e-9)) - room;
-  int walked = mlfab__network_carries(r->net, r->in->server, 1, mlfab__network_never(), rest, 0,
-                                      r->limit, &end);
+  int walked = mlfab__network_carries(r->net, r->in->server, r->in->servers, mlfab__network_never(),
+                                      rest, 0, r->limit, &end);
   if (walked < 0) return walked;
   return walked == MLFAB__LATE || !mlfab__network_less(end, r->limit);
 }
@@ -441,6 +485,10 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
   void *tail = mlfab__grow(env, g->tail, &g->tail_room, (uint64_t)in->n + 1, sizeof *g->tail);
   if (tail == NULL) return MLFAB_ERR_MEMORY;
   g->tail = tail;
+  void *largest = mlfab__grow(env, g->largest, &g->largest_room,
+                              ((uint64_t)in->n + 1) * in->servers, sizeof *g->largest);
+  if (largest == NULL) return MLFAB_ERR_MEMORY;
+  g->largest = largest;
   void *sizes = mlfab__grow(env, g->sizes, &g->sizes_room, in->servers, sizeof *g->sizes);
   if (sizes == NULL) return MLFAB_ERR_MEMORY;
   g->sizes = sizes;
@@ -450,6 +498,7 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   mlfab__free(env, g->times, g->times_room * sizeof *g->times);
   mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
+  mlfab__free(env, g->largest, g->largest_room * sizeof *g->largest);
   mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
   mlfab__free(env, g->late, g->late_room * sizeof *g->late);
   mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);

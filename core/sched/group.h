@@ -75,8 +75,7 @@ typedef struct mlfab__group_choice {
 /* Totals of the updates from some position on. */
 typedef struct mlfab__group_tail {
   double bytes;     /* bytes through aggregators' ingress if they are grouped */
-  double to_server; /* bytes through the server's ingress if they are not */
-  double largest;
+  double to_server; /* bytes through the servers' ingress if they are not */
 } mlfab__group_tail;
 
 /* Scratch memory, kept between calls; initially all zero. */
@@ -85,14 +84,15 @@ typedef struct mlfab__grouper {
   double *sizes; /* of the group being filled */
   double *hubs;
   mlfab__group_tail *tail;
+  double *largest; /* of the updates from some position on, by component */
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
   mlfab__course *late;       /* transfers that are forwarded while they arrive, by component */
   mlfab__stretch *stretches; /* the stretches of all of them */
   uint32_t nlate, nstretches, late_room, stretches_room;
-  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
-      members_room;
+  uint32_t times_room, sizes_room, hubs_room, tail_room, largest_room, candidates_room,
+      grouped_room, members_room;
   uint64_t evaluations; /* number of computed transfer ends, over all calls */
 } mlfab__grouper;
 

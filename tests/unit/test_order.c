@@ -460,6 +460,40 @@ static void test_order_of_thousands(void **state) {
   mlfab__network_free(&net);
 }
 
+/* Two servers receive from 2 on. Both aggregators have one node for both components of a sum, which therefore
+ * takes 2: the second may receive until 4, which two updates need. All cases end at 6, so that the first of
+ * them is chosen if no bound excludes it. */
+static void test_sum_of_several_servers(void **state) {
+  enum { N = 3, SERVERS = 2, K = 2, NODES = N + SERVERS + K };
+  const uint32_t server[SERVERS] = {3, 4}, aggregators[K * SERVERS] = {5, 5, 6, 6};
+  const double bytes[SERVERS] = {10, 10}, at[2] = {0, 2}, rate[2] = {0, 10};
+  mlfab__candidate updates[N];
+  mlfab__grouped out[N];
+  mlfab__group_choice choice;
+  mlfab__network net;
+  (void)state;
+  assert_int_equal(mlfab__network_init(&net, &env, NODES, 0), 0);
+  for (uint32_t i = 0; i < NODES; i++) {
+    assert_int_equal(mlfab__network_constant(&net, MLFAB__EGRESS, i, 10), 0);
+    assert_int_equal(mlfab__network_constant(&net, MLFAB__INGRESS, i, 10), 0);
+  }
+  for (uint32_t j = 0; j < SERVERS; j++) {
+    assert_int_equal(mlfab__network_capacity(&net, MLFAB__INGRESS, server[j], 2, at, rate), 0);
+  }
+  for (uint32_t i = 0; i < N; i++) updates[i] = (mlfab__candidate){.node = i, .bytes = bytes};
+  mlfab__group_input in = {.updates = updates,
+                           .n = N,
+                           .server = server,
+                           .servers = SERVERS,
+                           .aggregators = aggregators,
+                           .k = K,
+                           .start = 2};
+  assert_int_equal(mlfab__group_plan(&planner.grouper, &net, &in, 0, out, &choice), 0);
+  assert_int_equal(choice.n, 0);
+  same_bits(choice.time, 6, "T", 0);
+  mlfab__network_free(&net);
+}
+
 /* ---- how far the algorithms are from the optimum ---- */
 
 enum { SMALL = 6 };
@@ -579,6 +613,7 @@ int main(void) {
       cmocka_unit_test(test_same_plans),
       cmocka_unit_test(test_same_orders),
       cmocka_unit_test(test_order_of_thousands),
+      cmocka_unit_test(test_sum_of_several_servers),
       cmocka_unit_test(test_gaps),
   };
   mlfab__env_init(&env, NULL);
