@@ -34174,7 +34174,7 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * never decreases, is not below the best T so far. When that holds for the direct transfers alone, no
  * larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor feasibility is
  * monotone in n, so every n up to there is tried, unless a bound shows that it cannot win (not with a free
- * first group, nor with late members and several servers).
+ * first group, nor with late members that may delay a sum).
  *
  * The bound. When t_max is t, everything reserved so far has ended by t. So the next aggregate is at the
  * servers no later than the largest aggregate would be that leaves at t on the network as it was before the
@@ -34192,6 +34192,7 @@ typedef struct group_run {
   const mlfab__group_input *in;
   uint32_t variant, first_most;
   int late;            /* members may arrive after t_max */
+  int crossed;         /* a late member may delay the sum of its own group */
   mlfab__grouped *out; /* NULL: only the time is wanted */
   double limit;        /* a case that does not end before this may be abandoned */
   double t_max;
@@ -34496,6 +34497,26 @@ static void group_sum(group_run *r) {
   }
 }
 
+/* May a late member delay the sum of its own group? With one node for all components of an aggregator none
+ * does: a member on that node takes no time, nor does a component to a server on it. */
+static int group_is_crossed(const group_run *r) {
+  const mlfab__group_input *in = r->in;
+  for (uint32_t q = 1; q <= in->k; q++) {
+    const uint32_t *aggregator = group_aggregator(r, q);
+    int same = 1;
+    for (uint32_t j = 1; j < in->servers; j++) same &= aggregator[j] == aggregator[0];
+    for (uint32_t j = 0; !same && j < in->servers; j++) {
+      for (uint32_t i = 0; i < in->servers; i++) {
+        if (in->server[i] == aggregator[j]) return 1;
+      }
+      for (uint32_t i = 0; i < in->n; i++) {
+        if (group_update(r, i)->node == aggregator[j]) return 1;
+      }
+    }
+  }
+  return r->net->path_count > 0;
+}
+
 /* Longer by what the comparisons of times and the ends of transfers tolerate. */
 static double group_tolerate(double t) { return mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1)); }
 
@@ -34537,7 +34558,7 @@ static double group_room(const group_run *r, uint32_t q, double until) {
  * and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || n == r->in->n) return 0;
-  if (r->late && (r->in->servers > 1 || r->net->path_count > 0)) return 0;
+  if (r->late && r->crossed) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   const double *largest = r->g->largest + (size_t)n * r->in->servers;
   double t = r->t_max, room = 0, end;
@@ -34569,6 +34590,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   group_vary(r, variant);
   r->t_max = r->in->start;
   r->number = 0;
+  r->crossed = group_is_crossed(r);
   group_sum(r);
   for (uint32_t i = 0; i <= n; i++) {
     r->limit = least;

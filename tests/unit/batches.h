@@ -89,8 +89,15 @@ static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, u
     x->server[j] = batch_below(&prng, 4) == 0 ? batch_below(&prng, nodes) : workers + j;
   }
   for (uint32_t q = 0; q < b->k; q++) {
-    uint32_t node = t.colocated ? batch_below(&prng, nodes) : nodes - 1 - batch_below(&prng, 3);
-    for (uint32_t j = 0; j < b->servers; j++) x->aggregators[q * b->servers + j] = node;
+    /* With several servers, every second aggregator has a node for each of them. */
+    int apart = b->servers > 1 && batch_below(&prng, 2) == 0;
+    uint32_t node = 0;
+    for (uint32_t j = 0; j < b->servers; j++) {
+      if (j == 0 || apart) {
+        node = t.colocated ? batch_below(&prng, nodes) : nodes - 1 - batch_below(&prng, 3);
+      }
+      x->aggregators[q * b->servers + j] = node;
+    }
   }
   uint32_t spread = 1 + batch_below(&prng, 2 * most);
   for (uint32_t i = 0; i < b->n; i++) {
