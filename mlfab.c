@@ -32796,19 +32796,26 @@ static inline void network_note(network_record *record, double from, double to, 
   record->n++;
 }
 
-/* The smallest rate of `n` profiles and `most`; `together`: that of their sum and `most`. *until_p: when the
- * first of them changes. */
+static inline double network_until(const struct mlfab__cursor *c) {
+  return c->at < c->last ? c->at[1].at : NETWORK_FOREVER;
+}
+
+/* The smallest rate of `n` profiles; `together`: their sum, but at most `most`. *until_p: when the first of
+ * them changes. */
 static inline double network_rate(const struct mlfab__cursor *c, uint32_t n, int together,
                                   double most, double *until_p) {
-  double rate = most, sum = 0;
-  *until_p = NETWORK_FOREVER;
-  for (uint32_t i = 0; i < n; i++) {
-    double next = c[i].at < c[i].last ? c[i].at[1].at : NETWORK_FOREVER;
-    if (!together && c[i].at->rate < rate) rate = c[i].at->rate;
-    if (together) sum = mlfab__network_exact(sum + c[i].at->rate);
-    if (next < *until_p) *until_p = next;
+  double rate = c[0].at->rate, until = network_until(&c[0]);
+  for (uint32_t i = 1; i < n; i++) {
+    double next = network_until(&c[i]), other = c[i].at->rate;
+    if (next < until) until = next;
+    if (together) {
+      rate = mlfab__network_exact(rate + other);
+    } else if (other < rate) {
+      rate = other;
+    }
   }
-  return together && sum < rate ? sum : rate;
+  *until_p = until;
+  return together && most < rate ? most : rate;
 }
 
 /* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE,
@@ -32858,14 +32865,14 @@ static int network_follow(const mlfab__network *net, uint32_t from, uint32_t to,
   if (links == NULL) {
     struct mlfab__cursor two[2] = {network_cursor(&net->profiles[from], available),
                                    network_cursor(&net->profiles[net->nodes + to], available)};
-    return network_walk(two, 2, 0, NETWORK_FOREVER, bytes, available, stop, record, end_p);
+    return network_walk(two, 2, 0, 0, bytes, available, stop, record, end_p);
   }
   uint32_t n = 2 + links[0];
   for (uint32_t i = 0; i < n; i++) {
     uint32_t resource = network_resource(net, from, to, links, i);
     net->cursors[i] = network_cursor(&net->profiles[resource], available);
   }
-  return network_walk(net->cursors, n, 0, NETWORK_FOREVER, bytes, available, stop, record, end_p);
+  return network_walk(net->cursors, n, 0, 0, bytes, available, stop, record, end_p);
 }
 
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
