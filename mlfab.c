@@ -34397,8 +34397,7 @@ static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   }
   if (!r->late) return 1;
   int code = r->known ? 0 : group_forward(r, q, bytes);
-  /* With one server and no shared links, members use other links than the sum. */
-  r->known = r->in->servers == 1 && r->net->path_count == 0;
+  r->known = !r->crossed; /* members use other links than the sum */
   *limit_p = r->forward;
   return code ? code : 1;
 }
@@ -34504,26 +34503,6 @@ static void group_sum(group_run *r) {
   }
 }
 
-/* May a late member delay the sum of its own group? With one node for all components of an aggregator none
- * does: a member on that node takes no time, nor does a component to a server on it. */
-static int group_is_crossed(const group_run *r) {
-  const mlfab__group_input *in = r->in;
-  for (uint32_t q = 1; q <= in->k; q++) {
-    const uint32_t *aggregator = group_aggregator(r, q);
-    int same = 1;
-    for (uint32_t j = 1; j < in->servers; j++) same &= aggregator[j] == aggregator[0];
-    for (uint32_t j = 0; !same && j < in->servers; j++) {
-      for (uint32_t i = 0; i < in->servers; i++) {
-        if (in->server[i] == aggregator[j]) return 1;
-      }
-      for (uint32_t i = 0; i < in->n; i++) {
-        if (group_update(r, i)->node == aggregator[j]) return 1;
-      }
-    }
-  }
-  return r->net->path_count > 0;
-}
-
 /* Longer by what the comparisons of times and the ends of transfers tolerate. */
 static double group_tolerate(double t) { return mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1)); }
 
@@ -34597,7 +34576,6 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   group_vary(r, variant);
   r->t_max = r->in->start;
   r->number = 0;
-  r->crossed = group_is_crossed(r);
   group_sum(r);
   for (uint32_t i = 0; i <= n; i++) {
     r->limit = least;
@@ -34706,12 +34684,33 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   memset(g, 0, sizeof *g);
 }
 
+/* May a late member delay the sum of its own group? With one node for all components of an aggregator none
+ * does: a member on that node takes no time, nor does a component to a server on it. */
+static int group_is_crossed(const group_run *r) {
+  const mlfab__group_input *in = r->in;
+  for (uint32_t q = 1; q <= in->k; q++) {
+    const uint32_t *aggregator = group_aggregator(r, q);
+    int same = 1;
+    for (uint32_t j = 1; j < in->servers; j++) same &= aggregator[j] == aggregator[0];
+    for (uint32_t j = 0; !same && j < in->servers; j++) {
+      for (uint32_t i = 0; i < in->servers; i++) {
+        if (in->server[i] == aggregator[j]) return 1;
+      }
+      for (uint32_t i = 0; i < in->n; i++) {
+        if (group_update(r, i)->node == aggregator[j]) return 1;
+      }
+    }
+  }
+  return r->net->path_count > 0;
+}
+
 static int group_begin(group_run *r, mlfab__grouper *g, mlfab__network *net,
                        const mlfab__group_input *in) {
   int code = group_check(net, in);
   if (!code) code = group_reserve(g, net->env, in);
   *r = (group_run){.g = g, .net = net, .in = in, .t_max = in->start};
   r->limit = mlfab__network_never();
+  if (!code) r->crossed = group_is_crossed(r);
   return code;
 }
 
