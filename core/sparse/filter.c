@@ -79,16 +79,18 @@ static uint64_t filter_f32_ceiling(double tau) {
 }
 
 /* The bits of the smallest double that rounds to a float32 above `magnitude`: the double after the middle
- * between it and its neighbour, or the middle itself where the neighbour is even. */
+ * between it and its neighbour, or the middle itself where the neighbour is even. Does not read subnormal float32
+ * as such, which a processor may take for zeros; their middle is a normal double. */
 static uint64_t filter_f64_above(uint32_t magnitude) {
-  uint32_t next_bits = magnitude + 1;
-  float here, next;
-  uint64_t bits;
-  memcpy(&here, &magnitude, sizeof here);
-  memcpy(&next, &next_bits, sizeof next);
-  double middle = ((double)here + (double)next) / 2;
-  memcpy(&bits, &middle, sizeof bits);
-  return bits + (next_bits & 1);
+  const uint32_t normal = 0x00800000u;
+  uint64_t bits = (((uint64_t)magnitude << 1) + 1) << 28; /* the middle, with float32's exponent */
+  if (magnitude < normal) {
+    double middle = (2.0 * magnitude + 1.0) * 0x1p-150;
+    memcpy(&bits, &middle, sizeof bits);
+  } else {
+    bits += (uint64_t)(1023 - 127) << 52;
+  }
+  return bits + ((magnitude + 1) & 1);
 }
 
 static filter_limits filter_prepare(const mlfab__filter_rule *rule) {

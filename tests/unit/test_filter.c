@@ -13,6 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <cmocka.h>
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
 
 /* Marks and emits. When it refuses, only keep was written. */
 static uint32_t filter_both(const mlfab__filter_rule *rule, const void *g, void *residual,
@@ -269,6 +272,26 @@ static void refuses_what_is_not_finite(void **state) {
   mlfab__filter_rule rule = {MLFAB_F32, 0, 0, 1, 0, 1};
   for (int i = 0; i < 64; i++) most[i] = more[i] = 3.4e38f; /* a sum can overflow, too */
   assert_int_equal(mlfab__filter_mark(&rule, most, more, 0, 64, keep), MLFAB__FILTER_REFUSED);
+}
+
+/* A program may have been linked with -Ofast, and then subnormal numbers of both types count as zero. */
+static void doubles_do_not_need_subnormals(void **state) {
+  (void)state;
+#ifdef __SSE2__
+  const double x[] = {0x1.0001p-134,  0x1.0001000000001p-134, -0x1p-133, 0x1p-134,
+                      0x1.000001p-25, 0x1.0000010000001p-25,  -0x1p-24,  0x1p-25};
+  const double none[8] = {0};
+  const unsigned mode = _mm_getcsr();
+  for (int half = MLFAB_HALF_F16; half <= MLFAB_HALF_BF16; half++) {
+    mlfab__filter_rule rule = {MLFAB_F64, half, 0, 1, 1, 1};
+    uint64_t keep = 0;
+    _mm_setcsr(mode | 0x8040); /* results and operands */
+    uint32_t kept = mlfab__filter_mark_with(0, &rule, x, none, 0, 8, &keep);
+    _mm_setcsr(mode);
+    assert_int_equal(kept, half == MLFAB_HALF_F16 ? 2 : 6);
+    assert_int_equal(keep, half == MLFAB_HALF_F16 ? 0x60 : 0xf6);
+  }
+#endif
 }
 
 /* Nothing is lost: sent plus remainder equals the input. */
@@ -617,6 +640,7 @@ int main(void) {
       cmocka_unit_test(stretches_do_not_show),
       cmocka_unit_test(draws_are_uniform),
       cmocka_unit_test(refuses_what_is_not_finite),
+      cmocka_unit_test(doubles_do_not_need_subnormals),
       cmocka_unit_test(conserves_the_gradient),
       cmocka_unit_test(half_carries_what_it_cannot_say),
       cmocka_unit_test(selects_the_largest),
