@@ -79,8 +79,8 @@ static uint64_t filter_f32_ceiling(double tau) {
 }
 
 /* The bits of the smallest double that rounds to a float32 above `magnitude`: the double after the middle
- * between it and its neighbour, or the middle itself where the neighbour is even. Does not read subnormal float32
- * as such, which a processor may take for zeros; their middle is a normal double. */
+ * between it and its neighbour, or the middle itself where the neighbour is even. Does not read subnormal
+ * float32 as such, which a processor may take for zeros; their middle is a normal double. */
 static uint64_t filter_f64_above(uint32_t magnitude) {
   const uint32_t normal = 0x00800000u;
   uint64_t bits = (((uint64_t)magnitude << 1) + 1) << 28; /* the middle, with float32's exponent */
@@ -271,6 +271,10 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
   for (uint32_t i = 0; i < n; i += 16) {
     __mmask16 marks = (__mmask16)(keep[i / 64] >> (i % 64));
     FILTER_AHEAD(g, residual, i + n);
+    if (marks == 0) {
+      if (g != NULL) _mm512_storeu_si512(residual + i, filter_sum_avx512(g, residual, i));
+      continue;
+    }
     uint32_t count = (uint32_t)_mm_popcnt_u32(marks);
     __mmask16 there = (__mmask16)((1u << count) - 1);
     __m512i a = filter_sum_avx512(g, residual, i);
@@ -337,8 +341,17 @@ FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const 
   return _mm256_movemask_epi8(worst) ? MLFAB__FILTER_REFUSED : kept;
 }
 
-/* Packs the marked ones of eight lanes: pext collects their indices, a byte each. Stores a whole vector as
- * long as later values overwrite the excess. */
+/* Packs the marked ones of eight lanes: pext collects their indices, a byte each. */
+FILTER_AVX2 static inline __m256i filter_pack_avx2(__m256i a, uint32_t marks) {
+  uint64_t lanes = _pext_u64(0x0706050403020100u, _pdep_u64(marks, 0x0101010101010101u) * 0xff);
+  return _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes)));
+}
+
+FILTER_AVX2 static inline uint32_t filter_lanes_avx2(__m256i marks) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(marks));
+}
+
+/* Stores a whole vector as long as later values overwrite the excess. */
 FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *residual, uint32_t n,
                                              const uint64_t *keep, void *values,
                                              uint64_t *saturated) {
@@ -371,8 +384,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
       }
     }
     _mm256_storeu_si256((__m256i *)(void *)(residual + i), rest);
-    uint64_t lanes = _pext_u64(0x0706050403020100u, _pdep_u64(marks, 0x0101010101010101u) * 0xff);
-    a = _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes)));
+    a = filter_pack_avx2(a, marks);
     if (half == MLFAB_HALF_F16) {
       a = _mm256_castsi128_si256(
           _mm256_cvtps_ph(_mm256_castsi256_ps(a), _MM_FROUND_TO_NEAREST_INT));
@@ -455,40 +467,41 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
 
 /* ---- the largest ---- */
 
-/* filter_count: histogram of a digit among the values that begin with `found`. filter_above: the values
- * above a magnitude, and those equal to it. */
-#define FILTER_RANK(name, word, magnitude)                                                     \
-  static void filter_count_##name(const void *values, uint64_t n, uint32_t above, uint32_t at, \
-                                  uint64_t found, uint64_t *count) {                           \
-    uint64_t most = ((uint64_t)1 << (above - at)) - 1;                                         \
-    for (uint64_t i = 0; i < n; i++) {                                                         \
-      word m;                                                                                  \
-      memcpy(&m, (const word *)values + i, sizeof m);                                          \
-      m &= magnitude;                                                                          \
-      if ((uint64_t)m >> above == found) count[m >> at & most]++;                              \
-    }                                                                                          \
-  }                                                                                            \
-  static uint64_t filter_above_##name(const void *values, uint32_t n, uint64_t than,           \
-                                      uint64_t *ties_p) {                                      \
-    uint64_t above = 0, ties = 0;                                                              \
-    for (uint32_t i = 0; i < n; i++) {                                                         \
-      word m;                                                                                  \
-      memcpy(&m, (const word *)values + i, sizeof m);                                          \
-      m &= magnitude;                                                                          \
-      above |= (uint64_t)(m > than) << i;                                                      \
-      ties |= (uint64_t)(m == than) << i;                                                      \
-    }                                                                                          \
-    *ties_p = ties;                                                                            \
-    return above;                                                                              \
+/* Element i of a, its magnitude as bits, and the histogram of a digit among the magnitudes that begin with
+ * `found`. */
+#define FILTER_RANK(name, real, word, magnitude)                                                   \
+  static inline real filter_at_##name(const void *g, const void *residual, uint64_t i) {           \
+    real a = ((const real *)residual)[i];                                                          \
+    if (g != NULL) a += ((const real *)g)[i];                                                      \
+    return a;                                                                                      \
+  }                                                                                                \
+  static inline word filter_size_##name(real a) {                                                  \
+    word m;                                                                                        \
+    memcpy(&m, &a, sizeof m);                                                                      \
+    return m & magnitude;                                                                          \
+  }                                                                                                \
+  static void filter_count_##name(const void *g, const void *residual, uint64_t n, uint32_t above, \
+                                  uint32_t at, uint64_t found, uint64_t *count) {                  \
+    uint64_t most = ((uint64_t)1 << (above - at)) - 1;                                             \
+    for (uint64_t i = 0; i < n; i++) {                                                             \
+      word m = filter_size_##name(filter_at_##name(g, residual, i));                               \
+      if ((uint64_t)m >> above == found) count[m >> at & most]++;                                  \
+    }                                                                                              \
   }
 
-FILTER_RANK(f32, uint32_t, FILTER_F32_MAGNITUDE)
-FILTER_RANK(f64, uint64_t, FILTER_F64_MAGNITUDE)
+FILTER_RANK(f32, float, uint32_t, FILTER_F32_MAGNITUDE)
+FILTER_RANK(f64, double, uint64_t, FILTER_F64_MAGNITUDE)
+
+static inline uint64_t filter_magnitude(int dtype, const void *g, const void *residual,
+                                        uint64_t i) {
+  return dtype == MLFAB_F32 ? filter_size_f32(filter_at_f32(g, residual, i))
+                            : filter_size_f64(filter_at_f64(g, residual, i));
+}
 
 /* Radix selection with 11 bits of the magnitude at a time, highest first: finds the digit of the k-th
  * largest by counting; only values that share it are counted in the next pass. */
-MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
-                                       mlfab__filter_cut *cut) {
+MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
+                                       uint64_t k, mlfab__filter_cut *cut) {
   enum { DIGIT = 11 };
   uint64_t count[1u << DIGIT], found = 0;
   uint32_t left = dtype == MLFAB_F32 ? 31 : 63;
@@ -502,29 +515,265 @@ MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n
     left -= digit;
     memset(count, 0, sizeof count);
     if (dtype == MLFAB_F32)
-      filter_count_f32(values, n, above, left, found, count);
+      filter_count_f32(g, residual, n, above, left, found, count);
     else
-      filter_count_f64(values, n, above, left, found, count);
+      filter_count_f64(g, residual, n, above, left, found, count);
     while (count[at] < k) k -= count[at--];
     found = found << digit | at;
   }
   *cut = (mlfab__filter_cut){found, k};
 }
 
-MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32_t n,
-                                           mlfab__filter_cut *cut, uint64_t *keep) {
+/* Is an element of this magnitude among the k largest? The caller asks in the order of the array. */
+static inline uint64_t filter_within(mlfab__filter_cut *cut, uint64_t magnitude) {
+  uint64_t tie = (magnitude == cut->magnitude) & (cut->ties > 0);
+  cut->ties -= tie;
+  return tie | (magnitude > cut->magnitude);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *g, const void *residual,
+                                           uint32_t n, mlfab__filter_cut *cut, uint64_t *keep) {
   uint32_t kept = 0;
   for (uint32_t at = 0; at < n; at += 64) {
-    uint32_t count = n - at < 64 ? n - at : 64;
-    uint64_t ties, marks;
-    marks = dtype == MLFAB_F32
-                ? filter_above_f32((const float *)values + at, count, cut->magnitude, &ties)
-                : filter_above_f64((const double *)values + at, count, cut->magnitude, &ties);
-    for (; ties != 0 && cut->ties > 0; ties &= ties - 1, cut->ties--) marks |= ties & (0 - ties);
+    uint32_t end = n - at < 64 ? n : at + 64;
+    uint64_t marks = 0;
+    for (uint32_t i = at; i < end; i++)
+      marks |= filter_within(cut, filter_magnitude(dtype, g, residual, i)) << (i - at);
     keep[at / 64] &= marks;
     kept += mlfab__bits(keep[at / 64]);
   }
   return kept;
+}
+
+/* ---- the largest, while they are marked ---- */
+
+enum {
+  FILTER_SAMPLE = 32768, /* elements in the sample */
+  FILTER_ROOM_LOG2 = 5,  /* room for one element in 32 besides */
+  FILTER_WORDS = 512,    /* words of marks that are settled at a time */
+  FILTER_SIGMAS = 4      /* standard deviations of the sample between its estimate and a limit */
+};
+
+static uint64_t filter_room(uint64_t n) {
+  return mlfab__min(n, FILTER_SAMPLE + (n >> FILTER_ROOM_LOG2));
+}
+
+MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(int dtype, uint64_t n, uint64_t mark_words) {
+  return mark_words + ((filter_room(n) + 64) * mlfab__dtype_bytes(dtype) + 7) / 8;
+}
+
+/* Sets the limits between which the k-th largest of all elements probably is, from one element of each of
+ * FILTER_SAMPLE equal stretches, at a random place. */
+static void filter_sample(mlfab__filter_choice *choice) {
+  uint64_t stretch = choice->n / FILTER_SAMPLE, rest = choice->n % FILTER_SAMPLE, margin = 1;
+  double share = (double)choice->k / (double)choice->n;
+  double variance = FILTER_SAMPLE * share * (1.0 - share);
+  uint64_t rank = (uint64_t)(FILTER_SAMPLE * share);
+  mlfab__filter_cut cut;
+  for (uint64_t i = 0; i < FILTER_SAMPLE; i++) {
+    uint64_t place = (mlfab__mix(i) >> 40) * stretch >> 24;
+    uint64_t at = stretch * i + rest * i / FILTER_SAMPLE + place;
+    if (choice->dtype == MLFAB_F32)
+      ((float *)choice->between)[i] = filter_at_f32(choice->g, choice->residual, at);
+    else
+      ((double *)choice->between)[i] = filter_at_f64(choice->g, choice->residual, at);
+  }
+  while ((double)(margin * margin) < FILTER_SIGMAS * FILTER_SIGMAS * variance) margin++;
+  if (rank > margin) {
+    mlfab__filter_kth(choice->dtype, NULL, choice->between, FILTER_SAMPLE, rank - margin, &cut);
+    choice->high = cut.magnitude;
+  }
+  if (rank + margin < FILTER_SAMPLE) {
+    mlfab__filter_kth(choice->dtype, NULL, choice->between, FILTER_SAMPLE, rank + margin, &cut);
+    choice->low = cut.magnitude;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *choice, int dtype,
+                                               const void *g, const void *residual, uint64_t n,
+                                               uint64_t k, uint64_t *room) {
+  *choice = (mlfab__filter_choice){.level = level, .dtype = dtype, .n = n, .k = k};
+  choice->g = (const uint8_t *)g;
+  choice->residual = (const uint8_t *)residual;
+  choice->room = filter_room(n);
+  choice->between = room;
+  choice->open = room + mlfab__filter_choice_words(dtype, n, 0);
+  choice->high = dtype == MLFAB_F32 ? FILTER_F32_MAGNITUDE : FILTER_F64_MAGNITUDE;
+  if (choice->room < n) filter_sample(choice);
+}
+
+MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtype, const void *g,
+                                          const void *residual, uint64_t n, uint64_t k,
+                                          uint64_t *room) {
+  mlfab__filter_choose_with(mlfab__kernel_level(), choice, dtype, g, residual, n, k, room);
+}
+
+/* Marks the elements that are above `low` and at least `least`, and lists those above `low` up to `high`.
+ * Stops when the list has no room for a word of marks, which settle notices. Returns whether the elements
+ * are finite. */
+#define FILTER_COMPARE(name, real, infinity)                                                    \
+  static int filter_compare_##name(mlfab__filter_choice *choice, uint64_t least, const void *g, \
+                                   const void *residual, uint32_t n, uint64_t *keep) {          \
+    const uint64_t low = choice->low, high = choice->high;                                      \
+    real *between = (real *)choice->between;                                                    \
+    uint64_t worst = 0, count = choice->count;                                                  \
+    for (uint32_t at = 0; at < n && count <= choice->room; at += 64) {                          \
+      uint32_t end = n - at < 64 ? n : at + 64;                                                 \
+      uint64_t past = 0, over = 0, sent = 0;                                                    \
+      for (uint32_t i = at; i < end; i++) {                                                     \
+        real a = filter_at_##name(g, residual, i);                                              \
+        uint64_t m = filter_size_##name(a);                                                     \
+        if (m > worst) worst = m;                                                               \
+        past |= (uint64_t)(m > low) << (i - at);                                                \
+        over |= (uint64_t)(m > high) << (i - at);                                               \
+        sent |= (uint64_t)(m >= least) << (i - at);                                             \
+        between[count] = a;                                                                     \
+        count += (uint64_t)(m > low) & (uint64_t)(m <= high);                                   \
+      }                                                                                         \
+      choice->above += mlfab__bits(over);                                                       \
+      choice->open[choice->words++] = past ^ over;                                              \
+      keep[at / 64] = past & sent;                                                              \
+    }                                                                                           \
+    choice->count = count;                                                                      \
+    return worst < (infinity);                                                                  \
+  }
+
+FILTER_COMPARE(f32, float, FILTER_F32_INFINITY)
+FILTER_COMPARE(f64, double, FILTER_F64_INFINITY)
+
+#if FILTER_X86
+FILTER_AVX512 static int filter_compare_avx512(mlfab__filter_choice *choice, uint64_t least,
+                                               const float *g, const float *residual, uint32_t n,
+                                               uint64_t *keep) {
+  const __m512i magnitude = _mm512_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m512i low = _mm512_set1_epi32((int)choice->low);
+  const __m512i high = _mm512_set1_epi32((int)choice->high);
+  const __m512i limit = _mm512_set1_epi32((int)least);
+  __m512i worst = _mm512_setzero_si512();
+  float *between = (float *)choice->between;
+  uint64_t count = choice->count;
+  for (uint32_t at = 0; at < n && count <= choice->room; at += 64) {
+    uint64_t past = 0, over = 0, sent = 0;
+    for (uint32_t i = 0; i < 64; i += 16) {
+      __m512i a = filter_sum_avx512(g, residual, at + i), m = _mm512_and_si512(a, magnitude);
+      __mmask16 is_past = _mm512_cmpgt_epu32_mask(m, low);
+      __mmask16 is_over = _mm512_cmpgt_epu32_mask(m, high);
+      __mmask16 open = is_past ^ is_over;
+      worst = _mm512_max_epu32(worst, m);
+      _mm512_storeu_si512(between + count, _mm512_maskz_compress_epi32(open, a));
+      count += (uint32_t)_mm_popcnt_u32(open);
+      past |= (uint64_t)is_past << i;
+      over |= (uint64_t)is_over << i;
+      sent |= (uint64_t)_mm512_cmpge_epu32_mask(m, limit) << i;
+    }
+    choice->above += (uint64_t)_mm_popcnt_u64(over);
+    choice->open[choice->words++] = past ^ over;
+    keep[at / 64] = past & sent;
+  }
+  choice->count = count;
+  return _mm512_reduce_max_epu32(worst) < FILTER_F32_INFINITY;
+}
+
+FILTER_AVX2 static int filter_compare_avx2(mlfab__filter_choice *choice, uint64_t least,
+                                           const float *g, const float *residual, uint32_t n,
+                                           uint64_t *keep) {
+  const __m256i magnitude = _mm256_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m256i low = _mm256_set1_epi32((int)choice->low);
+  const __m256i high = _mm256_set1_epi32((int)choice->high);
+  const __m256i below = _mm256_set1_epi32((int)least - 1);
+  __m256i worst = _mm256_setzero_si256();
+  float *between = (float *)choice->between;
+  uint64_t count = choice->count;
+  for (uint32_t at = 0; at < n && count <= choice->room; at += 64) {
+    uint64_t past = 0, over = 0, sent = 0;
+    for (uint32_t i = 0; i < 64; i += 8) {
+      __m256i a = filter_sum_avx2(g, residual, at + i), m = _mm256_and_si256(a, magnitude);
+      uint32_t is_past = filter_lanes_avx2(_mm256_cmpgt_epi32(m, low));
+      uint32_t is_over = filter_lanes_avx2(_mm256_cmpgt_epi32(m, high));
+      uint32_t open = is_past ^ is_over;
+      worst = _mm256_max_epu32(worst, m);
+      _mm256_storeu_si256((__m256i *)(void *)(between + count), filter_pack_avx2(a, open));
+      count += (uint32_t)_mm_popcnt_u32(open);
+      past |= (uint64_t)is_past << i;
+      over |= (uint64_t)is_over << i;
+      sent |= (uint64_t)filter_lanes_avx2(_mm256_cmpgt_epi32(m, below)) << i;
+    }
+    choice->above += (uint64_t)_mm_popcnt_u64(over);
+    choice->open[choice->words++] = past ^ over;
+    keep[at / 64] = past & sent;
+  }
+  choice->count = count;
+  return filter_lanes_avx2(
+             _mm256_cmpgt_epi32(worst, _mm256_set1_epi32((int)FILTER_F32_INFINITY - 1))) == 0;
+}
+#endif
+
+static int filter_compare(mlfab__filter_choice *choice, uint64_t least, const void *g,
+                          const void *residual, uint32_t n, uint64_t *keep) {
+  const float *g32 = (const float *)g, *r32 = (const float *)residual;
+  uint32_t whole = 0;
+  int finite = 1;
+  if (choice->dtype != MLFAB_F32) return filter_compare_f64(choice, least, g, residual, n, keep);
+#if FILTER_X86
+  if (choice->level >= 1) whole = n - n % 64;
+  if (choice->level >= 2) finite = filter_compare_avx512(choice, least, g32, r32, whole, keep);
+  if (choice->level == 1) finite = filter_compare_avx2(choice, least, g32, r32, whole, keep);
+#endif
+  return filter_compare_f32(choice, least, filter_skip(g32, whole), r32 + whole, n - whole,
+                            keep + whole / 64) &&
+         finite;
+}
+
+MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab__filter_rule *rule,
+                                       uint64_t first, uint32_t n, uint64_t *keep) {
+  uint64_t drawn[MLFAB__FILTER_MOST / 64];
+  uint32_t width = mlfab__dtype_bytes(choice->dtype);
+  const uint8_t *g = choice->g ? choice->g + first * width : NULL;
+  const uint8_t *residual = choice->residual + first * width;
+  filter_limits limits = filter_prepare(rule);
+  if (limits.low == limits.high) return filter_compare(choice, limits.high, g, residual, n, keep);
+  if (mlfab__filter_mark_with(choice->level, rule, g, residual, first, n, drawn) ==
+      MLFAB__FILTER_REFUSED)
+    return 0;
+  filter_compare(choice, 0, g, residual, n, keep);
+  for (uint32_t i = 0; i < (n + 63) / 64; i++) keep[i] &= drawn[i];
+  return 1;
+}
+
+/* Clears the marks of listed elements that are not among the k largest, from element `at` of the list on;
+ * returns how far it came. At most FILTER_WORDS words of marks: it first collects those with a listed
+ * element, which a branch would not predict. */
+static uint64_t filter_clear(const mlfab__filter_choice *choice, uint64_t at,
+                             mlfab__filter_cut *cut, uint32_t words, const uint64_t *open,
+                             uint64_t *keep) {
+  uint16_t some[FILTER_WORDS];
+  uint32_t n = 0;
+  for (uint32_t w = 0; w < words; w++) {
+    some[n] = (uint16_t)w;
+    n += open[w] != 0;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    for (uint64_t left = open[some[i]]; left != 0; left &= left - 1) {
+      uint64_t m = filter_magnitude(choice->dtype, NULL, choice->between, at++);
+      keep[some[i]] &= ~(left & (0 - left) & (filter_within(cut, m) - 1));
+    }
+  }
+  return at;
+}
+
+MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep) {
+  mlfab__filter_cut cut;
+  uint64_t at = 0;
+  if (choice->count > choice->room || choice->k <= choice->above) return 0;
+  /* With fewer elements than k above 0, zeros are among the k largest; their marks are clear. */
+  if (choice->k > choice->above + choice->count) return choice->low == 0;
+  mlfab__filter_kth(choice->dtype, NULL, choice->between, choice->count, choice->k - choice->above,
+                    &cut);
+  for (uint64_t w = 0; w < choice->words; w += FILTER_WORDS) {
+    uint32_t words = (uint32_t)mlfab__min(choice->words - w, FILTER_WORDS);
+    at = filter_clear(choice, at, &cut, words, choice->open + w, keep + w);
+  }
+  return 1;
 }
 
 /* ---- changes of the model ---- */

@@ -3,7 +3,7 @@
  * Gradients: a = update + residual is sent or held back, element by element, in two steps: mark (reads
  * only) and emit (writes the values, and the rest into the residual). So an update with a NaN changes
  * nothing, and the form of a packet is known before its values are written. In between, other selections
- * may clear marks: the largest values, or a user's filter. These need a as an array: add the update to the
+ * may clear marks: the largest values, or a user's filter, which needs a as an array: add the update to the
  * residual first (mlfab__kernel_add), and pass g NULL from then on. Parameters: a change that is too small
  * relative to its element is not made.
  *
@@ -54,13 +54,48 @@ typedef struct mlfab__filter_cut {
   uint64_t magnitude, ties;
 } mlfab__filter_cut;
 
-/* Exact, O(n): three passes (F64: six) and 16 KiB of stack. k is at most n. */
-MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
-                                       mlfab__filter_cut *cut);
+/* Of a = g + residual; g NULL: residual holds a. Exact, O(n): three passes (F64: six) and 16 KiB of stack.
+ * k is at most n. */
+MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
+                                       uint64_t k, mlfab__filter_cut *cut);
 /* Clears the marks of elements that are not among the k largest. Counts cut's ties down, so pass the array
  * from its beginning, in parts of n <= 65536. Returns the number of marks left. */
-MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32_t n,
-                                           mlfab__filter_cut *cut, uint64_t *keep);
+MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *g, const void *residual,
+                                           uint32_t n, mlfab__filter_cut *cut, uint64_t *keep);
+
+/* The same selection in one pass, while the elements are marked. A sample gives two limits between which
+ * the k-th largest probably is. Look marks, clears the marks of elements up to the lower limit, and lists
+ * those between; settle selects from the list. When the k-th largest is not between, or the list is full
+ * because of many equal magnitudes, settle fails: then mark again, and use kth and top. */
+typedef struct mlfab__filter_choice {
+  int level, dtype;
+  const uint8_t *g, *residual;
+  uint64_t n, k;
+  uint64_t low, high; /* the limits, as magnitudes */
+  uint64_t above;     /* elements above `high` */
+  uint64_t count;     /* elements above `low` up to `high`: listed in `between`, ... */
+  uint64_t room;      /* ... which has room for this many, and 64 */
+  uint64_t words;     /* of marks so far */
+  uint64_t *open;     /* bitmap of the listed elements */
+  void *between;      /* of the array's type */
+} mlfab__filter_choice;
+
+/* The memory of a choice, in words: a list of 32768 elements and one in 32 of the array (at most of all
+ * elements), and 64; and a bitmap as long as the marks. */
+MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(int dtype, uint64_t n, uint64_t mark_words);
+/* Begins the choice of the k largest of a = g + residual, n elements of F32 or F64. The caller owns `room`,
+ * of mlfab__filter_choice_words. Reads 32768 elements; they need not be finite. */
+MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtype, const void *g,
+                                          const void *residual, uint64_t n, uint64_t k,
+                                          uint64_t *room);
+/* Marks as mlfab__filter_mark, for the next n <= 65536 elements of the array; settle clears some of the
+ * marks. Returns 0 when it has found an a that is infinite or NaN; it looks no further once the list is
+ * full. */
+MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab__filter_rule *rule,
+                                       uint64_t first, uint32_t n, uint64_t *keep);
+/* After the last look: clears the marks of elements that are not among the k largest. `keep`: the words of
+ * all looks, one after another. Returns 0 when it fails; the marks are unspecified then. */
+MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep);
 
 /* Sets after[i] back to before[i] where 0 < |after - before| / |before| < tau, computed in double; a change
  * from 0 counts as infinite. Returns how many changes it set back. Equal values get before's bits, and do
@@ -76,6 +111,9 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
                                                  const void *g, void *residual, uint32_t n,
                                                  const uint64_t *keep, void *values,
                                                  uint64_t *saturated);
+MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *choice, int dtype,
+                                               const void *g, const void *residual, uint64_t n,
+                                               uint64_t k, uint64_t *room);
 MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
                                                    void *after, uint64_t n, double tau);
 

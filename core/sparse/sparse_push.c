@@ -158,44 +158,122 @@ static int sparse_push_refuse(const mlfab__worker *worker, const sparse_push_pie
                       rule ? ", what was held back before added" : "");
 }
 
-static uint64_t sparse_push_count_words(const mlfab__worker *worker,
-                                        const mlfab__outgoing *update) {
-  uint64_t words = 0;
+static int sparse_push_tops(const mlfab__sieve *sieve) {
+  return !sieve->leaves && sieve->filter.top > 0.0;
+}
+
+/* The words of all marks; *room_p: of the largest choice of a tensor. */
+static uint64_t sparse_push_count_words(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                        uint64_t *room_p) {
+  uint64_t words = 0, first = 0;
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
+  *room_p = 0;
   while (sparse_push_next(worker, update, &walk, &piece)) {
-    if (sparse_push_sieve(worker, piece.tensor)) words += sparse_push_words(&piece);
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
+    if (!sieve) continue;
+    if (piece.first == 0) first = words;
+    words += sparse_push_words(&piece);
+    if (!sparse_push_tops(sieve)) continue;
+    uint64_t count = worker->layout.tensors[piece.tensor].count;
+    *room_p = mlfab__max(*room_p, mlfab__filter_choice_words(piece.dtype, count, words - first));
   }
   return words;
 }
 
-/* Checks all values and marks those to be sent. *bytes_p: the maximum size of the packets. Changes nothing
- * else. */
-static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
-                            uint64_t *bytes_p, mlfab_error *error) {
-  uint64_t *marks = worker->marks;
-  sparse_push_walk walk = {0, 0};
+/* The pieces of one filtered tensor, in order. */
+typedef struct sparse_push_tour {
+  sparse_push_walk walk; /* behind the piece */
   sparse_push_piece piece;
+  uint64_t *marks; /* of the piece */
+} sparse_push_tour;
+
+/* Goes on to the tensor's next piece, if there is one. */
+static int sparse_push_tour_next(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                 sparse_push_tour *tour) {
+  const sparse_push_piece *piece = &tour->piece;
+  if (piece->first + piece->n == worker->layout.tensors[piece->tensor].count) return 0;
+  tour->marks += sparse_push_words(piece);
+  return sparse_push_next(worker, update, &tour->walk, &tour->piece);
+}
+
+/* Marks the largest elements of a tensor; `tour` is at its first piece, and afterwards at its last. `room`
+ * is for the choice. */
+static int sparse_push_look_top(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                const mlfab__filter_rule *rule, sparse_push_tour *tour,
+                                uint64_t *room, mlfab_error *error) {
+  const mlfab__sieve *sieve = sparse_push_sieve(worker, tour->piece.tensor);
+  const sparse_push_tour first = *tour;
+  sparse_push_piece *piece = &tour->piece;
+  uint64_t count = worker->layout.tensors[piece->tensor].count;
+  uint64_t k = (uint64_t)(sieve->filter.top * (double)count);
+  mlfab__filter_choice choice;
+  mlfab__filter_cut cut;
+  k = mlfab__max(1, mlfab__min(k, count));
+  mlfab__filter_choose(&choice, rule->dtype, piece->data, sieve->residual, count, k, room);
+  do {
+    if (!mlfab__filter_look(&choice, rule, piece->first, piece->n, tour->marks))
+      return sparse_push_refuse(worker, piece, rule, sparse_push_residual(sieve, piece), error);
+  } while (sparse_push_tour_next(worker, update, tour));
+  if (mlfab__filter_settle(&choice, first.marks)) return 0;
+  *tour = first;
+  mlfab__filter_kth(rule->dtype, piece->data, sieve->residual, count, k, &cut);
+  do {
+    const uint8_t *residual = sparse_push_residual(sieve, piece);
+    if (mlfab__filter_mark(rule, piece->data, residual, piece->first, piece->n, tour->marks) ==
+        MLFAB__FILTER_REFUSED)
+      return sparse_push_refuse(worker, piece, rule, residual, error);
+    mlfab__filter_top(rule->dtype, piece->data, residual, piece->n, &cut, tour->marks);
+  } while (sparse_push_tour_next(worker, update, tour));
+  return 0;
+}
+
+/* Checks all values and marks those to be sent. Changes nothing else. `room` is for choices. */
+static int sparse_push_look(const mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
+                            uint64_t *room, mlfab_error *error) {
+  sparse_push_tour tour = {.marks = worker->marks};
+  sparse_push_piece *piece = &tour.piece;
   mlfab__filter_rule rule;
-  *bytes_p = 0;
-  while (sparse_push_next(worker, update, &walk, &piece)) {
-    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
-    uint32_t width = mlfab__dtype_bytes(piece.dtype);
+  while (sparse_push_next(worker, update, &tour.walk, piece)) {
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece->tensor);
     if (!sieve) {
-      if (!mlfab__kernel_finite(piece.dtype, piece.data, piece.n))
-        return sparse_push_refuse(worker, &piece, NULL, NULL, error);
-      *bytes_p += sparse_push_bound(piece.n, piece.n, width);
+      if (!mlfab__kernel_finite(piece->dtype, piece->data, piece->n))
+        return sparse_push_refuse(worker, piece, NULL, NULL, error);
       continue;
     }
-    sparse_push_rule(worker, sieve, piece.tensor, t, &rule);
-    const uint8_t *residual = sparse_push_residual(sieve, &piece);
-    uint32_t kept = mlfab__filter_mark(&rule, piece.data, residual, piece.first, piece.n, marks);
-    if (kept == MLFAB__FILTER_REFUSED)
-      return sparse_push_refuse(worker, &piece, &rule, residual, error);
-    *bytes_p += sparse_push_bound(piece.n, kept, rule.half ? 2 : width);
-    marks += sparse_push_words(&piece);
+    sparse_push_rule(worker, sieve, piece->tensor, t, &rule);
+    if (sparse_push_tops(sieve)) {
+      int code = sparse_push_look_top(worker, update, &rule, &tour, room, error);
+      if (code) return code;
+    } else {
+      const uint8_t *residual = sparse_push_residual(sieve, piece);
+      if (mlfab__filter_mark(&rule, piece->data, residual, piece->first, piece->n, tour.marks) ==
+          MLFAB__FILTER_REFUSED)
+        return sparse_push_refuse(worker, piece, &rule, residual, error);
+    }
+    tour.marks += sparse_push_words(piece);
   }
   return 0;
+}
+
+/* The maximum size of the packets of marked elements. */
+static uint64_t sparse_push_size(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  const uint64_t *marks = worker->marks;
+  sparse_push_walk walk = {0, 0};
+  sparse_push_piece piece;
+  uint64_t bytes = 0;
+  while (sparse_push_next(worker, update, &walk, &piece)) {
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
+    uint32_t width = mlfab__dtype_bytes(piece.dtype), words = sparse_push_words(&piece), kept = 0;
+    if (!sieve) {
+      bytes += sparse_push_bound(piece.n, piece.n, width);
+      continue;
+    }
+    for (uint32_t i = 0; i < words; i++) kept += mlfab__bits(marks[i]);
+    bytes += sparse_push_bound(piece.n, kept, !sieve->leaves && sieve->filter.half ? 2 : width);
+    marks += words;
+  }
+  return bytes;
 }
 
 /* Calls the user's filter for a piece; it can only clear marks. */
@@ -210,27 +288,15 @@ static void sparse_push_select(const mlfab__worker *worker, const mlfab__sieve *
   for (uint32_t i = 0; i < words; i++) marks[i] &= asked[i];
 }
 
-/* Filters that need the whole tensor: adds its update to the residual, and clears marks. `walk` is behind
- * the tensor's first piece. */
+/* The user's filter needs the sum as an array: adds the tensor's update to its residual, and clears marks.
+ * `tour` is at the tensor's first piece. */
 static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoing *update,
-                               const mlfab__sieve *sieve, sparse_push_walk walk,
-                               sparse_push_piece piece, uint64_t t, uint64_t *marks) {
-  const mlfab_filter *filter = &sieve->filter;
-  const mlfab__tensor *tensor = &worker->layout.tensors[piece.tensor];
-  mlfab__filter_cut cut;
-  mlfab__kernel_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
-                    0);
-  uint64_t k = (uint64_t)(filter->top * (double)tensor->count);
-  if (filter->top > 0.0)
-    mlfab__filter_kth(piece.dtype, sieve->residual, tensor->count,
-                      mlfab__max(1, mlfab__min(k, tensor->count)), &cut);
-  uint32_t index = piece.tensor;
+                               const mlfab__sieve *sieve, sparse_push_tour tour, uint64_t t) {
+  mlfab__kernel_add(tour.piece.dtype, sieve->residual, sieve->residual, tour.piece.data, 1.0,
+                    worker->layout.tensors[tour.piece.tensor].count, 0);
   do {
-    if (filter->top > 0.0)
-      mlfab__filter_top(piece.dtype, sparse_push_residual(sieve, &piece), piece.n, &cut, marks);
-    if (filter->select) sparse_push_select(worker, sieve, &piece, t, marks);
-    marks += sparse_push_words(&piece);
-  } while (sparse_push_next(worker, update, &walk, &piece) && piece.tensor == index);
+    sparse_push_select(worker, sieve, &tour.piece, t, tour.marks);
+  } while (sparse_push_tour_next(worker, update, &tour));
 }
 
 /* Writes the packet of a filtered piece, and updates its residual. */
@@ -250,24 +316,23 @@ static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *siev
 }
 
 static void sparse_push_write(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t) {
-  uint64_t *marks = worker->marks, at = 0;
-  sparse_push_walk walk = {0, 0};
-  sparse_push_piece piece;
-  while (sparse_push_next(worker, update, &walk, &piece)) {
-    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
-    mlfab__packet_shape shape = {piece.offset, piece.dtype, MLFAB_HALF_NONE, 0, piece.n};
+  sparse_push_tour tour = {.marks = worker->marks};
+  const sparse_push_piece *piece = &tour.piece;
+  uint64_t at = 0;
+  while (sparse_push_next(worker, update, &tour.walk, &tour.piece)) {
+    const mlfab__sieve *sieve = sparse_push_sieve(worker, piece->tensor);
+    mlfab__packet_shape shape = {piece->offset, piece->dtype, MLFAB_HALF_NONE, 0, piece->n};
     if (!sieve) {
-      at += mlfab__packet_dense(update->packets + at, &shape, piece.data);
+      at += mlfab__packet_dense(update->packets + at, &shape, piece->data);
       continue;
     }
     mlfab__filter_rule rule;
-    sparse_push_rule(worker, sieve, piece.tensor, t, &rule);
-    int chosen = !sieve->leaves && (sieve->filter.top > 0.0 || sieve->filter.select);
-    if (chosen && piece.first == 0)
-      sparse_push_choose(worker, update, sieve, walk, piece, t, marks);
-    at += sparse_push_emit(worker, sieve, &piece, &rule, chosen ? NULL : piece.data, marks,
+    sparse_push_rule(worker, sieve, piece->tensor, t, &rule);
+    int chosen = !sieve->leaves && sieve->filter.select;
+    if (chosen && piece->first == 0) sparse_push_choose(worker, update, sieve, tour, t);
+    at += sparse_push_emit(worker, sieve, piece, &rule, chosen ? NULL : piece->data, tour.marks,
                            update->packets + at);
-    marks += sparse_push_words(&piece);
+    tour.marks += sparse_push_words(piece);
   }
   update->packet_bytes = at;
 }
@@ -291,12 +356,12 @@ static void sparse_push_leave(mlfab__worker *worker, const mlfab__outgoing *upda
 
 static int sparse_push_filter(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t,
                               mlfab_error *error) {
-  uint64_t bytes;
-  if (sparse_push_marks_room(worker, sparse_push_count_words(worker, update)))
-    return sparse_push_no_memory(error);
-  int code = sparse_push_look(worker, update, t, &bytes, error);
+  uint64_t room, words = sparse_push_count_words(worker, update, &room);
+  if (sparse_push_marks_room(worker, words + room)) return sparse_push_no_memory(error);
+  int code = sparse_push_look(worker, update, t, worker->marks + words, error);
   if (code) return code;
-  if (sparse_push_packet_room(worker, update, bytes)) return sparse_push_no_memory(error);
+  if (sparse_push_packet_room(worker, update, sparse_push_size(worker, update)))
+    return sparse_push_no_memory(error);
   sparse_push_write(worker, update, t);
   sparse_push_leave(worker, update);
   worker->stats->filter_raw_bytes += update->bytes;

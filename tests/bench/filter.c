@@ -30,6 +30,7 @@ static uint64_t n; /* elements */
 static int trials;
 static float *gradient, *residual, *model, *other;
 static uint8_t *packets;
+static uint64_t *marks, *scratch;
 static uint64_t packed;
 static FILE *tsv;
 
@@ -86,21 +87,25 @@ static void filter_pack(const cell *c) {
   }
 }
 
+/* As a worker does: looks at everything, so that a NaN would change nothing, and then writes. */
 static void top_pack(const cell *c) {
   mlfab__filter_rule rule = {MLFAB_F32, c->half, 0, 1, 1, 1};
-  uint64_t keep[WORDS], saturated = 0;
-  mlfab__filter_cut cut;
+  uint64_t saturated = 0, k = (uint64_t)((double)n * c->share);
+  mlfab__filter_choice choice;
   packed = 0;
-  require(mlfab__kernel_add(MLFAB_F32, residual, residual, gradient, 1, n, 0), "finite");
-  mlfab__filter_kth(MLFAB_F32, residual, n, (uint64_t)((double)n * c->share), &cut);
+  mlfab__filter_choose(&choice, MLFAB_F32, gradient, residual, n, k, scratch);
+  for (uint64_t at = 0; at < n; at += STRETCH)
+    require(mlfab__filter_look(&choice, &rule, at, (uint32_t)mlfab__min(n - at, STRETCH),
+                               marks + at / 64),
+            "finite");
+  require(mlfab__filter_settle(&choice, marks), "not settled");
   for (uint64_t at = 0; at < n; at += STRETCH) {
     uint32_t count = (uint32_t)mlfab__min(n - at, STRETCH);
     mlfab__packet_shape shape = {at * 4, MLFAB_F32, c->half, 0, count};
     uint8_t *values = NULL;
-    mlfab__filter_mark_with(c->level, &rule, NULL, residual + at, at, count, keep);
-    mlfab__filter_top(MLFAB_F32, residual + at, count, &cut, keep);
-    packed += mlfab__packet_begin(packets + packed, &shape, keep, &values);
-    mlfab__filter_emit_with(c->level, &rule, NULL, residual + at, count, keep, values, &saturated);
+    packed += mlfab__packet_begin(packets + packed, &shape, marks + at / 64, &values);
+    mlfab__filter_emit_with(c->level, &rule, gradient + at, residual + at, count, marks + at / 64,
+                            values, &saturated);
   }
 }
 
@@ -218,6 +223,8 @@ int main(int argc, char **argv) {
   model = memory(n * sizeof *model);
   other = memory(n * sizeof *other);
   packets = memory((n / STRETCH + 1) * mlfab__packet_bound(STRETCH, MLFAB_F32));
+  marks = memory((n / 64 + 1) * sizeof *marks);
+  scratch = memory(mlfab__filter_choice_words(MLFAB_F32, n, n / 64 + 1) * sizeof *scratch);
   mlfab__rng_seed(&prng, 1);
   for (uint64_t i = 0; i < n; i++) {
     gradient[i] = (float)(2 * mlfab__rng_unit(&prng) - 1);

@@ -381,13 +381,13 @@ static void top_case(uint64_t seed) {
   qsort(order, u.n, sizeof *order, by_rank);
   uint64_t k = mlfab__rng_below(&prng, u.n + 1);
   for (uint64_t i = 0; i < k; i++) wanted[order[i].at / 64] |= (uint64_t)1 << order[i].at % 64;
-  mlfab__filter_kth(u.rule.dtype, u.g, u.n, k, &cut);
+  mlfab__filter_kth(u.rule.dtype, NULL, u.g, u.n, k, &cut);
   for (uint32_t at = 0, n; at < u.n; at += n) { /* in stretches */
     n = 1 + (uint32_t)mlfab__rng_below(&prng, 300);
     if (n > u.n - at) n = u.n - at;
     for (uint32_t i = 0; i < (n + 63) / 64; i++)
       keep[i] = n - i * 64 >= 64 ? UINT64_MAX : ((uint64_t)1 << (n - i * 64)) - 1;
-    kept += mlfab__filter_top(u.rule.dtype, (char *)u.g + at * u.width, n, &cut, keep);
+    kept += mlfab__filter_top(u.rule.dtype, NULL, (char *)u.g + at * u.width, n, &cut, keep);
     for (uint32_t i = 0; i < n; i++)
       assert_int_equal(keep[i / 64] >> i % 64 & 1, wanted[(at + i) / 64] >> (at + i) % 64 & 1);
   }
@@ -407,9 +407,170 @@ static void the_largest_do_not_bring_marks_back(void **state) {
   float values[5] = {3, -4, 1, 4, 0};
   uint64_t keep = 0x1c; /* 2, 3, 4 */
   mlfab__filter_cut cut;
-  mlfab__filter_kth(MLFAB_F32, values, 5, 2, &cut);
-  assert_int_equal(mlfab__filter_top(MLFAB_F32, values, 5, &cut, &keep), 1);
+  mlfab__filter_kth(MLFAB_F32, NULL, values, 5, 2, &cut);
+  assert_int_equal(mlfab__filter_top(MLFAB_F32, NULL, values, 5, &cut, &keep), 1);
   assert_int_equal(keep, 0x8);
+}
+
+/* ---- the largest, while they are marked ---- */
+
+enum { CHOICE_MOST = 150000, CHOICE_WORDS = CHOICE_MOST / 64 + 1 };
+enum { MIXED, FINE, COARSE, EQUAL, ZEROS, MOSTLY_ZEROS, SUBNORMAL, FALLING, PATTERNS };
+
+typedef struct choice_update {
+  mlfab__filter_rule rule;
+  uint32_t n, pattern;
+  uint64_t k;
+  double g[CHOICE_MOST], residual[CHOICE_MOST]; /* room for either type */
+} choice_update;
+
+static double choice_number(uint32_t pattern, uint32_t i, mlfab__rng *prng) {
+  double x = mlfab__rng_unit(prng) * 2 - 1;
+  switch (pattern) {
+    case MIXED:
+      return some_number(prng) / 4;
+    case COARSE:
+      return (double)mlfab__rng_below(prng, 7) - 3.0;
+    case EQUAL:
+      return mlfab__rng_below(prng, 2) ? 0.75 : -0.75;
+    case ZEROS:
+      return mlfab__rng_below(prng, 2) ? 0.0 : -0.0;
+    case MOSTLY_ZEROS:
+      return mlfab__rng_below(prng, 50) ? 0.0 : x;
+    case SUBNORMAL:
+      return x * 1e-39;
+    case FALLING:
+      return 1.0 / (1 + i);
+    default:
+      return x;
+  }
+}
+
+static void choice_set(const choice_update *u, void *array, uint32_t i, double x) {
+  if (u->rule.dtype == MLFAB_F32)
+    ((float *)array)[i] = (float)x;
+  else
+    ((double *)array)[i] = x;
+}
+
+static double choice_size(const choice_update *u, uint32_t i) {
+  return u->rule.dtype == MLFAB_F32
+             ? (double)fabsf(((const float *)u->g)[i] + ((const float *)u->residual)[i])
+             : fabs(u->g[i] + u->residual[i]);
+}
+
+static void choice_make(choice_update *u, uint64_t seed) {
+  static const double shares[] = {0.0, 0.001, 0.01, 0.1, 0.5, 0.97, 1.0};
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, mlfab__mix(seed));
+  u->rule = (mlfab__filter_rule){.dtype = mlfab__rng_below(&prng, 3) ? MLFAB_F32 : MLFAB_F64,
+                                 .half = (int)mlfab__rng_below(&prng, 3),
+                                 .tau = mlfab__rng_below(&prng, 2) ? 0 : 0.5,
+                                 .p = mlfab__rng_below(&prng, 2) ? 1 : 0.5,
+                                 .seed = seed,
+                                 .t = 3};
+  static const uint32_t most[] = {3, 200, 33000, 36000, CHOICE_MOST};
+  u->n = 1 + (uint32_t)mlfab__rng_below(&prng, most[mlfab__rng_below(&prng, 5)]);
+  u->pattern = (uint32_t)mlfab__rng_below(&prng, PATTERNS);
+  u->k = (uint64_t)(shares[mlfab__rng_below(&prng, 7)] * u->n);
+  for (uint32_t i = 0; i < u->n; i++) {
+    double x = choice_number(u->pattern, i, &prng);
+    int whole = u->pattern == EQUAL || u->pattern == ZEROS || mlfab__rng_below(&prng, 2);
+    choice_set(u, u->g, i, whole ? x : x / 4);
+    choice_set(u, u->residual, i, whole ? 0 : x / 2);
+  }
+}
+
+/* Looks in pieces of any length, whose words follow one another, as those of `wanted` do. */
+static void choice_level(const choice_update *u, int level, const ranked *order, int limits) {
+  static uint64_t keep[2 * CHOICE_WORDS + 3000], wanted[2 * CHOICE_WORDS + 3000];
+  static uint8_t within[CHOICE_MOST];
+  static uint32_t piece[CHOICE_MOST];
+  size_t width = mlfab__dtype_bytes(u->rule.dtype);
+  uint32_t pieces = 0, words = 0;
+  mlfab__filter_choice choice;
+  mlfab__filter_cut cut;
+  mlfab__rng prng;
+  mlfab__rng_seed(&prng, u->rule.seed);
+  memset(within, 0, u->n);
+  for (uint64_t i = 0; i < u->k; i++) within[order[i].at] = 1;
+  for (uint32_t at = 0; at < u->n; at += piece[pieces++]) {
+    uint32_t n = 1 + (uint32_t)mlfab__rng_below(&prng, MLFAB__FILTER_MOST);
+    piece[pieces] = n < u->n - at ? n : u->n - at;
+    mlfab__filter_mark_with(0, &u->rule, (const char *)u->g + at * width,
+                            (const char *)u->residual + at * width, at, piece[pieces],
+                            wanted + words);
+    for (uint32_t i = 0; i < piece[pieces]; i++)
+      if (!within[at + i]) wanted[words + i / 64] &= ~((uint64_t)1 << i % 64);
+    words += (piece[pieces] + 63) / 64;
+  }
+  uint64_t room = mlfab__filter_choice_words(u->rule.dtype, u->n, words) * sizeof(uint64_t);
+  uint64_t *memory = malloc(room);
+  mlfab__filter_choose_with(level, &choice, u->rule.dtype, u->g, u->residual, u->n, u->k, memory);
+  if (limits == 1) choice.high = choice.low = 1; /* the k-th largest is above, */
+  if (limits == 2) choice.low = choice.high;     /* ... or below */
+  uint64_t *at_keep = keep;
+  for (uint32_t i = 0, at = 0; i < pieces; at += piece[i++]) {
+    assert_true(mlfab__filter_look(&choice, &u->rule, at, piece[i], at_keep));
+    at_keep += (piece[i] + 63) / 64;
+  }
+  int settled = mlfab__filter_settle(&choice, keep);
+  if (limits == 0 && u->k > 0 &&
+      (u->n <= 33000 || u->pattern == FINE || u->pattern == MOSTLY_ZEROS || u->pattern == ZEROS))
+    assert_true(settled);
+  free(memory);
+  if (!settled) {
+    mlfab__filter_kth(u->rule.dtype, u->g, u->residual, u->n, u->k, &cut);
+    at_keep = keep;
+    for (uint32_t i = 0, at = 0; i < pieces; at += piece[i++]) {
+      const char *g = (const char *)u->g + at * width;
+      const char *residual = (const char *)u->residual + at * width;
+      mlfab__filter_mark_with(level, &u->rule, g, residual, at, piece[i], at_keep);
+      mlfab__filter_top(u->rule.dtype, g, residual, piece[i], &cut, at_keep);
+      at_keep += (piece[i] + 63) / 64;
+    }
+  }
+  assert_memory_equal(keep, wanted, words * sizeof *keep);
+}
+
+static void choice_case(uint64_t seed) {
+  static choice_update u;
+  static ranked order[CHOICE_MOST];
+  choice_make(&u, seed);
+  for (uint32_t i = 0; i < u.n; i++) order[i] = (ranked){choice_size(&u, i), i};
+  qsort(order, u.n, sizeof *order, by_rank);
+  for (int level = 0; level <= mlfab__kernel_level(); level++)
+    choice_level(&u, level, order, seed % 8 < 6 ? 0 : 1 + (int)(seed % 2));
+}
+
+static void chooses_the_largest(void **state) {
+  (void)state;
+  for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= test_cases(400); seed++) {
+    choice_case(seed);
+    if (first_seed()) return;
+  }
+}
+
+/* A look finds every value that is not finite while its list has room, and never settles without it. */
+static void a_look_refuses(void **state) {
+  (void)state;
+  enum { N = 200 };
+  const float bad[] = {INFINITY, -INFINITY, NAN};
+  float g[N], residual[N] = {0};
+  uint64_t keep[N / 64 + 1], *room = malloc(8 * mlfab__filter_choice_words(MLFAB_F32, N, 4));
+  mlfab__filter_choice choice;
+  for (int level = 0; level <= mlfab__kernel_level(); level++)
+    for (int draws = 0; draws < 2; draws++)
+      for (uint32_t at = 0; at < N; at++) {
+        mlfab__filter_rule rule = {MLFAB_F32, 0, 0.5, draws ? 0.5 : 1, 1, 1};
+        for (int i = 0; i < N; i++) g[i] = (float)i;
+        g[at] = bad[at % 3];
+        mlfab__filter_choose_with(level, &choice, MLFAB_F32, g, residual, N, 10, room);
+        assert_false(mlfab__filter_look(&choice, &rule, 0, N, keep));
+        mlfab__filter_choose_with(level, &choice, MLFAB_F32, g, residual, N, 10, room);
+        assert_true(mlfab__filter_look(&choice, &rule, 0, at, keep));
+      }
+  free(room);
 }
 
 /* ---- changes ---- */
@@ -645,6 +806,8 @@ int main(void) {
       cmocka_unit_test(half_carries_what_it_cannot_say),
       cmocka_unit_test(selects_the_largest),
       cmocka_unit_test(the_largest_do_not_bring_marks_back),
+      cmocka_unit_test(chooses_the_largest),
+      cmocka_unit_test(a_look_refuses),
       cmocka_unit_test(puts_small_changes_back),
       cmocka_unit_test(leaves_nan_alone),
       cmocka_unit_test(vector_threshold),

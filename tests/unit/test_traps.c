@@ -119,8 +119,8 @@ static void filter(int level, int dtype, int half, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) /* someone has cleared marks */
     if (below(3) == 0) keep[i / 64] &= ~(UINT64_C(1) << i % 64);
   CALM(level, mlfab__filter_emit_with(level, &rule, u, w, n, keep, bytes, &saturated));
-  CALM(level, mlfab__filter_kth(dtype, u, n, 1 + n / 3, &cut));
-  CALM(level, mlfab__filter_top(dtype, u, n, &cut, keep));
+  CALM(level, mlfab__filter_kth(dtype, u, w, n, 1 + n / 3, &cut));
+  CALM(level, mlfab__filter_top(dtype, u, w, n, &cut, keep));
   fill(dtype, u, n, 1e15);
   fill(dtype, w, n, 1e15);
   /* some elements do not change */
