@@ -429,7 +429,7 @@ run-check:
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),extras/mlfab_tls.c) $(if $(CURL_LIBS),extras/mlfab_curl.c extras/mlfab_http.c) $(if $(STORE_LIBS),$(addprefix extras/mlfab_,store.c remote.c sigv4.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
-	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py' \
+	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py --every 2' \
 	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE) %/test_failover %/gpu_kernels,$(BUILT_TESTS))) \
 	  $(if $(HAVE_CMOCKA),'$(BUILD)/asan/tests/sim/test_failover@600=MLFAB_SCALE=0.2 $(BUILD)/asan/tests/sim/test_failover') \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
@@ -451,7 +451,7 @@ sim:
 	+@$(SUBMAKE) $(patsubst %.c,$(BUILD)/%,$(wildcard tests/sim/*.c))
 	@$(RUN_TESTS) $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c))
 
-##: the long tests in full length, and random mutants (hours); MLFAB_SCALE=5: a twentieth, without mutants
+##: the long tests in full length, and random mutants (hours); MLFAB_SCALE=5: a twentieth, without mutants and planted bugs
 soak: export MLFAB_SCALE = 100
 soak:
 	+@$(SUBMAKE) all tests-built
@@ -459,6 +459,7 @@ soak:
 	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c)) \
 	  --alone tests/process/kill9_test.py@36000 tests/process/reshard_test.py@3600 \
 	    tests/process/close_test.py@14400 tests/process/soak_test.py@3600 \
+	  $(if $(filter 100,$(MLFAB_SCALE)),'planted bugs@7200=$(PYTHON) tests/plant.py') \
 	  $(if $(filter 100,$(MLFAB_SCALE)),"mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py --goal 0.8")
 
 # ---- fuzzing: a small main that mutates frames by itself, and libFuzzer where clang has it

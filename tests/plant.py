@@ -2,6 +2,8 @@
 """Checks that the tests can fail: plants each bug in the sources (MLFAB__PLANTED(n) breaks one invariant when
 the program runs with MLFAB_PLANT=n), and passes when some test fails then. Prints TAP.
 
+    plant.py [--every N] [NUMBER...]      all bugs, every N-th of them, or these
+
 One build with -DMLFAB_PLANT contains all bugs; it has to pass without one. The test that probably fails is run
 first, all others only when it passes."""
 import concurrent.futures
@@ -219,7 +221,10 @@ def noticed_by(number, files):
 
 def main():
     bugs = planted()
-    numbers = [int(n) for n in sys.argv[1:]] or sorted(bugs)
+    arguments, every = sys.argv[1:], 1
+    if arguments[:1] == ["--every"]:
+        every, arguments = int(arguments[1]), arguments[2:]
+    numbers = [int(n) for n in arguments] or sorted(bugs)[::every]
     shutil.rmtree(os.path.join(ROOT, FOLDER), ignore_errors=True)
     print("1..%d" % (len(numbers) + 1), flush=True)
     try:
