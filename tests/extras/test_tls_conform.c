@@ -78,16 +78,26 @@ static int wire_connect(const char *address) {
   return -1;
 }
 
+/* Relays that were started. A thread that lives on when main has returned leaves what OpenSSL keeps for it. */
+static pthread_t relays[4096];
+static size_t relay_count;
+
+static void relays_join(void) {
+  for (size_t i = 0; i < relay_count; i++) pthread_join(relays[i], NULL);
+  relay_count = 0;
+}
+
 static int tls_stranger(const char *address) {
   int ends[2];
-  pthread_t thread;
   relay *r = malloc(sizeof *r);
   if (!r || strncmp(address, "tls:", 4) != 0) abort();
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) abort();
   r->plain = ends[1];
   r->wire = wire_connect(address);
-  if (r->wire < 0 || pthread_create(&thread, NULL, relay_run, r)) abort();
-  pthread_detach(thread);
+  if (r->wire < 0 || relay_count == 4096 ||
+      pthread_create(&relays[relay_count], NULL, relay_run, r))
+    abort();
+  relay_count++;
   return ends[0];
 }
 
@@ -121,6 +131,7 @@ int main(void) {
   const char *only = getenv("CONFORM_ONLY");
   size_t first = only && !strcmp(only, "tls6"), n = only ? 1 : 2;
   int failed = conform_run(&list[first], n);
+  relays_join();
   printf("# %ld new keys\n", updates);
   return failed || (list[0].table && updates < 100);
 }
