@@ -25,6 +25,10 @@
 
 #include "half.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define KERNEL_X86 1
 #else
@@ -458,6 +462,29 @@ static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *h
   if (n * bytes <= KERNEL_LITTLE_BYTES) *head = 0;
   *body = (n - *head) - (n - *head) % (KERNEL_TURN / bytes);
 }
+
+MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
+  uint8_t *to = dst;
+  const uint8_t *from = src;
+#if defined(__SSE2__)
+  if (stream && bytes >= KERNEL_STREAM_BYTES) {
+    uint64_t head = (0 - (uintptr_t)to) % KERNEL_LINE, lines = (bytes - head) / KERNEL_LINE;
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    bytes -= head + lines * KERNEL_LINE;
+    for (; lines > 0; lines--, to += KERNEL_LINE, from += KERNEL_LINE) {
+      __m128i words[KERNEL_LINE / 16];
+      memcpy(words, from, sizeof words);
+      for (uint32_t i = 0; i < KERNEL_LINE / 16; i++)
+        _mm_stream_si128((__m128i *)(void *)to + i, words[i]);
+    }
+    _mm_sfence();
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
 static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
   uint64_t most = ndst == 1 ? bytes : KERNEL_COPY_BYTES;
   for (uint64_t at = 0; at < bytes; at += most)

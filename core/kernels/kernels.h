@@ -63,6 +63,9 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 #define mlfab__kernel_add_by(kernels, ...) \
   mlfab__kernel_add_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
+/* Copies bytes that do not overlap. `stream` as above. */
+MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream);
+
 /* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 

@@ -456,6 +456,25 @@ static uint64_t literal_quotient(int dtype, uint64_t x, uint32_t by) {
   return dtype == MLFAB_F32 ? wide : narrow(dtype, wide);
 }
 
+/* Lengths around the size from which stores go past the caches, at all offsets in a line; nothing beside is written. */
+static void copies_past_the_caches(void **state) {
+  enum { BYTES = 70000, EDGE = 64 };
+  static const uint64_t lengths[] = {0, 1, 63, 64, 65535, 65536, 65537, 65599, 65600, 69999};
+  static uint8_t from[BYTES + 2 * EDGE], to[BYTES + 2 * EDGE];
+  (void)state;
+  for (uint32_t i = 0; i < sizeof from; i++) from[i] = (uint8_t)(i * 7 + i / 251);
+  for (uint32_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+    for (uint32_t at = 0; at < 128; at++) {
+      uint8_t *begin = to + at % EDGE;
+      memset(to, 0x55, sizeof to);
+      mlfab__kernel_copy(begin, from + at % 17, lengths[k], at < EDGE);
+      assert_memory_equal(begin, from + at % 17, lengths[k]);
+      for (uint8_t *b = to; b < begin; b++) assert_int_equal(*b, 0x55);
+      for (uint32_t b = 0; b < EDGE; b++) assert_int_equal(begin[lengths[k] + b], 0x55);
+    }
+  }
+}
+
 static void divides_with_one_rounding(void **state) {
   (void)state;
   enum { N = 600 };
@@ -534,10 +553,15 @@ static void knows_its_types(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_the_loop_at_every_level), cmocka_unit_test(streams_long_arrays),
-      cmocka_unit_test(special_numbers_meet),           cmocka_unit_test(one_pass_equals_many),
-      cmocka_unit_test(halves_are_rounded_once),        cmocka_unit_test(divides_with_one_rounding),
-      cmocka_unit_test(finds_what_is_not_finite),       cmocka_unit_test(knows_its_types),
+      cmocka_unit_test(equals_the_loop_at_every_level),
+      cmocka_unit_test(streams_long_arrays),
+      cmocka_unit_test(copies_past_the_caches),
+      cmocka_unit_test(special_numbers_meet),
+      cmocka_unit_test(one_pass_equals_many),
+      cmocka_unit_test(halves_are_rounded_once),
+      cmocka_unit_test(divides_with_one_rounding),
+      cmocka_unit_test(finds_what_is_not_finite),
+      cmocka_unit_test(knows_its_types),
   };
   printf("levels up to %d\n", mlfab__kernel_level());
   return cmocka_run_group_tests(tests, NULL, NULL);
