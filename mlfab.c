@@ -13135,15 +13135,14 @@ MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t 
 /* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
  *
  * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
- * the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The copy takes over
- * the commit of a slice when the whole slice has arrived: if a transfer is cut off, the server sends all changes
- * since the commit before again.
+ * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
+ * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
+ * transfer is cut off, the server sends all changes since the commit before again.
  *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a slice is
- * whole when the worker copies it to buffers. The server's epoch numbers its commits: in another epoch the copy is
- * void, and pulls fetch everything.
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
+ * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
  *
- * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices since:
+ * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
  * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
@@ -13240,7 +13239,7 @@ MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
 
 /* --- answers --- */
 
-/* The copy of a slice is complete: copies it to the buffers that lack some of it. */
+/* The copy of a slice is complete: copies it to the kept buffers that lack what other pulls have fetched. */
 static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
   const mlfab__layout *layout = &worker->layout;
   const mlfab__slice *slice = &layout->slices[number];
@@ -13254,9 +13253,8 @@ static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uin
     while (at < end && source->data) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
       uint64_t stop = mlfab__min(end, tensor->offset + tensor->bytes);
-      int kept =
-          (fetch->flags & MLFAB_PULL_KEPT) && other <= cache->written[tensor - layout->tensors];
-      if (!kept) memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
+      if (other > cache->written[tensor - layout->tensors])
+        memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
       at = stop;
     }
   }
@@ -13270,7 +13268,7 @@ static void cache_complete(mlfab__worker *worker, const mlfab__fetch *fetch,
     cache->before[part->slice] = cache->brought[part->slice];
     cache->brought[part->slice] = fetch->request;
   }
-  cache_hand_out(worker, fetch, part->slice);
+  if (fetch->flags & MLFAB_PULL_KEPT) cache_hand_out(worker, fetch, part->slice);
 }
 
 MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
@@ -13333,6 +13331,9 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
  * nothing comes for a route through a hop, except frames sent before the change. */
 
 #include <stdio.h>
+
+/* From this size on a model does not stay in a cache, so pulls write past the caches. */
+enum { PULL_STREAM_BYTES = 64 << 20 };
 
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
@@ -13535,21 +13536,21 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 if the worker writes incoming bytes into the buffers right away. */
+/* 1 if the worker writes incoming packets into the buffers right away. */
 static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
   return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
 }
 
-/* Writes an uncompressed stretch, and skips bytes that belong to no buffer. */
-static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
+/* Writes a stretch of the model to the buffers that have some of it. */
+static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
                        const uint8_t *from, uint64_t bytes) {
-  if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
-  for (uint32_t i = 0; pull_into_buffers(worker, fetch) && i < fetch->nsources; i++) {
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
     const mlfab__source *source = &fetch->sources[i];
     uint64_t at = mlfab__max(offset, source->offset);
     uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
     if (at < end && source->data)
-      memcpy(source->data + (at - source->offset), from + (at - offset), end - at);
+      mlfab__kernel_copy(source->data + (at - source->offset), from + (at - offset), end - at,
+                         worker->layout.bytes >= PULL_STREAM_BYTES);
   }
 }
 
@@ -13580,7 +13581,12 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   pull_arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
-  if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
+  uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
+  const uint8_t *from = packed || ghost ? cache : frame->bulk;
+  if (cache && from != cache)
+    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= PULL_STREAM_BYTES);
+  if (from && (from != cache || !pull_into_buffers(worker, fetch)))
+    pull_write(worker, fetch, model->offset, from, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);

@@ -1,15 +1,14 @@
 /* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
  *
  * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
- * the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The copy takes over
- * the commit of a slice when the whole slice has arrived: if a transfer is cut off, the server sends all changes
- * since the commit before again.
+ * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
+ * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
+ * transfer is cut off, the server sends all changes since the commit before again.
  *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a slice is
- * whole when the worker copies it to buffers. The server's epoch numbers its commits: in another epoch the copy is
- * void, and pulls fetch everything.
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
+ * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
  *
- * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices since:
+ * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
  * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
@@ -109,7 +108,7 @@ MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
 
 /* --- answers --- */
 
-/* The copy of a slice is complete: copies it to the buffers that lack some of it. */
+/* The copy of a slice is complete: copies it to the kept buffers that lack what other pulls have fetched. */
 static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
   const mlfab__layout *layout = &worker->layout;
   const mlfab__slice *slice = &layout->slices[number];
@@ -123,9 +122,8 @@ static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uin
     while (at < end && source->data) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
       uint64_t stop = mlfab__min(end, tensor->offset + tensor->bytes);
-      int kept =
-          (fetch->flags & MLFAB_PULL_KEPT) && other <= cache->written[tensor - layout->tensors];
-      if (!kept) memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
+      if (other > cache->written[tensor - layout->tensors])
+        memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
       at = stop;
     }
   }
@@ -139,7 +137,7 @@ static void cache_complete(mlfab__worker *worker, const mlfab__fetch *fetch,
     cache->before[part->slice] = cache->brought[part->slice];
     cache->brought[part->slice] = fetch->request;
   }
-  cache_hand_out(worker, fetch, part->slice);
+  if (fetch->flags & MLFAB_PULL_KEPT) cache_hand_out(worker, fetch, part->slice);
 }
 
 MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,

@@ -14,6 +14,9 @@
 
 #include <stdio.h>
 
+/* From this size on a model does not stay in a cache, so pulls write past the caches. */
+enum { PULL_STREAM_BYTES = 64 << 20 };
+
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__cache_done(worker, fetch);
@@ -215,21 +218,21 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 if the worker writes incoming bytes into the buffers right away. */
+/* 1 if the worker writes incoming packets into the buffers right away. */
 static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
   return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
 }
 
-/* Writes an uncompressed stretch, and skips bytes that belong to no buffer. */
-static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
+/* Writes a stretch of the model to the buffers that have some of it. */
+static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
                        const uint8_t *from, uint64_t bytes) {
-  if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
-  for (uint32_t i = 0; pull_into_buffers(worker, fetch) && i < fetch->nsources; i++) {
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
     const mlfab__source *source = &fetch->sources[i];
     uint64_t at = mlfab__max(offset, source->offset);
     uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
     if (at < end && source->data)
-      memcpy(source->data + (at - source->offset), from + (at - offset), end - at);
+      mlfab__kernel_copy(source->data + (at - source->offset), from + (at - offset), end - at,
+                         worker->layout.bytes >= PULL_STREAM_BYTES);
   }
 }
 
@@ -260,7 +263,12 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   pull_arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
-  if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
+  uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
+  const uint8_t *from = packed || ghost ? cache : frame->bulk;
+  if (cache && from != cache)
+    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= PULL_STREAM_BYTES);
+  if (from && (from != cache || !pull_into_buffers(worker, fetch)))
+    pull_write(worker, fetch, model->offset, from, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);
