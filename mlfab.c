@@ -5457,6 +5457,14 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
  * last are 0. */
 MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
                                         uint64_t grains, uint64_t *keep);
+typedef struct mlfab__tags_share {
+  uint32_t grains; /* that may have changed, in 1/256 */
+  uint32_t blocks; /* of 64 grains, with such a grain, in 1/256 */
+} mlfab__tags_share;
+
+/* An estimate for the bytes `at` to `end` (not empty), from the tags of 11 to 31 of the blocks; exact where there are fewer than 32. */
+MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
+                                                       uint64_t at, uint64_t end);
 
 
 /* ==============================================================================================
@@ -5471,7 +5479,7 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
 #include <emmintrin.h>
 #endif
 
-enum { VERSION_BLOCK = 64, VERSION_LARGE = 256 };
+enum { VERSION_BLOCK = 64, VERSION_LARGE = 256, VERSION_SAMPLES = 16 };
 
 static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
   return bytes / grain_bytes + (bytes % grain_bytes != 0);
@@ -5687,6 +5695,27 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
     }
   }
   if (grains % VERSION_BLOCK) keep[words - 1] &= ~(UINT64_MAX << grains % VERSION_BLOCK);
+}
+
+MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
+                                                       uint64_t at, uint64_t end) {
+  assert(at < end && end <= tags->bytes);
+  uint32_t limit, blocks = 0, touched = 0;
+  uint64_t first = at >> tags->shift, last = (end - 1) >> tags->shift, changed = 0, seen = 0;
+  /* Odd: what repeats in a tensor mostly does so at a power of two. */
+  uint64_t stride = (last / VERSION_BLOCK - first / VERSION_BLOCK + 1) / VERSION_SAMPLES | 1;
+  if (!version_limit(tags, since, &limit)) return (mlfab__tags_share){256, 256};
+  for (uint64_t block = first / VERSION_BLOCK; block <= last / VERSION_BLOCK; block += stride) {
+    uint64_t from = mlfab__max(first, block * VERSION_BLOCK);
+    uint64_t grains = mlfab__min(last + 1, (block + 1) * VERSION_BLOCK) - from;
+    uint64_t bits = version_changed(tags, block, limit) >> from % VERSION_BLOCK;
+    if (grains < VERSION_BLOCK) bits &= ~(UINT64_MAX << grains);
+    changed += mlfab__bits(bits);
+    seen += grains;
+    touched += bits != 0;
+    blocks++;
+  }
+  return (mlfab__tags_share){(uint32_t)(256 * changed / seen), 256 * touched / blocks};
 }
 
 /* ==============================================================================================
@@ -7200,6 +7229,7 @@ typedef struct mlfab__greeting {
   mlfab__hello_ack *ack;     /* the answer: the called side fills it, the caller reads it */
   uint32_t incarnation;      /* of the caller; 0 if this node called */
   int fresh;                 /* the caller is a process that was not here before */
+  int local;                 /* the link's transport reaches this host only */
   const char *why;           /* hello: the reason for a refusal. Static */
   const char *died;          /* up: the cause of death if the peer were dead now. Static */
 } mlfab__greeting;
@@ -10365,7 +10395,7 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
   const mlfab__link *answers = &node->links[node->pairs[which][1]];
   int kinds[2] = {asks->kind, answers->kind};
   uint32_t peers[2] = {asks->peer, answers->peer};
-  mlfab__greeting greeting = {&hello, &ack, node->incarnation, fresh, NULL, NULL};
+  mlfab__greeting greeting = {&hello, &ack, node->incarnation, fresh, 1, NULL, NULL};
   if (mlfab__roles_hello(node, kinds[1], peers[1], &greeting)) return;
   if (kinds[1] == MLFAB__LINK_WORKER) {
     mlfab__caller *self = &node->callers[peers[1]];
@@ -11174,6 +11204,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   int kind = link->kind;
   uint32_t peer = link->peer;
   memset(greeting->ack, 0, sizeof *greeting->ack);
+  greeting->local = (link->caps & MLFAB_CAP_LOCAL) != 0;
   greeting->ack->server = node->server_number;
   greeting->ack->nonce = node->nonce;
   if (kind != MLFAB__LINK_VOTER_IN) node->links[index].term = node->term;
@@ -11367,7 +11398,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   if (!mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame)) return;
   mlfab__caller *caller = caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
   mlfab__hello_ack ack;
-  mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, NULL, NULL};
+  mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, 0, NULL, NULL};
   if (caller_answer(node, index, &greeting)) return;
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;
@@ -16617,6 +16648,7 @@ typedef struct mlfab__server_pull {
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
   uint8_t absent;       /* no process has had the number, or its last one has left or died */
+  uint8_t local;        /* its link's transport reaches this host only */
   uint8_t guest;        /* a new process that is not counted yet: see clock.c */
   uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
   uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */
@@ -21016,7 +21048,10 @@ static void server_role_returned(void *self, mlfab__at at, uint64_t token) {
 }
 
 static int server_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  return mlfab__server_hello(self, at.peer, greeting->hello, greeting->ack, at.now_ns);
+  mlfab__server *server = self;
+  int code = mlfab__server_hello(server, at.peer, greeting->hello, greeting->ack, at.now_ns);
+  if (!code) server->peers[at.peer].local = greeting->local != 0;
+  return code;
 }
 
 static void server_role_lost(void *self, mlfab__at at) {
@@ -43398,7 +43433,8 @@ enum {
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
   DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
   DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
-  DELTA_LOOK = 64          /* grains searched in the first step */
+  DELTA_TAG_BYTES = 4,
+  DELTA_LOOK = 64 /* grains searched in the first step */
 };
 
 /* --- commits --- */
@@ -43549,6 +43585,18 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   return mlfab__min(kept << grain_log2, elements);
 }
 
+/* 1 if most of these bytes have changed: packets would save little, and both sides would search for it. */
+static int delta_most(uint64_t changed, uint64_t of) { return 8 * changed > 7 * of; }
+
+/* 1 if these bytes are probably better sent as they are. On a link inside this host bytes cost little: packets cost as much time
+ * as all of it from where the tags of the touched blocks are a quarter of its bytes. */
+static int delta_plain(const delta_frame *f, uint64_t at, uint64_t end) {
+  mlfab__tags_share share = mlfab__tags_estimate(f->tags, f->since, at, end);
+  int local = f->server->peers[f->pull->worker].local && f->pull->spread == 0;
+  return delta_most(share.grains, 256) ||
+         (local && share.blocks * DELTA_TAG_BYTES * 4 > 256 * f->tags->grain_bytes);
+}
+
 /* The maximum size of a packet. */
 static uint64_t delta_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept, uint32_t width) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
@@ -43570,9 +43618,13 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
   if (f->tags) {
     uint32_t log2 = delta_log2(f->tags->grain_bytes / width), grain = 1u << log2;
     uint32_t least = f->used > 0 ? elements / 8 : 0;
+    int large = !f->server->options.pull_half && elements * width >= DELTA_PLAIN;
+    if (large && delta_plain(f, at, at + elements * width)) {
+      f->plain = elements * width;
+      return 0;
+    }
     uint64_t kept = delta_mark(f, at, elements, log2, keep);
-    if (!f->server->options.pull_half && 8 * kept > 7 * (uint64_t)elements &&
-        elements * width >= DELTA_PLAIN) {
+    if (large && delta_most(kept, elements)) {
       f->plain = elements * width;
       return 0;
     }

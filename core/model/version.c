@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { VERSION_BLOCK = 64, VERSION_LARGE = 256 };
+enum { VERSION_BLOCK = 64, VERSION_LARGE = 256, VERSION_SAMPLES = 16 };
 
 static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
   return bytes / grain_bytes + (bytes % grain_bytes != 0);
@@ -224,4 +224,25 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
     }
   }
   if (grains % VERSION_BLOCK) keep[words - 1] &= ~(UINT64_MAX << grains % VERSION_BLOCK);
+}
+
+MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
+                                                       uint64_t at, uint64_t end) {
+  assert(at < end && end <= tags->bytes);
+  uint32_t limit, blocks = 0, touched = 0;
+  uint64_t first = at >> tags->shift, last = (end - 1) >> tags->shift, changed = 0, seen = 0;
+  /* Odd: what repeats in a tensor mostly does so at a power of two. */
+  uint64_t stride = (last / VERSION_BLOCK - first / VERSION_BLOCK + 1) / VERSION_SAMPLES | 1;
+  if (!version_limit(tags, since, &limit)) return (mlfab__tags_share){256, 256};
+  for (uint64_t block = first / VERSION_BLOCK; block <= last / VERSION_BLOCK; block += stride) {
+    uint64_t from = mlfab__max(first, block * VERSION_BLOCK);
+    uint64_t grains = mlfab__min(last + 1, (block + 1) * VERSION_BLOCK) - from;
+    uint64_t bits = version_changed(tags, block, limit) >> from % VERSION_BLOCK;
+    if (grains < VERSION_BLOCK) bits &= ~(UINT64_MAX << grains);
+    changed += mlfab__bits(bits);
+    seen += grains;
+    touched += bits != 0;
+    blocks++;
+  }
+  return (mlfab__tags_share){(uint32_t)(256 * changed / seen), 256 * touched / blocks};
 }

@@ -56,5 +56,13 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
  * last are 0. */
 MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
                                         uint64_t grains, uint64_t *keep);
+typedef struct mlfab__tags_share {
+  uint32_t grains; /* that may have changed, in 1/256 */
+  uint32_t blocks; /* of 64 grains, with such a grain, in 1/256 */
+} mlfab__tags_share;
+
+/* An estimate for the bytes `at` to `end` (not empty), from the tags of 11 to 31 of the blocks; exact where there are fewer than 32. */
+MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
+                                                       uint64_t at, uint64_t end);
 
 #endif

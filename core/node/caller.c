@@ -216,6 +216,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   int kind = link->kind;
   uint32_t peer = link->peer;
   memset(greeting->ack, 0, sizeof *greeting->ack);
+  greeting->local = (link->caps & MLFAB_CAP_LOCAL) != 0;
   greeting->ack->server = node->server_number;
   greeting->ack->nonce = node->nonce;
   if (kind != MLFAB__LINK_VOTER_IN) node->links[index].term = node->term;
@@ -409,7 +410,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   if (!mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame)) return;
   mlfab__caller *caller = caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
   mlfab__hello_ack ack;
-  mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, NULL, NULL};
+  mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, 0, NULL, NULL};
   if (caller_answer(node, index, &greeting)) return;
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;

@@ -35,7 +35,7 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
   const mlfab__link *answers = &node->links[node->pairs[which][1]];
   int kinds[2] = {asks->kind, answers->kind};
   uint32_t peers[2] = {asks->peer, answers->peer};
-  mlfab__greeting greeting = {&hello, &ack, node->incarnation, fresh, NULL, NULL};
+  mlfab__greeting greeting = {&hello, &ack, node->incarnation, fresh, 1, NULL, NULL};
   if (mlfab__roles_hello(node, kinds[1], peers[1], &greeting)) return;
   if (kinds[1] == MLFAB__LINK_WORKER) {
     mlfab__caller *self = &node->callers[peers[1]];

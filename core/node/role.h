@@ -51,6 +51,7 @@ typedef struct mlfab__greeting {
   mlfab__hello_ack *ack;     /* the answer: the called side fills it, the caller reads it */
   uint32_t incarnation;      /* of the caller; 0 if this node called */
   int fresh;                 /* the caller is a process that was not here before */
+  int local;                 /* the link's transport reaches this host only */
   const char *why;           /* hello: the reason for a refusal. Static */
   const char *died;          /* up: the cause of death if the peer were dead now. Static */
 } mlfab__greeting;

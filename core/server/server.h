@@ -135,6 +135,7 @@ typedef struct mlfab__server_pull {
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
   uint8_t absent;       /* no process has had the number, or its last one has left or died */
+  uint8_t local;        /* its link's transport reaches this host only */
   uint8_t guest;        /* a new process that is not counted yet: see clock.c */
   uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
   uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */

@@ -20,7 +20,10 @@ static void server_role_returned(void *self, mlfab__at at, uint64_t token) {
 }
 
 static int server_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  return mlfab__server_hello(self, at.peer, greeting->hello, greeting->ack, at.now_ns);
+  mlfab__server *server = self;
+  int code = mlfab__server_hello(server, at.peer, greeting->hello, greeting->ack, at.now_ns);
+  if (!code) server->peers[at.peer].local = greeting->local != 0;
+  return code;
 }
 
 static void server_role_lost(void *self, mlfab__at at) {

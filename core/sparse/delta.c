@@ -23,7 +23,8 @@ enum {
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
   DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
   DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
-  DELTA_LOOK = 64          /* grains searched in the first step */
+  DELTA_TAG_BYTES = 4,
+  DELTA_LOOK = 64 /* grains searched in the first step */
 };
 
 /* --- commits --- */
@@ -174,6 +175,18 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   return mlfab__min(kept << grain_log2, elements);
 }
 
+/* 1 if most of these bytes have changed: packets would save little, and both sides would search for it. */
+static int delta_most(uint64_t changed, uint64_t of) { return 8 * changed > 7 * of; }
+
+/* 1 if these bytes are probably better sent as they are. On a link inside this host bytes cost little: packets cost as much time
+ * as all of it from where the tags of the touched blocks are a quarter of its bytes. */
+static int delta_plain(const delta_frame *f, uint64_t at, uint64_t end) {
+  mlfab__tags_share share = mlfab__tags_estimate(f->tags, f->since, at, end);
+  int local = f->server->peers[f->pull->worker].local && f->pull->spread == 0;
+  return delta_most(share.grains, 256) ||
+         (local && share.blocks * DELTA_TAG_BYTES * 4 > 256 * f->tags->grain_bytes);
+}
+
 /* The maximum size of a packet. */
 static uint64_t delta_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept, uint32_t width) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
@@ -195,9 +208,13 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
   if (f->tags) {
     uint32_t log2 = delta_log2(f->tags->grain_bytes / width), grain = 1u << log2;
     uint32_t least = f->used > 0 ? elements / 8 : 0;
+    int large = !f->server->options.pull_half && elements * width >= DELTA_PLAIN;
+    if (large && delta_plain(f, at, at + elements * width)) {
+      f->plain = elements * width;
+      return 0;
+    }
     uint64_t kept = delta_mark(f, at, elements, log2, keep);
-    if (!f->server->options.pull_half && 8 * kept > 7 * (uint64_t)elements &&
-        elements * width >= DELTA_PLAIN) {
+    if (large && delta_most(kept, elements)) {
       f->plain = elements * width;
       return 0;
     }

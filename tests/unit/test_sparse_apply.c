@@ -811,6 +811,68 @@ static void test_caches(void **state) {
   }
 }
 
+/* Every `every`-th element of 32,768 changes, and both caches pull; their frames' bytes. */
+static void pull_after(node *n, cache *caches, mlfab__rng *prng, uint32_t every, uint64_t bulk[2]) {
+  static update u;
+  update_make(&n->server.layout, prng, &u);
+  memset(u.values, 0, n->server.layout.bytes);
+  for (uint32_t k = 0; k < 32768; k += every) set_value(u.values + 4 * k, MLFAB_F32, 1.0);
+  u.nsegments = 1;
+  u.segments[0] = (mlfab__segment){0, n->server.layout.bytes};
+  u.sum = n->server.layout.bytes;
+  u.scale = 1.0;
+  push_dense(n, 0, &u, 0);
+  drain(n, prng);
+  for (uint32_t w = 0; w < 2; w++) {
+    cache_ask(n, w, &caches[w], prng, 1);
+    cache_finish(n, w, &caches[w]);
+    bulk[w] = caches[w].bulk;
+  }
+}
+
+/* With a tag an element: packets are for few changes, and for a link that leaves the host also for many blocks with few. */
+static void test_sends_in_full(void **state) {
+  mlfab__rng prng;
+  setting s;
+  cache caches[2];
+  uint64_t bulk[2], all = 4 * 32768;
+  (void)state;
+  mlfab__rng_seed(&prng, 1);
+  random_setting(&prng, &s);
+  memset(&s.define.options.consistency, 0, sizeof s.define.options.consistency);
+  s.define.options.consistency.kind = MLFAB_SYNC_ASYNC;
+  s.define.options.optimizer = MLFAB_OPTIMIZER_SGD;
+  s.define.options.slices = 1;
+  s.define.options.tags = 1;
+  s.define.tensors = 1;
+  s.tensors[0] = (mlfab__tensor_info){0, MLFAB_F32, 32768};
+  s.block_bytes = s.chunk_bytes = 1 << 18;
+  s.on_update = NULL;
+  node *n = node_open(&s);
+  n->server.peers[1].local = 1;
+  memset(caches, 0, sizeof caches);
+  for (uint32_t w = 0; w < 2; w++) {
+    caches[w].data = calloc(1, MODEL);
+    caches[w].expected = calloc(1, MODEL);
+    assert_true(caches[w].data && caches[w].expected);
+  }
+  pull_after(n, caches, &prng, 1, bulk);
+  assert_true(bulk[0] == all && bulk[1] == all);
+  pull_after(n, caches, &prng, 1, bulk); /* all has changed */
+  assert_true(bulk[0] == all && bulk[1] == all);
+  pull_after(n, caches, &prng, 256, bulk); /* one block in four */
+  assert_true(bulk[0] < all / 16 && bulk[1] == bulk[0]);
+  pull_after(n, caches, &prng, 128, bulk); /* every other one */
+  assert_true(bulk[0] < all / 16 && bulk[1] == all);
+  pull_after(n, caches, &prng, 2, bulk); /* half of all */
+  assert_true(bulk[0] > all / 2 && bulk[0] < all && bulk[1] == all);
+  for (uint32_t w = 0; w < 2; w++) {
+    free(caches[w].data);
+    free(caches[w].expected);
+  }
+  node_close(n);
+}
+
 /* --- the parameter filter --- */
 
 /* One element, as TDF 4.2 says it. */
@@ -1142,7 +1204,7 @@ static void test_future(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_updates),    cmocka_unit_test(test_broken_links),
-      cmocka_unit_test(test_caches),
+      cmocka_unit_test(test_caches),     cmocka_unit_test(test_sends_in_full),
 
       cmocka_unit_test(test_filter),     cmocka_unit_test(test_refused_packets),
       cmocka_unit_test(test_not_finite), cmocka_unit_test(test_future),

@@ -172,6 +172,25 @@ static void check_bitmap(history *h, uint64_t since) {
   assert_true(keep[words] == 0x5555555555555555u);
 }
 
+/* Against a literal count over every n-th block, which are all where there are few. */
+static void check_estimate(history *h, uint64_t since) {
+  uint64_t at = below(h, h->bytes), end = at + 1 + below(h, h->bytes - at);
+  uint64_t first = at / h->grain, last = (end - 1) / h->grain, blocks = last / 64 - first / 64 + 1;
+  uint64_t stride = blocks / 16 | 1, changed = 0, seen = 0, looked = 0, touched = 0;
+  for (uint64_t block = first / 64; block <= last / 64; block += stride, looked++) {
+    uint64_t before = changed;
+    for (uint64_t g = mlfab__max(first, 64 * block); g <= mlfab__min(last, 64 * block + 63); g++) {
+      changed += lacks(h, since, g) != 0;
+      seen++;
+    }
+    touched += changed > before;
+  }
+  mlfab__tags_share share = mlfab__tags_estimate(&h->tags, since, at, end);
+  assert_true(looked <= 31);
+  assert_int_equal(share.grains, 256 * changed / seen);
+  assert_int_equal(share.blocks, 256 * touched / looked);
+}
+
 static void test_random_histories(void **state) {
   static history h;
   uint64_t moved = 0;
@@ -188,6 +207,7 @@ static void test_random_histories(void **state) {
         uint64_t since = some_since(&h);
         check_next(&h, since);
         check_bitmap(&h, since);
+        check_estimate(&h, since);
       }
     }
     end(&h);
