@@ -244,5 +244,7 @@ MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, 
     touched += bits != 0;
     blocks++;
   }
-  return (mlfab__tags_share){(uint32_t)(256 * changed / seen), 256 * touched / blocks};
+  /* There was at least one grain. clang's analyzer does not see it. */
+  return (mlfab__tags_share){(uint32_t)(256 * changed / mlfab__max(seen, 1)),
+                             256 * touched / (blocks > 0 ? blocks : 1)};
 }
