@@ -113,7 +113,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
+.PHONY: always all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
         uninstall clean help libraries tests-built mpi mpi-built cblas-built gpu gpu-built gpu-test gpu-bench run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/, and what OpenSSL and libcurl allow of the extras
@@ -192,6 +192,11 @@ $(EXAMPLES): $(BUILD)/%: %.c $(BUILD)/libmlfab.a
 	$(COMPILE) $(if $(findstring mnist,$@),$(MNIST_FLAGS)) -MF $@.d -o $@ $< $(BUILD)/libmlfab.a $(LDFLAGS) \
 	  $(if $(findstring mnist,$@),$(CBLAS_LIBS)) $(LIBS)
 MNIST_FLAGS = $(if $(CBLAS),-DMNIST_WITH_CBLAS=1 $(CBLAS_FLAGS))
+# `make deps` may have installed a cblas after mnist was built: it is built again when its flags are others.
+$(BUILD)/examples/mnist: $(BUILD)/mnist.flags
+$(BUILD)/mnist.flags: always
+	@mkdir -p $(@D)
+	@echo '$(MNIST_FLAGS) $(CBLAS_LIBS)' | cmp -s - $@ || echo '$(MNIST_FLAGS) $(CBLAS_LIBS)' >$@
 
 $(patsubst %.c,$(BUILD)/%,$(INTERNAL_TESTS)): $(BUILD)/%: %.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
