@@ -166,7 +166,7 @@ def test_refusals():
     stranger = run(RUN, "--join", address, "--no-prefix", helper("joiner"), 4,
                    env=dict(environment(address), MLFAB_KEY="f" * 64))
     expect(stranger.code == 1 and "MLFAB_KEY" in stranger.err, "another key", stranger)
-    last = join(address, "-n", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="bsp")
+    last = join(address, "-n", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="bsp", JOINER_HEIR=1)
     results = [finish(last, 60), finish(first, 60)]
     expect(all(r.code == 0 for r in results), "the others", results)
     expect(len(rows(*results)) == 4, "four workers", results)
@@ -180,7 +180,7 @@ def test_a_joiner_that_dies():
     time.sleep(0.3)
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
-    last = join(address, "-n", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="bsp")
+    last = join(address, "-n", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="bsp", JOINER_HEIR=1)
     results = [finish(last, 60), finish(first, 60)]
     expect(all(r.code == 0 for r in results), "the others", results)
     expect(len(rows(*results)) == 4, "four workers", results)
