@@ -21,7 +21,7 @@ import sys
 
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
-    {"base": "base error env rng heap map pool request meter shm_coll"},
+    {"base": "base error env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels_cblas kernels packet"},
     {"model": "sync layout version optimizer memory store image windows"},
@@ -43,7 +43,7 @@ GROUPS = [
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm_file shm shm_coll mpi sim"
+TRANSPORTS = "tcp shm_file shm_memory shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
 TOP = {"open": "build_info compose open"}

@@ -1280,6 +1280,42 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 
 
 /* ==============================================================================================
+ * core/base/shm_memory.h
+ * ============================================================================================== */
+/* shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
+ *
+ * Declarations only: the code, which makes system calls, is in transports/shm_memory.c. A context has one such object, and gives
+ * it to what shares memory: collectives (shm_coll.h) and the shared-memory transport, which sends references into it.
+ *
+ * An area is what `alloc` returned: whole pages. Its pages belong to files (memfds of sealed size), at first to one. Others map a
+ * file; they find bytes by the file's number and an offset in it. Where one of them may still read or write bytes that its owner
+ * is about to use otherwise, and cannot be asked (it is stopped, or slow, or cut off), the owner renews their pages: the same
+ * addresses get the pages of a new file, with the same contents, and the others keep the old ones to themselves.
+ *
+ * Invariants:
+ *   (M1) Pieces (stretches of addresses that belong to one file in one row) do not overlap. A page in no piece is private.
+ *   (M2) A file's number is never used again. `gone` is called before its descriptor is closed.
+ *   (M3) Bytes are lent to others only if their pages hold nothing else of the caller's (`alone`), because renewing copies whole
+ *        pages, and another thread may write to what else is in them meanwhile. */
+
+typedef struct mlfab__shm_memory mlfab__shm_memory;
+
+typedef struct mlfab__shm_memory_table {
+  /* NULL: out of memory. */
+  mlfab__shm_memory *(*create)(mlfab__env *env);
+  /* Frees all areas, too. NULL: does nothing. */
+  void (*destroy)(mlfab__shm_memory **memory_p);
+  /* An area of at least `bytes`, zeroed. NULL: there are no descriptors or no memory; use ordinary memory. */
+  void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes);
+  /* `area` is what alloc returned. */
+  void (*release)(mlfab__shm_memory *memory, void *area);
+} mlfab__shm_memory_table;
+
+/* NULL when MLFAB_WITH_SHM is 0. */
+MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void);
+
+
+/* ==============================================================================================
  * core/base/shm_coll.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
@@ -1302,7 +1338,7 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  *      small[2]    a small vector
  *      in[3]       a round's data for the owners of its parts, and their results
  *      out[4]      this member's part of a round, when nothing is added
- *    vectors     of mlfab__shm_coll_alloc; written by the others too, during a call on them
+ *    vectors     in memory of shm_memory.h; written by the others too, during a call on them
  *
  * A call is turn t of the epoch (t counts calls that used the arena; `number` may skip). Every member first
  * stores what the others need, then publishes door[t mod 2].word = (epoch, number + 1) by a release store,
@@ -1336,11 +1372,10 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  *        round i. Rounds are counted over the whole epoch.
  *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they had
  *        read round i. The owner of a lent vector does not leave before all last steps were seen.
- *   (I5) A vector is lent only when all others have confirmed that they map it, and it begins at a page and
- *        ends at a page or at the end of its memory: its pages hold nothing else.
- *   (I6) A member that leaves a call early withdraws its door, then gets new pages for its slots and its
- *        lent vector (with their contents): a slow or stopped member that still writes has the old pages
- *        to itself. A member that joins withdraws both doors and its step.
+ *   (I5) A vector is lent only when all others have confirmed that they map it, and its pages hold nothing
+ *        else (M3 of shm_memory.h).
+ *   (I6) A member that leaves a call early withdraws its door, then renews the pages of its slots and its
+ *        lent vector: a slow or stopped member that still writes has the old ones to itself. A member that joins withdraws both doors and its step.
  *   (I7) Before a member uses what the doors say, and again before it succeeds, it checks that the doors
  *        it began with are unchanged. If so, nothing that it read was overwritten. If not, it waits for
  *        pause to return the reason. So no torn read is used. A verdict from the doors withdraws nothing:
@@ -1397,10 +1432,12 @@ typedef struct mlfab__shm_coll_call {
 
 /* The functions; a transport's list entry gives them to a context. */
 typedef struct mlfab__shm_coll_table {
-  /* Creates this process's segment and slots: 2 MB of pages, allocated at first use. Errors: UNSUPPORTED
-   * (no memfds here), MEMORY, IO. */
-  int (*create)(mlfab__env *env, mlfab__shm_coll **arena_p, mlfab__shm_coll_name *name_p);
-  /* Also frees shared memory that was not released. NULL: does nothing. */
+  /* Creates this process's segment and, in `memory`, its slots: 2 MB of pages, allocated at first use. Vectors in
+   * `memory`, which stays until the arena is destroyed, are accessed in place from the third call on. Errors: MEMORY,
+   * IO (no memfds here). */
+  int (*create)(mlfab__env *env, mlfab__shm_memory *memory, mlfab__shm_coll **arena_p,
+                mlfab__shm_coll_name *name_p);
+  /* NULL: does nothing. */
   void (*destroy)(mlfab__shm_coll **arena_p);
   /* Begins a new epoch (its lower 24 bits count; 0 means none) among names[0..n), of which `me` is this
    * process. No call may be under way. Keeps mapped segments that are still needed, unmaps others. Calls
@@ -1416,12 +1453,6 @@ typedef struct mlfab__shm_coll_table {
    * buffers' contents are undefined. Cost: no allocation, and no system call while all are awake. One copy
    * of the data that others need, and one of their results; none for lent vectors. */
   int (*run)(mlfab__shm_coll *arena, const mlfab__shm_coll_call *call, uint32_t *culprit_p);
-  /* Zeroed page-aligned memory, which other members access in place from the third call on; ordinary memory
-   * if no descriptors are left. NULL without memory. When a call on it fails, its pages are replaced by new
-   * ones with the same bytes. No other thread may run a call meanwhile. */
-  void *(*alloc)(mlfab__shm_coll *arena, uint64_t bytes);
-  /* Others unmap it in their next large call. Errors: ARGUMENT (not of this arena). */
-  int (*release)(mlfab__shm_coll *arena, void *memory);
 } mlfab__shm_coll_table;
 
 /* NULL when MLFAB_WITH_SHM is 0. */
@@ -5715,7 +5746,9 @@ MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, 
     touched += bits != 0;
     blocks++;
   }
-  return (mlfab__tags_share){(uint32_t)(256 * changed / seen), 256 * touched / blocks};
+  /* There was at least one grain. clang's analyzer does not see it. */
+  return (mlfab__tags_share){(uint32_t)(256 * changed / mlfab__max(seen, 1)),
+                             256 * touched / (blocks > 0 ? blocks : 1)};
 }
 
 /* ==============================================================================================
@@ -56689,8 +56722,9 @@ typedef struct mlfab__context_choice {
   const mlfab_transport *table;
   const char *listen; /* "": the transport chooses */
   int publish;        /* 1: peers get its address */
-  const struct mlfab__shm_coll_table
-      *shm_coll; /* collectives between the nodes that it reaches, or NULL */
+  /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
+  const struct mlfab__shm_memory_table *shm_memory;
+  const struct mlfab__shm_coll_table *shm_coll;
 } mlfab__context_choice;
 
 typedef struct mlfab__context_transport {
@@ -56710,9 +56744,6 @@ typedef struct mlfab__context_sharing {
   /* Maps the memory of the other workers when the communicator has asked for it, unless a thread is in a call of the
    * arena. 1: the node has something to send. */
   int (*map)(mlfab *ctx);
-  /* As of mlfab__shm_coll_table. */
-  void *(*alloc)(mlfab *ctx, uint64_t bytes);
-  int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
@@ -56866,9 +56897,11 @@ struct mlfab {
   struct mlfab__staging *staging;
   const mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
   struct mlfab__direct *shares;
-  /* Collectives in shared memory. */
-  const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
-  const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
+  /* Memory that other processes of the host may map, and collectives in it. */
+  const struct mlfab__shm_memory_table *shm_memory; /* NULL: no transport has one */
+  struct mlfab__shm_memory *memory;                 /* or NULL */
+  const mlfab__context_sharing *sharing;            /* NULL: not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll;     /* NULL: no transport has one */
   struct mlfab__shm_coll *arena;
   int arena_tried;            /* the arena was made, or cannot be made */
   int arena_runs;             /* a thread is in a call of the arena, without the lock */
@@ -57315,12 +57348,13 @@ static int context_quiet(const mlfab *ctx, uint32_t t) {
   return links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
 }
 
-/* --- memory that workers of one host share --- */
+/* --- memory that processes of one host share --- */
 
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
   if (ctx->arena_tried) return ctx->arena != NULL;
   ctx->arena_tried = 1;
-  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll || !ctx->sharing)
+  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll || !ctx->sharing ||
+      !ctx->memory)
     return 0;
   return ctx->sharing->make(ctx);
 }
@@ -57775,6 +57809,12 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.error = error;
   options.timeout_ns = c->timeout_ns;
   options.lend = c->mpi_lend;
+  if (!ctx->shm_memory && choice->shm_memory) {
+    ctx->shm_memory = choice->shm_memory;
+    ctx->memory = ctx->shm_memory->create(&ctx->env);
+    if (!ctx->memory) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
+  }
+  options.memory = ctx->memory;
   mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
@@ -57817,8 +57857,8 @@ static void context_free(mlfab *ctx) {
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
   }
-  if (ctx->arena && !ctx->arena_runs)
-    ctx->sharing->destroy(ctx); /* with the memory that is part of it */
+  if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
+  if (ctx->memory && !ctx->arena_runs) ctx->shm_memory->destroy(&ctx->memory);
   if (ctx->observer) ctx->observer->free(ctx, child);
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
@@ -58942,7 +58982,7 @@ MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {
 /* ==============================================================================================
  * core/api/memory.c
  * ============================================================================================== */
-/* memory.c - mlfab_alloc: memory that the workers of a host share where that is possible (shared.c). */
+/* memory.c - mlfab_alloc: memory that other processes of the host can read in place, where that is possible. */
 
 static int memory_rests(mlfab *ctx, void *what) {
   (void)what;
@@ -58951,11 +58991,8 @@ static int memory_rests(mlfab *ctx, void *what) {
 
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
-  if (mlfab__context_arena(ctx)) {
-    if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) return MLFAB_ERR_CLOSED;
-    memory->at = ctx->sharing->alloc(ctx, memory->bytes);
-    memory->shared = memory->at != NULL;
-  }
+  if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes);
+  memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
     if (memory->at) memset(memory->at, 0, (size_t)memory->bytes);
@@ -59008,7 +59045,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
-    if (found->shared) ctx->sharing->release(ctx, found->at);
+    if (found->shared) ctx->shm_memory->release(ctx->memory, found->at);
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
@@ -59295,7 +59332,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
  * core/api/shared.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* shared.c - a context: collectives in memory that workers of one host share (the arena), and that memory.
+/* shared.c - a context: collectives in memory that workers of one host share (the arena).
  *
  * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
  * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
@@ -59449,12 +59486,12 @@ MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
   shared_unqueue(ctx, &turn);
 }
 
-/* --- that memory --- */
+/* --- the arena --- */
 
 static int shared_make(mlfab *ctx) {
   mlfab__shm_coll_name name;
   mlfab__comm *comm = ctx->node->parts->comm;
-  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
+  if (ctx->shm_coll->create(&ctx->env, ctx->memory, &ctx->arena, &name)) return 0;
   comm->arena_pid = name.pid;
   comm->arena_fd = name.fd;
   comm->arena_nonce = name.nonce;
@@ -59479,17 +59516,8 @@ static int shared_map(mlfab *ctx) {
   return 1;
 }
 
-static void *shared_alloc(mlfab *ctx, uint64_t bytes) {
-  return ctx->shm_coll->alloc(ctx->arena, bytes);
-}
-
-static int shared_release(mlfab *ctx, void *memory) {
-  return ctx->shm_coll->release(ctx->arena, memory);
-}
-
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
-  static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map,
-                                                   shared_alloc, shared_release};
+  static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map};
   return &functions;
 }
 #endif /* MLFAB_WITH_COLL */
@@ -65200,22 +65228,64 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
 /* ==============================================================================================
  * transports/shm_file.h
  * ============================================================================================== */
-/* shm_file.h - memfds that processes of one host share, for the transport and for collectives. */
+/* shm_file.h - memory that processes of one host share: what the transport and collectives have in common. */
 
 /* From linux/futex.h, which is missing where the kernel's headers are not installed. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
+
+enum {
+  MLFAB__SHM_LINE = 64,  /* a rest of a page shorter than this belongs to what is before it */
+  MLFAB__SHM_FILES = 256 /* maximum files of a memory */
+};
+
+/* Where bytes are that others may map. */
+typedef struct mlfab__shm_span {
+  uint64_t number; /* of the file, from 1 */
+  uint64_t offset; /* of the bytes, in the file */
+  uint64_t file_bytes;
+  int fd;
+  int alone; /* 1: their pages hold nothing else of the caller's (M3) */
+} mlfab__shm_span;
+
+/* The file with this number is about to be closed. Called with the lock. */
+typedef void (*mlfab__shm_gone_fn)(void *user, uint64_t number);
 
 #if MLFAB_WITH_SHM /* otherwise unused */
 /* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
  * would raise SIGXFSZ (ulimit -f). */
 MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals);
+/* Is it a memfd of this size, sealed against shrinking and growing? Ask before mapping a peer's descriptor: an access behind the
+ * end of its file would kill this process. */
+MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes);
+/* Maps a file from `from` on, at `at` (anywhere if NULL). NULL on failure. A forked child does not inherit the mapping: what it
+ * wrote would reach the other processes. */
+MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
+                                     uint64_t from);
+
+/* Finds out where `bytes` at `at` are. 1, or 0: not in one file. The span stays as it is while the bytes are lent, or while the
+ * caller has the lock. From any thread. look: with the lock. */
+MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *memory, const void *at,
+                                           uint64_t bytes, mlfab__shm_span *span_p);
+MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, const void *at,
+                                           uint64_t bytes, mlfab__shm_span *span_p);
+MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
+MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
+/* Renews the pages of these bytes, which are in an area (else it does nothing). Without descriptors they become private; without
+ * memory they stay as they are, and 0 is returned, else 1. From any thread. */
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
+                                            uint64_t bytes);
+/* Is there a file with this number? */
+MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t number);
+/* Who is told of files that are closed; one at a time, NULL: nobody. */
+MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
+                                             void *user);
 #endif
 
 
 /* ==============================================================================================
  * transports/shm_file.c
  * ============================================================================================== */
-/* shm_file.c - memfds that processes of one host share. */
+/* shm_file.c - memory that processes of one host share: its files and mappings. */
 
 #if MLFAB_WITH_SHM
 
@@ -65223,6 +65293,7 @@ MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals)
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals) {
@@ -65240,6 +65311,294 @@ MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals)
   close(fd);
   errno = why;
   return -1;
+}
+
+MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes) {
+  const int both = F_SEAL_SHRINK | F_SEAL_GROW;
+  struct stat status;
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & both) == both && fstat(fd, &status) == 0 &&
+         status.st_size == (off_t)bytes;
+}
+
+MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
+                                     uint64_t from) {
+  void *map =
+      mmap(at, bytes, protection, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, (off_t)from);
+  if (map == MAP_FAILED) return NULL;
+  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
+  return map;
+}
+
+#endif
+
+/* ==============================================================================================
+ * transports/shm_memory.c
+ * ============================================================================================== */
+/* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
+ *
+ * One lock guards the lists. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
+ * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
+ * nothing from the env, whose functions need the context's lock. */
+
+#if !MLFAB_WITH_SHM
+
+MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void) { return NULL; }
+
+#else
+
+#include <assert.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { SHM_MEMORY_PIECES = 2 * MLFAB__SHM_FILES };
+
+struct shm_memory_file {
+  uint64_t number, bytes;
+  uint32_t pieces; /* that belong to it; 0: unused */
+  int fd;
+};
+
+struct shm_memory_piece {
+  struct shm_memory_file *file; /* NULL: unused */
+  uint8_t *at;
+  uint64_t bytes, offset; /* offset in the file */
+};
+
+struct shm_memory_area {
+  struct shm_memory_area *next;
+  uint8_t *at;
+  uint64_t asked, bytes; /* bytes: whole pages */
+};
+
+struct mlfab__shm_memory {
+  mlfab__env *env;
+  pid_t pid;
+  pthread_mutex_t lock;
+  struct shm_memory_area *areas;
+  uint64_t page, last_number;
+  uint32_t files, npieces; /* slots that have been used */
+  struct shm_memory_file file[MLFAB__SHM_FILES];
+  struct shm_memory_piece piece[SHM_MEMORY_PIECES];
+  mlfab__shm_gone_fn gone;
+  void *user;
+};
+
+MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *m) { pthread_mutex_lock(&m->lock); }
+
+MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *m) {
+  pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- files and pieces, with the lock ---- */
+
+static void shm_memory_leave(mlfab__shm_memory *m, struct shm_memory_piece *piece) {
+  struct shm_memory_file *file = piece->file;
+  piece->file = NULL;
+  if (--file->pieces > 0) return;
+  if (m->gone != NULL) m->gone(m->user, file->number);
+  close(file->fd);
+}
+
+static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
+  uint32_t i = 0;
+  while (i < m->npieces && m->piece[i].file != NULL) i++;
+  if (i == SHM_MEMORY_PIECES) return NULL;
+  if (i == m->npieces) m->npieces++;
+  return &m->piece[i];
+}
+
+/* A new file and its mapping. NULL: descriptors or memory are missing. */
+static struct shm_memory_file *shm_memory_file(mlfab__shm_memory *m, uint64_t bytes,
+                                               uint8_t **map_p) {
+  uint32_t i = 0;
+  while (i < m->files && m->file[i].pieces > 0) i++;
+  if (i == MLFAB__SHM_FILES || shm_memory_unused(m) == NULL) return NULL;
+  int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
+  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
+  if (map == NULL) {
+    if (fd >= 0) close(fd);
+    return NULL;
+  }
+  madvise(map, bytes, MADV_HUGEPAGE); /* a hint */
+  m->file[i] = (struct shm_memory_file){++m->last_number, bytes, 0, fd};
+  if (i == m->files) m->files++;
+  *map_p = map;
+  return &m->file[i];
+}
+
+/* These addresses belong to the file. There is an unused piece. */
+static void shm_memory_join(mlfab__shm_memory *m, struct shm_memory_file *file, uint8_t *at,
+                            uint64_t bytes, uint64_t offset) {
+  *shm_memory_unused(m) = (struct shm_memory_piece){file, at, bytes, offset};
+  file->pieces++;
+}
+
+/* Takes [from, from + bytes) out of all pieces. One that has a part on both sides is split; if there are too many pieces, its end
+ * is private from now on. */
+static void shm_memory_cut(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  uint8_t *to = from + bytes;
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    struct shm_memory_piece *piece = &m->piece[i], was = *piece;
+    if (was.file == NULL || was.at >= to || was.at + was.bytes <= from) continue;
+    uint64_t before = was.at < from ? (uint64_t)(from - was.at) : 0;
+    uint64_t after = was.at + was.bytes > to ? (uint64_t)(was.at + was.bytes - to) : 0;
+    if (after > 0 && shm_memory_unused(m) != NULL)
+      shm_memory_join(m, was.file, to, after, was.offset + was.bytes - after);
+    if (before > 0)
+      piece->bytes = before;
+    else
+      shm_memory_leave(m, piece);
+  }
+}
+
+static struct shm_memory_area *shm_memory_area_of(const mlfab__shm_memory *m, const uint8_t *at,
+                                                  uint64_t bytes) {
+  for (struct shm_memory_area *area = m->areas; area != NULL; area = area->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)area->at;
+    if (offset < area->bytes && bytes <= area->bytes - offset) return area;
+  }
+  return NULL;
+}
+
+/* ---- for those that share ---- */
+
+MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *m, const void *bytes_at,
+                                           uint64_t bytes, mlfab__shm_span *span) {
+  const uint8_t *at = bytes_at;
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    const struct shm_memory_piece *piece = &m->piece[i];
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
+    if (piece->file == NULL || offset >= piece->bytes || bytes > piece->bytes - offset) continue;
+    const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+    uint64_t begin = (uint64_t)(at - area->at), end = begin + bytes;
+    *span = (mlfab__shm_span){piece->file->number, piece->offset + offset, piece->file->bytes,
+                              piece->file->fd, 0};
+    span->alone =
+        begin % m->page == 0 &&
+        (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE));
+    return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at, uint64_t bytes,
+                                           mlfab__shm_span *span) {
+  pthread_mutex_lock(&m->lock);
+  int found = mlfab__shm_memory_look(m, at, bytes, span);
+  pthread_mutex_unlock(&m->lock);
+  return found;
+}
+
+/* [from, from + bytes) are whole pages of an area. */
+static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  uint8_t *map = NULL;
+  struct shm_memory_file *file = shm_memory_file(m, bytes, &map);
+  if (file == NULL)
+    map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return 0;
+  memcpy(map, from, bytes);
+  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) {
+    munmap(map, bytes);
+    if (file != NULL) close(file->fd);
+    return 0;
+  }
+  shm_memory_cut(m, from, bytes);
+  if (file != NULL && shm_memory_unused(m) != NULL)
+    shm_memory_join(m, file, from, bytes, 0);
+  else if (file != NULL)
+    close(file->fd); /* the pages are mapped here only */
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
+  pthread_mutex_lock(&m->lock);
+  const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+  int done = 1;
+  if (area != NULL && bytes > 0) {
+    uint64_t begin = (uint64_t)((const uint8_t *)at - area->at), end = begin + bytes;
+    begin = begin / m->page * m->page;
+    done = shm_memory_replace(m, area->at + begin, (end + m->page - 1) / m->page * m->page - begin);
+  }
+  pthread_mutex_unlock(&m->lock);
+  return done;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *m, uint64_t number) {
+  int found = 0;
+  pthread_mutex_lock(&m->lock);
+  for (uint32_t i = 0; i < m->files; i++)
+    found |= m->file[i].pieces > 0 && m->file[i].number == number;
+  pthread_mutex_unlock(&m->lock);
+  return found;
+}
+
+MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *m, mlfab__shm_gone_fn gone,
+                                             void *user) {
+  pthread_mutex_lock(&m->lock);
+  m->gone = gone;
+  m->user = user;
+  pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- for the context ---- */
+
+static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
+  mlfab__shm_memory *m = mlfab__alloc(env, sizeof *m);
+  if (m == NULL) return NULL;
+  pthread_mutex_init(&m->lock, NULL);
+  m->env = env;
+  m->pid = getpid();
+  m->page = (uint64_t)sysconf(_SC_PAGESIZE);
+  return m;
+}
+
+static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
+  if (asked == 0 || asked > SIZE_MAX / 2) return NULL;
+  uint64_t bytes = (asked + m->page - 1) / m->page * m->page;
+  uint8_t *map = NULL;
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_area *area = mlfab__alloc(m->env, sizeof *area);
+  struct shm_memory_file *file = area == NULL ? NULL : shm_memory_file(m, bytes, &map);
+  if (file != NULL) {
+    *area = (struct shm_memory_area){m->areas, map, asked, bytes};
+    m->areas = area;
+    shm_memory_join(m, file, map, bytes, 0);
+  } else if (area != NULL) {
+    mlfab__free(m->env, area, sizeof *area);
+  }
+  pthread_mutex_unlock(&m->lock);
+  return map;
+}
+
+/* In a forked child the mappings do not exist. */
+static void shm_memory_release(mlfab__shm_memory *m, void *at) {
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_area **in = &m->areas;
+  while (*in != NULL && (*in)->at != at) in = &(*in)->next;
+  struct shm_memory_area *area = *in;
+  assert(area != NULL);
+  *in = area->next;
+  shm_memory_cut(m, area->at, area->bytes);
+  if (m->pid == getpid()) munmap(area->at, area->bytes);
+  mlfab__free(m->env, area, sizeof *area);
+  pthread_mutex_unlock(&m->lock);
+}
+
+static void shm_memory_destroy(mlfab__shm_memory **memory_p) {
+  mlfab__shm_memory *m = *memory_p;
+  if (m == NULL) return;
+  *memory_p = NULL;
+  while (m->areas != NULL) shm_memory_release(m, m->areas->at);
+  pthread_mutex_destroy(&m->lock);
+  mlfab__free(m->env, m, sizeof *m);
+}
+
+MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void) {
+  static const mlfab__shm_memory_table table = {shm_memory_create, shm_memory_destroy,
+                                                shm_memory_alloc, shm_memory_release};
+  return &table;
 }
 
 #endif
@@ -66552,8 +66911,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 #include <unistd.h>
 
 #define SHM_COLL_MAGIC UINT64_C(0x32414e4552414c4d) /* also the version of this layout */
-#define SHM_COLL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
-#define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
+#define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1)      /* of a word; the epoch is above */
 
 #define SHM_COLL_SMALL 32768u    /* maximum bytes of a small call without additions, */
 #define SHM_COLL_SMALL_SUM 7168u /* with additions: of all members together, */
@@ -66561,7 +66919,6 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 #define SHM_COLL_ROUND 65536u /* bytes of all parts of a round together, */
 #define SHM_COLL_PART 8192u   /* and the minimum of one part */
 #define SHM_COLL_IN 524288u   /* bytes of in[i] */
-#define SHM_COLL_LINE 64u     /* a rest of a page shorter than this belongs to the vector */
 #define SHM_COLL_LINES 256u   /* parts are multiples of this, which suits the kernels */
 #define SHM_COLL_SHORT 65536u /* larger calls wake sleepers before they compute */
 #define SHM_COLL_MEAN 16384u  /* bytes divided at a time: fits the L1 cache */
@@ -66634,14 +66991,10 @@ struct shm_coll_peer {
   struct shm_coll_view views[SHM_COLL_MEMORIES];
 };
 
-struct shm_coll_memory {
-  uint8_t *at;
-  int fd; /* the entry's descriptor: a forked child cannot read the entry */
-  uint64_t bytes;
-  struct shm_coll_memory *next;
-  uint32_t entry; /* SHM_COLL_MEMORIES: none */
-  bool mapped;    /* else ordinary memory */
-  bool known;     /* all others have confirmed that they map it */
+/* A file of this member's memory that has an entry in the segment. */
+struct shm_coll_file {
+  uint64_t number; /* 0: none */
+  bool known;      /* all others have confirmed that they map it */
 };
 
 struct mlfab__shm_coll {
@@ -66653,10 +67006,11 @@ struct mlfab__shm_coll {
   uint64_t epoch;              /* shifted to its place in words; 0: none */
   uint64_t turn, base, round;  /* `base`: first step of this call; `round`: rounds before it */
   struct shm_coll_peer *peers; /* n entries; peers[me] does not use its views */
-  struct shm_coll_memory *memories, slots;
-  struct shm_coll_memory *lent; /* memory with this call's vector, if it is accessed in place */
-  uint64_t lent_bytes;          /* bytes of that vector */
-  uint64_t page;                /* page size */
+  mlfab__shm_memory *memory;
+  struct shm_coll_file files[SHM_COLL_MEMORIES]; /* guarded by the memory's lock */
+  struct shm_coll_slots *slots;
+  uint8_t *lent;       /* this call's vector, if it is accessed in place, */
+  uint64_t lent_bytes; /* and its bytes */
   uint32_t next_generation;
   _Atomic uint64_t fence; /* see shm_coll_fence */
   bool crowded; /* more members than processors: waiting would keep another from working */
@@ -66797,29 +67151,15 @@ static void shm_coll_leave(mlfab__shm_coll *a) {
 
 /* ---- descriptors and mappings ---- */
 
-static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_file("mlfab-arena", bytes, 0); }
-
-/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the
- * child would change the sums of all members. */
-static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
-  void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
-  if (map == MAP_FAILED) return NULL;
-  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
-  return map;
-}
-
 /* Maps a peer's descriptor once its size is verified and sealed. */
 static void *shm_coll_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
-  struct stat status;
   snprintf(path, sizeof path, "/proc/%u/fd/%d", (unsigned)pid, (int)fd);
   int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (own < 0) return NULL;
-  int seals = fcntl(own, F_GET_SEALS);
   void *map = NULL;
-  if (seals >= 0 && (seals & SHM_COLL_SEALS) == SHM_COLL_SEALS && fstat(own, &status) == 0 &&
-      status.st_size == (off_t)bytes)
-    map = shm_coll_map(own, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
+  if (mlfab__shm_sealed(own, bytes))
+    map = mlfab__shm_map(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), own, 0);
   close(own);
   return map;
 }
@@ -66836,63 +67176,53 @@ static void shm_coll_unmap(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   peer->segment = NULL;
 }
 
-/* Creates shared memory at `at` (anywhere if NULL), as entry i; `keep` copies the old contents. false when
- * a resource is missing; nothing has changed then. */
-static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_t i, bool keep) {
+/* ---- this member's memory ---- */
+
+/* A file of this member's memory is about to be closed: nobody maps it any more. */
+static void shm_coll_gone(void *user, uint64_t number) {
+  mlfab__shm_coll *a = user;
+  for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++) {
+    if (a->files[i].number != number) continue;
+    a->files[i] = (struct shm_coll_file){0};
+    atomic_store_explicit(&a->own->entries[i].generation, 0, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+  }
+}
+
+static void shm_coll_publish(mlfab__shm_coll *a, uint32_t i, const mlfab__shm_span *span) {
   struct shm_coll_entry *entry = &a->own->entries[i];
-  int fd = shm_coll_memfd(m->bytes);
-  void *map = fd < 0 ? NULL : shm_coll_map(fd, m->bytes, PROT_READ | PROT_WRITE);
-  if (map != NULL) {
-    madvise(map, m->bytes, MADV_HUGEPAGE); /* a hint */
-    if (keep) memcpy(map, m->at, m->bytes);
-    if (m->at != NULL &&
-        mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
-      munmap(map, m->bytes);
-      map = NULL;
-    }
-  }
-  if (map == NULL) {
-    if (fd >= 0) close(fd);
-    return false;
-  }
-  if (m->at == NULL) m->at = map;
-  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-  if (m->mapped) close(m->fd);
-  m->entry = i;
-  m->mapped = true;
-  m->known = false;
-  entry->fd = m->fd = fd;
-  entry->bytes = m->bytes;
+  a->files[i] = (struct shm_coll_file){span->number, false};
+  entry->fd = span->fd;
+  entry->bytes = span->file_bytes;
   if (++a->next_generation == 0) a->next_generation = 1;
   atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-  return true;
 }
 
-/* Replaces whole pages only, which are private from then on, as is the whole memory. */
-static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
-                          uint64_t bytes) {
-  struct shm_coll_entry *entry = &a->own->entries[m->entry];
-  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (map == MAP_FAILED) return;
-  memcpy(map, m->at + from, bytes);
-  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at + from) == MAP_FAILED) {
-    munmap(map, bytes);
-    return;
+/* Where these bytes are, and the entry of their file, a new one if it has none. SHM_COLL_MEMORIES: they are not in one file, or
+ * all entries are used. */
+static uint32_t shm_coll_entry(mlfab__shm_coll *a, const void *at, uint64_t bytes,
+                               mlfab__shm_span *span) {
+  uint32_t i = SHM_COLL_MEMORIES;
+  mlfab__shm_memory_lock(a->memory);
+  if (mlfab__shm_memory_look(a->memory, at, bytes, span)) {
+    uint32_t unused = SHM_COLL_MEMORIES;
+    for (i = 1; i < SHM_COLL_MEMORIES && a->files[i].number != span->number; i++)
+      if (a->files[i].number == 0 && unused == SHM_COLL_MEMORIES) unused = i;
+    if (i == SHM_COLL_MEMORIES && unused < i) shm_coll_publish(a, i = unused, span);
   }
-  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-  close(m->fd);
-  m->entry = SHM_COLL_MEMORIES;
+  mlfab__shm_memory_unlock(a->memory);
+  return i;
 }
 
-/* After a failed call, slow or stopped members may still write to these pages: this member gets new pages,
- * and they keep the old ones. Without memory for that, they continue to write here. */
-static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
-                           uint64_t bytes) {
-  if (m->entry == SHM_COLL_MEMORIES) return;
-  if (m->bytes - bytes < SHM_COLL_LINE && shm_coll_back(a, m, m->entry, m != &a->slots)) return;
-  shm_coll_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
+/* Entry 0. false: the slots are not shared any more. */
+static bool shm_coll_show_slots(mlfab__shm_coll *a) {
+  mlfab__shm_span span;
+  mlfab__shm_memory_lock(a->memory);
+  bool found = mlfab__shm_memory_look(a->memory, a->slots, sizeof *a->slots, &span);
+  if (found && a->files[0].number != span.number) shm_coll_publish(a, 0, &span);
+  mlfab__shm_memory_unlock(a->memory);
+  return found;
 }
 
 /* Leaves a failed call. The words of the turn before stay: others may still be in it, and it succeeded; the
@@ -66902,24 +67232,28 @@ static void shm_coll_break(mlfab__shm_coll *a, uint32_t parity) {
   shm_coll_fence(a, memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
-  const struct shm_coll_offer *offer = &a->peers[a->me].offer;
-  shm_coll_renew(a, &a->slots, 0, a->slots.bytes);
-  if (a->lent != NULL) shm_coll_renew(a, a->lent, offer->offset, a->lent_bytes);
+  /* Slow or stopped members may still write to these pages: this member gets new ones, and they keep the old ones. Without memory
+   * for that, they continue to write here. */
+  mlfab__shm_memory_renew(a->memory, a->slots, sizeof *a->slots);
+  shm_coll_show_slots(a);
+  if (a->lent != NULL) mlfab__shm_memory_renew(a->memory, a->lent, a->lent_bytes);
 }
 
-static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
+static int shm_coll_create(mlfab__env *env, mlfab__shm_memory *memory, mlfab__shm_coll **shm_coll_p,
                            mlfab__shm_coll_name *name_p) {
   uint64_t nonce;
   mlfab__shm_coll *a = mlfab__alloc(env, sizeof *a);
   if (a == NULL) return MLFAB_ERR_MEMORY;
   a->env = env;
+  a->memory = memory;
   a->pid = getpid();
-  a->page = (uint64_t)sysconf(_SC_PAGESIZE);
-  a->fd = shm_coll_memfd(sizeof *a->own);
+  a->fd = mlfab__shm_file("mlfab-arena", sizeof *a->own, 0);
   void *map = NULL;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
-    map = shm_coll_map(a->fd, sizeof *a->own, PROT_READ | PROT_WRITE);
-  if (map == NULL) {
+    map = mlfab__shm_map(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, a->fd, 0);
+  a->slots = map == NULL ? NULL : mlfab__shm_memory_functions()->alloc(memory, sizeof *a->slots);
+  if (a->slots == NULL) {
+    if (map != NULL) munmap(map, sizeof *a->own);
     if (a->fd >= 0) close(a->fd);
     mlfab__free(env, a, sizeof *a);
     return MLFAB_ERR_IO;
@@ -66931,13 +67265,8 @@ static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
   a->own->magic = SHM_COLL_MAGIC;
   a->own->bytes = sizeof *a->own;
   a->own->nonce = nonce;
-  a->slots.bytes = sizeof(struct shm_coll_slots);
-  if (!shm_coll_back(a, &a->slots, 0, false)) {
-    munmap(a->own, sizeof *a->own);
-    close(a->fd);
-    mlfab__free(env, a, sizeof *a);
-    return MLFAB_ERR_IO;
-  }
+  shm_coll_show_slots(a);
+  mlfab__shm_memory_watch(memory, shm_coll_gone, a);
   *name_p = (mlfab__shm_coll_name){(uint32_t)getpid(), a->fd, nonce, sizeof *a->own};
   *shm_coll_p = a;
   return 0;
@@ -66950,36 +67279,21 @@ static void shm_coll_drop_peers(mlfab__shm_coll *a) {
   a->n = 0;
 }
 
-/* In a forked child none of the shared mappings exists, so it cannot write to the others. */
-static void shm_coll_disown(mlfab__shm_coll *a) {
-  for (struct shm_coll_memory *m; (m = a->memories) != NULL;) {
-    a->memories = m->next;
-    if (m->entry < SHM_COLL_MEMORIES) close(m->fd);
-    if (!m->mapped) mlfab__free_aligned(a->env, m->at, m->bytes);
-    mlfab__free(a->env, m, sizeof *m);
-  }
-  for (uint32_t j = 0; j < a->n; j++) {
-    a->peers[j].segment = NULL;
-    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
-  }
-}
-
-static int shm_coll_release(mlfab__shm_coll *a, void *memory);
-
 static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   mlfab__shm_coll *a = *shm_coll_p;
   if (a == NULL) return;
   *shm_coll_p = NULL;
   bool child = a->pid != getpid();
-  if (child) shm_coll_disown(a);
-  /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
-  while (a->memories != NULL) shm_coll_release(a, a->memories->at);
-  shm_coll_drop_peers(a);
-  if (a->slots.entry == 0) close(a->slots.fd);
-  if (!child) {
-    munmap(a->slots.at, a->slots.bytes);
-    munmap(a->own, sizeof *a->own);
+  mlfab__shm_memory_watch(a->memory, NULL, NULL);
+  /* In a forked child none of the shared mappings exists, so it cannot write to the others. */
+  for (uint32_t j = 0; child && j < a->n; j++) {
+    a->peers[j].segment = NULL;
+    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
   }
+  /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
+  shm_coll_drop_peers(a);
+  mlfab__shm_memory_functions()->release(a->memory, a->slots);
+  if (!child) munmap(a->own, sizeof *a->own);
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);
 }
@@ -67048,12 +67362,12 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
                          uint32_t me, uint32_t epoch) {
   bool met = true;
   shm_coll_leave(a);
-  if (n > MLFAB__SHM_COLL_MOST || me >= n || a->slots.entry != 0) return MLFAB_ERR_UNSUPPORTED;
+  if (n > MLFAB__SHM_COLL_MOST || me >= n || !shm_coll_show_slots(a)) return MLFAB_ERR_UNSUPPORTED;
   struct shm_coll_peer *peers = mlfab__alloc_array(a->env, n, sizeof *peers);
   if (peers == NULL) return MLFAB_ERR_MEMORY;
   for (uint32_t j = 0; j < n; j++) {
     if (j == me)
-      peers[j].segment = a->own, peers[j].slots = (struct shm_coll_slots *)(void *)a->slots.at;
+      peers[j].segment = a->own, peers[j].slots = a->slots;
     else
       met &= shm_coll_meet(a, &names[j], &peers[j]);
   }
@@ -67069,7 +67383,7 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
     for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++)
       atomic_store_explicit(&a->own->mapped[j][i], 0, memory_order_relaxed);
   }
-  for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) m->known = false;
+  for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++) a->files[i].known = false;
   a->turn = a->base = a->round = 0;
   a->crowded = n > shm_coll_processors();
   a->epoch = (uint64_t)(epoch % 0xffffffu + 1) << 40;
@@ -67077,68 +67391,15 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
   return 0;
 }
 
-/* ---- shared memory for callers ---- */
-
-static void *shm_coll_alloc(mlfab__shm_coll *a, uint64_t bytes) {
-  uint32_t i = 1;
-  struct shm_coll_memory *m = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc(a->env, sizeof *m);
-  if (m == NULL) return NULL;
-  m->bytes = bytes;
-  m->entry = SHM_COLL_MEMORIES;
-  while (i < SHM_COLL_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
-  if (bytes == 0 || i == SHM_COLL_MEMORIES || !shm_coll_back(a, m, i, false)) {
-    m->at = mlfab__alloc_aligned(a->env, bytes);
-    if (m->at == NULL) {
-      mlfab__free(a->env, m, sizeof *m);
-      return NULL;
-    }
-    memset(m->at, 0, bytes);
-  }
-  m->next = a->memories;
-  a->memories = m;
-  return m->at;
-}
-
-static int shm_coll_release(mlfab__shm_coll *a, void *memory) {
-  struct shm_coll_memory **at = &a->memories;
-  while (*at != NULL && (*at)->at != memory) at = &(*at)->next;
-  struct shm_coll_memory *m = *at;
-  if (m == NULL || memory == NULL) return MLFAB_ERR_ARGUMENT;
-  *at = m->next;
-  if (m->entry < SHM_COLL_MEMORIES) {
-    struct shm_coll_entry *entry = &a->own->entries[m->entry];
-    atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-    close(m->fd);
-  }
-  if (m->mapped)
-    munmap(m->at, m->bytes);
-  else
-    mlfab__free_aligned(a->env, m->at, m->bytes);
-  mlfab__free(a->env, m, sizeof *m);
-  return 0;
-}
-
-/* The shared memory that contains these bytes, or NULL. */
-static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint8_t *at,
-                                                  uint64_t bytes) {
-  for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) {
-    uintptr_t offset = (uintptr_t)at - (uintptr_t)m->at;
-    if (m->entry < SHM_COLL_MEMORIES && offset < m->bytes && bytes <= m->bytes - offset) return m;
-  }
-  return NULL;
-}
-
-/* Have all others mapped it? */
-static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
-  uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
-                                             memory_order_relaxed);
-  for (uint32_t j = 0; j < a->n && !m->known; j++) {
-    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][m->entry],
+/* Have all others mapped the file of this entry? */
+static bool shm_coll_known(mlfab__shm_coll *a, uint32_t i) {
+  uint32_t generation = atomic_load_explicit(&a->own->entries[i].generation, memory_order_relaxed);
+  for (uint32_t j = 0; j < a->n && !a->files[i].known; j++) {
+    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][i],
                                            memory_order_acquire) != generation)
       return false;
   }
-  m->known = true;
+  a->files[i].known = true;
   return true;
 }
 
@@ -67496,7 +67757,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
                                const struct shm_coll_plan *p) {
   struct shm_coll_peer *me = &a->peers[a->me];
   bool useful = c->nbufs == 1 && (p->adds || !p->small);
-  struct shm_coll_memory *m = useful ? shm_coll_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
+  mlfab__shm_span span;
   me->offer = (struct shm_coll_offer){.signature = c->signature};
   me->direct = NULL;
   a->lent = NULL;
@@ -67504,19 +67765,16 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
     me->offer.refused = !shm_coll_finite(c, p->width, 0, c->count);
   else if (c->refuse)
     me->offer.refused = !shm_coll_finite(c, p->width, p->first[a->me], p->length[a->me]);
-  if (m == NULL) return;
-  me->offer.entry = m->entry;
-  me->offer.generation =
-      atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
-  me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  /* Pages are replaced when the call fails: they must hold no other data of the caller. */
-  uint64_t end = me->offer.offset + p->bytes;
-  if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= SHM_COLL_LINE) ||
-      !shm_coll_known(a, m))
-    return;
+  uint32_t i = useful ? shm_coll_entry(a, c->bufs[0].data, p->bytes, &span) : SHM_COLL_MEMORIES;
+  if (i == SHM_COLL_MEMORIES) return;
+  me->offer.entry = i;
+  me->offer.generation = atomic_load_explicit(&a->own->entries[i].generation, memory_order_relaxed);
+  if (me->offer.generation == 0) return; /* renewed by another thread */
+  me->offer.offset = span.offset;
+  /* Pages are renewed when the call fails: they must hold no other data of the caller. */
+  if (!span.alone || !shm_coll_known(a, i)) return;
   me->offer.direct = 1;
-  me->direct = c->bufs[0].data;
-  a->lent = m;
+  me->direct = a->lent = c->bufs[0].data;
   a->lent_bytes = p->bytes;
 }
 
@@ -67589,7 +67847,7 @@ static int shm_coll_run(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint3
 
 MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
   static const mlfab__shm_coll_table table = {shm_coll_create, shm_coll_destroy, shm_coll_join,
-                                              shm_coll_run,    shm_coll_alloc,   shm_coll_release};
+                                              shm_coll_run};
   return &table;
 }
 
@@ -69676,14 +69934,16 @@ typedef struct open_transport {
   const char *without;                   /* the switch that leaves it out */
   int unasked;                           /* 1: opened where the configuration names no transport */
   const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
-  const struct mlfab__shm_coll_table *(*coll)(
-      void); /* collectives for those that it reaches, or NULL */
+  /* Memory that those that it reaches may map, and collectives in it; or NULL. */
+  const struct mlfab__shm_memory_table *(*memory)(void);
+  const struct mlfab__shm_coll_table *(*coll)(void);
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_SHM_COLL},
-    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL},
-    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, mlfab__shm_memory_functions,
+     OPEN_SHM_COLL},
+    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL, NULL},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
@@ -69771,8 +70031,10 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table && asked) return open_missing(t, "the configuration", error);
     if (!table && meets) return open_missing(t, c->coordinator, error);
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
-    choices[*n_p] = open_choice(c, table, asked || !c->transports);
-    choices[(*n_p)++].shm_coll = t->coll ? t->coll() : NULL;
+    mlfab__context_choice *choice = &choices[(*n_p)++];
+    *choice = open_choice(c, table, asked || !c->transports);
+    choice->shm_memory = t->memory ? t->memory() : NULL;
+    choice->shm_coll = t->coll ? t->coll() : NULL;
   }
   return 0;
 }

@@ -1840,6 +1840,8 @@ typedef struct mlfab_transport_options {
   const struct mlfab_layer *layer;
   void *layer_user;
   uint32_t lend; /* mlfab_config.mpi_lend */
+  uint32_t reserved;
+  struct mlfab__shm_memory *memory; /* of mlfab_alloc, for the shared memory transport; or NULL */
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {

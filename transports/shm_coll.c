@@ -32,8 +32,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 #include <unistd.h>
 
 #define SHM_COLL_MAGIC UINT64_C(0x32414e4552414c4d) /* also the version of this layout */
-#define SHM_COLL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
-#define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
+#define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1)      /* of a word; the epoch is above */
 
 #define SHM_COLL_SMALL 32768u    /* maximum bytes of a small call without additions, */
 #define SHM_COLL_SMALL_SUM 7168u /* with additions: of all members together, */
@@ -41,7 +40,6 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 #define SHM_COLL_ROUND 65536u /* bytes of all parts of a round together, */
 #define SHM_COLL_PART 8192u   /* and the minimum of one part */
 #define SHM_COLL_IN 524288u   /* bytes of in[i] */
-#define SHM_COLL_LINE 64u     /* a rest of a page shorter than this belongs to the vector */
 #define SHM_COLL_LINES 256u   /* parts are multiples of this, which suits the kernels */
 #define SHM_COLL_SHORT 65536u /* larger calls wake sleepers before they compute */
 #define SHM_COLL_MEAN 16384u  /* bytes divided at a time: fits the L1 cache */
@@ -114,14 +112,10 @@ struct shm_coll_peer {
   struct shm_coll_view views[SHM_COLL_MEMORIES];
 };
 
-struct shm_coll_memory {
-  uint8_t *at;
-  int fd; /* the entry's descriptor: a forked child cannot read the entry */
-  uint64_t bytes;
-  struct shm_coll_memory *next;
-  uint32_t entry; /* SHM_COLL_MEMORIES: none */
-  bool mapped;    /* else ordinary memory */
-  bool known;     /* all others have confirmed that they map it */
+/* A file of this member's memory that has an entry in the segment. */
+struct shm_coll_file {
+  uint64_t number; /* 0: none */
+  bool known;      /* all others have confirmed that they map it */
 };
 
 struct mlfab__shm_coll {
@@ -133,10 +127,11 @@ struct mlfab__shm_coll {
   uint64_t epoch;              /* shifted to its place in words; 0: none */
   uint64_t turn, base, round;  /* `base`: first step of this call; `round`: rounds before it */
   struct shm_coll_peer *peers; /* n entries; peers[me] does not use its views */
-  struct shm_coll_memory *memories, slots;
-  struct shm_coll_memory *lent; /* memory with this call's vector, if it is accessed in place */
-  uint64_t lent_bytes;          /* bytes of that vector */
-  uint64_t page;                /* page size */
+  mlfab__shm_memory *memory;
+  struct shm_coll_file files[SHM_COLL_MEMORIES]; /* guarded by the memory's lock */
+  struct shm_coll_slots *slots;
+  uint8_t *lent;       /* this call's vector, if it is accessed in place, */
+  uint64_t lent_bytes; /* and its bytes */
   uint32_t next_generation;
   _Atomic uint64_t fence; /* see shm_coll_fence */
   bool crowded; /* more members than processors: waiting would keep another from working */
@@ -277,29 +272,15 @@ static void shm_coll_leave(mlfab__shm_coll *a) {
 
 /* ---- descriptors and mappings ---- */
 
-static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_file("mlfab-arena", bytes, 0); }
-
-/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the
- * child would change the sums of all members. */
-static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
-  void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
-  if (map == MAP_FAILED) return NULL;
-  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
-  return map;
-}
-
 /* Maps a peer's descriptor once its size is verified and sealed. */
 static void *shm_coll_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
-  struct stat status;
   snprintf(path, sizeof path, "/proc/%u/fd/%d", (unsigned)pid, (int)fd);
   int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (own < 0) return NULL;
-  int seals = fcntl(own, F_GET_SEALS);
   void *map = NULL;
-  if (seals >= 0 && (seals & SHM_COLL_SEALS) == SHM_COLL_SEALS && fstat(own, &status) == 0 &&
-      status.st_size == (off_t)bytes)
-    map = shm_coll_map(own, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
+  if (mlfab__shm_sealed(own, bytes))
+    map = mlfab__shm_map(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), own, 0);
   close(own);
   return map;
 }
@@ -316,63 +297,53 @@ static void shm_coll_unmap(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   peer->segment = NULL;
 }
 
-/* Creates shared memory at `at` (anywhere if NULL), as entry i; `keep` copies the old contents. false when
- * a resource is missing; nothing has changed then. */
-static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_t i, bool keep) {
+/* ---- this member's memory ---- */
+
+/* A file of this member's memory is about to be closed: nobody maps it any more. */
+static void shm_coll_gone(void *user, uint64_t number) {
+  mlfab__shm_coll *a = user;
+  for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++) {
+    if (a->files[i].number != number) continue;
+    a->files[i] = (struct shm_coll_file){0};
+    atomic_store_explicit(&a->own->entries[i].generation, 0, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
+  }
+}
+
+static void shm_coll_publish(mlfab__shm_coll *a, uint32_t i, const mlfab__shm_span *span) {
   struct shm_coll_entry *entry = &a->own->entries[i];
-  int fd = shm_coll_memfd(m->bytes);
-  void *map = fd < 0 ? NULL : shm_coll_map(fd, m->bytes, PROT_READ | PROT_WRITE);
-  if (map != NULL) {
-    madvise(map, m->bytes, MADV_HUGEPAGE); /* a hint */
-    if (keep) memcpy(map, m->at, m->bytes);
-    if (m->at != NULL &&
-        mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
-      munmap(map, m->bytes);
-      map = NULL;
-    }
-  }
-  if (map == NULL) {
-    if (fd >= 0) close(fd);
-    return false;
-  }
-  if (m->at == NULL) m->at = map;
-  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-  if (m->mapped) close(m->fd);
-  m->entry = i;
-  m->mapped = true;
-  m->known = false;
-  entry->fd = m->fd = fd;
-  entry->bytes = m->bytes;
+  a->files[i] = (struct shm_coll_file){span->number, false};
+  entry->fd = span->fd;
+  entry->bytes = span->file_bytes;
   if (++a->next_generation == 0) a->next_generation = 1;
   atomic_store_explicit(&entry->generation, a->next_generation, memory_order_release);
   atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-  return true;
 }
 
-/* Replaces whole pages only, which are private from then on, as is the whole memory. */
-static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
-                          uint64_t bytes) {
-  struct shm_coll_entry *entry = &a->own->entries[m->entry];
-  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (map == MAP_FAILED) return;
-  memcpy(map, m->at + from, bytes);
-  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at + from) == MAP_FAILED) {
-    munmap(map, bytes);
-    return;
+/* Where these bytes are, and the entry of their file, a new one if it has none. SHM_COLL_MEMORIES: they are not in one file, or
+ * all entries are used. */
+static uint32_t shm_coll_entry(mlfab__shm_coll *a, const void *at, uint64_t bytes,
+                               mlfab__shm_span *span) {
+  uint32_t i = SHM_COLL_MEMORIES;
+  mlfab__shm_memory_lock(a->memory);
+  if (mlfab__shm_memory_look(a->memory, at, bytes, span)) {
+    uint32_t unused = SHM_COLL_MEMORIES;
+    for (i = 1; i < SHM_COLL_MEMORIES && a->files[i].number != span->number; i++)
+      if (a->files[i].number == 0 && unused == SHM_COLL_MEMORIES) unused = i;
+    if (i == SHM_COLL_MEMORIES && unused < i) shm_coll_publish(a, i = unused, span);
   }
-  atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-  atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-  close(m->fd);
-  m->entry = SHM_COLL_MEMORIES;
+  mlfab__shm_memory_unlock(a->memory);
+  return i;
 }
 
-/* After a failed call, slow or stopped members may still write to these pages: this member gets new pages,
- * and they keep the old ones. Without memory for that, they continue to write here. */
-static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
-                           uint64_t bytes) {
-  if (m->entry == SHM_COLL_MEMORIES) return;
-  if (m->bytes - bytes < SHM_COLL_LINE && shm_coll_back(a, m, m->entry, m != &a->slots)) return;
-  shm_coll_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
+/* Entry 0. false: the slots are not shared any more. */
+static bool shm_coll_show_slots(mlfab__shm_coll *a) {
+  mlfab__shm_span span;
+  mlfab__shm_memory_lock(a->memory);
+  bool found = mlfab__shm_memory_look(a->memory, a->slots, sizeof *a->slots, &span);
+  if (found && a->files[0].number != span.number) shm_coll_publish(a, 0, &span);
+  mlfab__shm_memory_unlock(a->memory);
+  return found;
 }
 
 /* Leaves a failed call. The words of the turn before stay: others may still be in it, and it succeeded; the
@@ -382,24 +353,28 @@ static void shm_coll_break(mlfab__shm_coll *a, uint32_t parity) {
   shm_coll_fence(a, memory_order_seq_cst);
   a->epoch = 0;
   a->told = false;
-  const struct shm_coll_offer *offer = &a->peers[a->me].offer;
-  shm_coll_renew(a, &a->slots, 0, a->slots.bytes);
-  if (a->lent != NULL) shm_coll_renew(a, a->lent, offer->offset, a->lent_bytes);
+  /* Slow or stopped members may still write to these pages: this member gets new ones, and they keep the old ones. Without memory
+   * for that, they continue to write here. */
+  mlfab__shm_memory_renew(a->memory, a->slots, sizeof *a->slots);
+  shm_coll_show_slots(a);
+  if (a->lent != NULL) mlfab__shm_memory_renew(a->memory, a->lent, a->lent_bytes);
 }
 
-static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
+static int shm_coll_create(mlfab__env *env, mlfab__shm_memory *memory, mlfab__shm_coll **shm_coll_p,
                            mlfab__shm_coll_name *name_p) {
   uint64_t nonce;
   mlfab__shm_coll *a = mlfab__alloc(env, sizeof *a);
   if (a == NULL) return MLFAB_ERR_MEMORY;
   a->env = env;
+  a->memory = memory;
   a->pid = getpid();
-  a->page = (uint64_t)sysconf(_SC_PAGESIZE);
-  a->fd = shm_coll_memfd(sizeof *a->own);
+  a->fd = mlfab__shm_file("mlfab-arena", sizeof *a->own, 0);
   void *map = NULL;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
-    map = shm_coll_map(a->fd, sizeof *a->own, PROT_READ | PROT_WRITE);
-  if (map == NULL) {
+    map = mlfab__shm_map(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, a->fd, 0);
+  a->slots = map == NULL ? NULL : mlfab__shm_memory_functions()->alloc(memory, sizeof *a->slots);
+  if (a->slots == NULL) {
+    if (map != NULL) munmap(map, sizeof *a->own);
     if (a->fd >= 0) close(a->fd);
     mlfab__free(env, a, sizeof *a);
     return MLFAB_ERR_IO;
@@ -411,13 +386,8 @@ static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
   a->own->magic = SHM_COLL_MAGIC;
   a->own->bytes = sizeof *a->own;
   a->own->nonce = nonce;
-  a->slots.bytes = sizeof(struct shm_coll_slots);
-  if (!shm_coll_back(a, &a->slots, 0, false)) {
-    munmap(a->own, sizeof *a->own);
-    close(a->fd);
-    mlfab__free(env, a, sizeof *a);
-    return MLFAB_ERR_IO;
-  }
+  shm_coll_show_slots(a);
+  mlfab__shm_memory_watch(memory, shm_coll_gone, a);
   *name_p = (mlfab__shm_coll_name){(uint32_t)getpid(), a->fd, nonce, sizeof *a->own};
   *shm_coll_p = a;
   return 0;
@@ -430,36 +400,21 @@ static void shm_coll_drop_peers(mlfab__shm_coll *a) {
   a->n = 0;
 }
 
-/* In a forked child none of the shared mappings exists, so it cannot write to the others. */
-static void shm_coll_disown(mlfab__shm_coll *a) {
-  for (struct shm_coll_memory *m; (m = a->memories) != NULL;) {
-    a->memories = m->next;
-    if (m->entry < SHM_COLL_MEMORIES) close(m->fd);
-    if (!m->mapped) mlfab__free_aligned(a->env, m->at, m->bytes);
-    mlfab__free(a->env, m, sizeof *m);
-  }
-  for (uint32_t j = 0; j < a->n; j++) {
-    a->peers[j].segment = NULL;
-    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
-  }
-}
-
-static int shm_coll_release(mlfab__shm_coll *a, void *memory);
-
 static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   mlfab__shm_coll *a = *shm_coll_p;
   if (a == NULL) return;
   *shm_coll_p = NULL;
   bool child = a->pid != getpid();
-  if (child) shm_coll_disown(a);
-  /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
-  while (a->memories != NULL) shm_coll_release(a, a->memories->at);
-  shm_coll_drop_peers(a);
-  if (a->slots.entry == 0) close(a->slots.fd);
-  if (!child) {
-    munmap(a->slots.at, a->slots.bytes);
-    munmap(a->own, sizeof *a->own);
+  mlfab__shm_memory_watch(a->memory, NULL, NULL);
+  /* In a forked child none of the shared mappings exists, so it cannot write to the others. */
+  for (uint32_t j = 0; child && j < a->n; j++) {
+    a->peers[j].segment = NULL;
+    memset(a->peers[j].views, 0, sizeof a->peers[j].views);
   }
+  /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
+  shm_coll_drop_peers(a);
+  mlfab__shm_memory_functions()->release(a->memory, a->slots);
+  if (!child) munmap(a->own, sizeof *a->own);
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);
 }
@@ -528,12 +483,12 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
                          uint32_t me, uint32_t epoch) {
   bool met = true;
   shm_coll_leave(a);
-  if (n > MLFAB__SHM_COLL_MOST || me >= n || a->slots.entry != 0) return MLFAB_ERR_UNSUPPORTED;
+  if (n > MLFAB__SHM_COLL_MOST || me >= n || !shm_coll_show_slots(a)) return MLFAB_ERR_UNSUPPORTED;
   struct shm_coll_peer *peers = mlfab__alloc_array(a->env, n, sizeof *peers);
   if (peers == NULL) return MLFAB_ERR_MEMORY;
   for (uint32_t j = 0; j < n; j++) {
     if (j == me)
-      peers[j].segment = a->own, peers[j].slots = (struct shm_coll_slots *)(void *)a->slots.at;
+      peers[j].segment = a->own, peers[j].slots = a->slots;
     else
       met &= shm_coll_meet(a, &names[j], &peers[j]);
   }
@@ -549,7 +504,7 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
     for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++)
       atomic_store_explicit(&a->own->mapped[j][i], 0, memory_order_relaxed);
   }
-  for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) m->known = false;
+  for (uint32_t i = 0; i < SHM_COLL_MEMORIES; i++) a->files[i].known = false;
   a->turn = a->base = a->round = 0;
   a->crowded = n > shm_coll_processors();
   a->epoch = (uint64_t)(epoch % 0xffffffu + 1) << 40;
@@ -557,68 +512,15 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
   return 0;
 }
 
-/* ---- shared memory for callers ---- */
-
-static void *shm_coll_alloc(mlfab__shm_coll *a, uint64_t bytes) {
-  uint32_t i = 1;
-  struct shm_coll_memory *m = bytes > SIZE_MAX / 2 ? NULL : mlfab__alloc(a->env, sizeof *m);
-  if (m == NULL) return NULL;
-  m->bytes = bytes;
-  m->entry = SHM_COLL_MEMORIES;
-  while (i < SHM_COLL_MEMORIES && atomic_load(&a->own->entries[i].generation) != 0) i++;
-  if (bytes == 0 || i == SHM_COLL_MEMORIES || !shm_coll_back(a, m, i, false)) {
-    m->at = mlfab__alloc_aligned(a->env, bytes);
-    if (m->at == NULL) {
-      mlfab__free(a->env, m, sizeof *m);
-      return NULL;
-    }
-    memset(m->at, 0, bytes);
-  }
-  m->next = a->memories;
-  a->memories = m;
-  return m->at;
-}
-
-static int shm_coll_release(mlfab__shm_coll *a, void *memory) {
-  struct shm_coll_memory **at = &a->memories;
-  while (*at != NULL && (*at)->at != memory) at = &(*at)->next;
-  struct shm_coll_memory *m = *at;
-  if (m == NULL || memory == NULL) return MLFAB_ERR_ARGUMENT;
-  *at = m->next;
-  if (m->entry < SHM_COLL_MEMORIES) {
-    struct shm_coll_entry *entry = &a->own->entries[m->entry];
-    atomic_store_explicit(&entry->generation, 0, memory_order_seq_cst);
-    atomic_fetch_add_explicit(&a->own->releases, 1, memory_order_release);
-    close(m->fd);
-  }
-  if (m->mapped)
-    munmap(m->at, m->bytes);
-  else
-    mlfab__free_aligned(a->env, m->at, m->bytes);
-  mlfab__free(a->env, m, sizeof *m);
-  return 0;
-}
-
-/* The shared memory that contains these bytes, or NULL. */
-static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint8_t *at,
-                                                  uint64_t bytes) {
-  for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) {
-    uintptr_t offset = (uintptr_t)at - (uintptr_t)m->at;
-    if (m->entry < SHM_COLL_MEMORIES && offset < m->bytes && bytes <= m->bytes - offset) return m;
-  }
-  return NULL;
-}
-
-/* Have all others mapped it? */
-static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
-  uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
-                                             memory_order_relaxed);
-  for (uint32_t j = 0; j < a->n && !m->known; j++) {
-    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][m->entry],
+/* Have all others mapped the file of this entry? */
+static bool shm_coll_known(mlfab__shm_coll *a, uint32_t i) {
+  uint32_t generation = atomic_load_explicit(&a->own->entries[i].generation, memory_order_relaxed);
+  for (uint32_t j = 0; j < a->n && !a->files[i].known; j++) {
+    if (j != a->me && atomic_load_explicit(&a->peers[j].segment->mapped[a->me][i],
                                            memory_order_acquire) != generation)
       return false;
   }
-  m->known = true;
+  a->files[i].known = true;
   return true;
 }
 
@@ -976,7 +878,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
                                const struct shm_coll_plan *p) {
   struct shm_coll_peer *me = &a->peers[a->me];
   bool useful = c->nbufs == 1 && (p->adds || !p->small);
-  struct shm_coll_memory *m = useful ? shm_coll_memory_of(a, c->bufs[0].data, p->bytes) : NULL;
+  mlfab__shm_span span;
   me->offer = (struct shm_coll_offer){.signature = c->signature};
   me->direct = NULL;
   a->lent = NULL;
@@ -984,19 +886,16 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
     me->offer.refused = !shm_coll_finite(c, p->width, 0, c->count);
   else if (c->refuse)
     me->offer.refused = !shm_coll_finite(c, p->width, p->first[a->me], p->length[a->me]);
-  if (m == NULL) return;
-  me->offer.entry = m->entry;
-  me->offer.generation =
-      atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
-  me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  /* Pages are replaced when the call fails: they must hold no other data of the caller. */
-  uint64_t end = me->offer.offset + p->bytes;
-  if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= SHM_COLL_LINE) ||
-      !shm_coll_known(a, m))
-    return;
+  uint32_t i = useful ? shm_coll_entry(a, c->bufs[0].data, p->bytes, &span) : SHM_COLL_MEMORIES;
+  if (i == SHM_COLL_MEMORIES) return;
+  me->offer.entry = i;
+  me->offer.generation = atomic_load_explicit(&a->own->entries[i].generation, memory_order_relaxed);
+  if (me->offer.generation == 0) return; /* renewed by another thread */
+  me->offer.offset = span.offset;
+  /* Pages are renewed when the call fails: they must hold no other data of the caller. */
+  if (!span.alone || !shm_coll_known(a, i)) return;
   me->offer.direct = 1;
-  me->direct = c->bufs[0].data;
-  a->lent = m;
+  me->direct = a->lent = c->bufs[0].data;
   a->lent_bytes = p->bytes;
 }
 
@@ -1069,7 +968,7 @@ static int shm_coll_run(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint3
 
 MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
   static const mlfab__shm_coll_table table = {shm_coll_create, shm_coll_destroy, shm_coll_join,
-                                              shm_coll_run,    shm_coll_alloc,   shm_coll_release};
+                                              shm_coll_run};
   return &table;
 }
 

@@ -1,16 +1,58 @@
-/* shm_file.h - memfds that processes of one host share, for the transport and for collectives. */
+/* shm_file.h - memory that processes of one host share: what the transport and collectives have in common. */
 #ifndef MLFAB__SHM_FILE_H
 #define MLFAB__SHM_FILE_H
 
-#include "../core/base/base.h"
+#include "../core/base/shm_memory.h"
 
 /* From linux/futex.h, which is missing where the kernel's headers are not installed. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
+
+enum {
+  MLFAB__SHM_LINE = 64,  /* a rest of a page shorter than this belongs to what is before it */
+  MLFAB__SHM_FILES = 256 /* maximum files of a memory */
+};
+
+/* Where bytes are that others may map. */
+typedef struct mlfab__shm_span {
+  uint64_t number; /* of the file, from 1 */
+  uint64_t offset; /* of the bytes, in the file */
+  uint64_t file_bytes;
+  int fd;
+  int alone; /* 1: their pages hold nothing else of the caller's (M3) */
+} mlfab__shm_span;
+
+/* The file with this number is about to be closed. Called with the lock. */
+typedef void (*mlfab__shm_gone_fn)(void *user, uint64_t number);
 
 #if MLFAB_WITH_SHM /* otherwise unused */
 /* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
  * would raise SIGXFSZ (ulimit -f). */
 MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals);
+/* Is it a memfd of this size, sealed against shrinking and growing? Ask before mapping a peer's descriptor: an access behind the
+ * end of its file would kill this process. */
+MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes);
+/* Maps a file from `from` on, at `at` (anywhere if NULL). NULL on failure. A forked child does not inherit the mapping: what it
+ * wrote would reach the other processes. */
+MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
+                                     uint64_t from);
+
+/* Finds out where `bytes` at `at` are. 1, or 0: not in one file. The span stays as it is while the bytes are lent, or while the
+ * caller has the lock. From any thread. look: with the lock. */
+MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *memory, const void *at,
+                                           uint64_t bytes, mlfab__shm_span *span_p);
+MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, const void *at,
+                                           uint64_t bytes, mlfab__shm_span *span_p);
+MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
+MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
+/* Renews the pages of these bytes, which are in an area (else it does nothing). Without descriptors they become private; without
+ * memory they stay as they are, and 0 is returned, else 1. From any thread. */
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
+                                            uint64_t bytes);
+/* Is there a file with this number? */
+MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t number);
+/* Who is told of files that are closed; one at a time, NULL: nobody. */
+MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
+                                             void *user);
 #endif
 
 #endif

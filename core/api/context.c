@@ -30,6 +30,7 @@
 #include "context.h"
 
 #include "../base/rng.h"
+#include "../base/shm_memory.h"
 #include "../server/server.h"
 #include "../worker/worker.h"
 #include "thread.h"
@@ -332,12 +333,13 @@ static int context_quiet(const mlfab *ctx, uint32_t t) {
   return links > 0 && mlfab_node_ready(ctx->node, NULL) == 1;
 }
 
-/* --- memory that workers of one host share --- */
+/* --- memory that processes of one host share --- */
 
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
   if (ctx->arena_tried) return ctx->arena != NULL;
   ctx->arena_tried = 1;
-  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll || !ctx->sharing)
+  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll || !ctx->sharing ||
+      !ctx->memory)
     return 0;
   return ctx->sharing->make(ctx);
 }
@@ -792,6 +794,12 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.error = error;
   options.timeout_ns = c->timeout_ns;
   options.lend = c->mpi_lend;
+  if (!ctx->shm_memory && choice->shm_memory) {
+    ctx->shm_memory = choice->shm_memory;
+    ctx->memory = ctx->shm_memory->create(&ctx->env);
+    if (!ctx->memory) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
+  }
+  options.memory = ctx->memory;
   mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
   int code = table->open(&options, &transport->self, address);
   if (code)
@@ -834,8 +842,8 @@ static void context_free(mlfab *ctx) {
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
   }
-  if (ctx->arena && !ctx->arena_runs)
-    ctx->sharing->destroy(ctx); /* with the memory that is part of it */
+  if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
+  if (ctx->memory && !ctx->arena_runs) ctx->shm_memory->destroy(&ctx->memory);
   if (ctx->observer) ctx->observer->free(ctx, child);
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);

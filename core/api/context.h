@@ -34,8 +34,9 @@ typedef struct mlfab__context_choice {
   const mlfab_transport *table;
   const char *listen; /* "": the transport chooses */
   int publish;        /* 1: peers get its address */
-  const struct mlfab__shm_coll_table
-      *shm_coll; /* collectives between the nodes that it reaches, or NULL */
+  /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
+  const struct mlfab__shm_memory_table *shm_memory;
+  const struct mlfab__shm_coll_table *shm_coll;
 } mlfab__context_choice;
 
 typedef struct mlfab__context_transport {
@@ -55,9 +56,6 @@ typedef struct mlfab__context_sharing {
   /* Maps the memory of the other workers when the communicator has asked for it, unless a thread is in a call of the
    * arena. 1: the node has something to send. */
   int (*map)(mlfab *ctx);
-  /* As of mlfab__shm_coll_table. */
-  void *(*alloc)(mlfab *ctx, uint64_t bytes);
-  int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
@@ -211,9 +209,11 @@ struct mlfab {
   struct mlfab__staging *staging;
   const mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
   struct mlfab__direct *shares;
-  /* Collectives in shared memory. */
-  const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
-  const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
+  /* Memory that other processes of the host may map, and collectives in it. */
+  const struct mlfab__shm_memory_table *shm_memory; /* NULL: no transport has one */
+  struct mlfab__shm_memory *memory;                 /* or NULL */
+  const mlfab__context_sharing *sharing;            /* NULL: not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll;     /* NULL: no transport has one */
   struct mlfab__shm_coll *arena;
   int arena_tried;            /* the arena was made, or cannot be made */
   int arena_runs;             /* a thread is in a call of the arena, without the lock */

@@ -1,4 +1,5 @@
-/* memory.c - mlfab_alloc: memory that the workers of a host share where that is possible (shared.c). */
+/* memory.c - mlfab_alloc: memory that other processes of the host can read in place, where that is possible. */
+#include "../base/shm_memory.h"
 #include "context.h"
 
 static int memory_rests(mlfab *ctx, void *what) {
@@ -8,11 +9,8 @@ static int memory_rests(mlfab *ctx, void *what) {
 
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
-  if (mlfab__context_arena(ctx)) {
-    if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) return MLFAB_ERR_CLOSED;
-    memory->at = ctx->sharing->alloc(ctx, memory->bytes);
-    memory->shared = memory->at != NULL;
-  }
+  if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes);
+  memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
     if (memory->at) memset(memory->at, 0, (size_t)memory->bytes);
@@ -65,7 +63,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
-    if (found->shared) ctx->sharing->release(ctx, found->at);
+    if (found->shared) ctx->shm_memory->release(ctx->memory, found->at);
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,

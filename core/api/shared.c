@@ -1,4 +1,4 @@
-/* shared.c - a context: collectives in memory that workers of one host share (the arena), and that memory.
+/* shared.c - a context: collectives in memory that workers of one host share (the arena).
  *
  * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
  * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
@@ -115,12 +115,12 @@ MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
   shared_unqueue(ctx, &turn);
 }
 
-/* --- that memory --- */
+/* --- the arena --- */
 
 static int shared_make(mlfab *ctx) {
   mlfab__shm_coll_name name;
   mlfab__comm *comm = ctx->node->parts->comm;
-  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
+  if (ctx->shm_coll->create(&ctx->env, ctx->memory, &ctx->arena, &name)) return 0;
   comm->arena_pid = name.pid;
   comm->arena_fd = name.fd;
   comm->arena_nonce = name.nonce;
@@ -145,16 +145,7 @@ static int shared_map(mlfab *ctx) {
   return 1;
 }
 
-static void *shared_alloc(mlfab *ctx, uint64_t bytes) {
-  return ctx->shm_coll->alloc(ctx->arena, bytes);
-}
-
-static int shared_release(mlfab *ctx, void *memory) {
-  return ctx->shm_coll->release(ctx->arena, memory);
-}
-
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
-  static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map,
-                                                   shared_alloc, shared_release};
+  static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map};
   return &functions;
 }

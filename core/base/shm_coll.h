@@ -17,7 +17,7 @@
  *      small[2]    a small vector
  *      in[3]       a round's data for the owners of its parts, and their results
  *      out[4]      this member's part of a round, when nothing is added
- *    vectors     of mlfab__shm_coll_alloc; written by the others too, during a call on them
+ *    vectors     in memory of shm_memory.h; written by the others too, during a call on them
  *
  * A call is turn t of the epoch (t counts calls that used the arena; `number` may skip). Every member first
  * stores what the others need, then publishes door[t mod 2].word = (epoch, number + 1) by a release store,
@@ -51,11 +51,10 @@
  *        round i. Rounds are counted over the whole epoch.
  *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they had
  *        read round i. The owner of a lent vector does not leave before all last steps were seen.
- *   (I5) A vector is lent only when all others have confirmed that they map it, and it begins at a page and
- *        ends at a page or at the end of its memory: its pages hold nothing else.
- *   (I6) A member that leaves a call early withdraws its door, then gets new pages for its slots and its
- *        lent vector (with their contents): a slow or stopped member that still writes has the old pages
- *        to itself. A member that joins withdraws both doors and its step.
+ *   (I5) A vector is lent only when all others have confirmed that they map it, and its pages hold nothing
+ *        else (M3 of shm_memory.h).
+ *   (I6) A member that leaves a call early withdraws its door, then renews the pages of its slots and its
+ *        lent vector: a slow or stopped member that still writes has the old ones to itself. A member that joins withdraws both doors and its step.
  *   (I7) Before a member uses what the doors say, and again before it succeeds, it checks that the doors
  *        it began with are unchanged. If so, nothing that it read was overwritten. If not, it waits for
  *        pause to return the reason. So no torn read is used. A verdict from the doors withdraws nothing:
@@ -71,7 +70,7 @@
 #ifndef MLFAB__SHM_COLL_H
 #define MLFAB__SHM_COLL_H
 
-#include "env.h"
+#include "shm_memory.h"
 
 #define MLFAB__SHM_COLL_MOST 64u /* maximum number of members */
 
@@ -116,10 +115,12 @@ typedef struct mlfab__shm_coll_call {
 
 /* The functions; a transport's list entry gives them to a context. */
 typedef struct mlfab__shm_coll_table {
-  /* Creates this process's segment and slots: 2 MB of pages, allocated at first use. Errors: UNSUPPORTED
-   * (no memfds here), MEMORY, IO. */
-  int (*create)(mlfab__env *env, mlfab__shm_coll **arena_p, mlfab__shm_coll_name *name_p);
-  /* Also frees shared memory that was not released. NULL: does nothing. */
+  /* Creates this process's segment and, in `memory`, its slots: 2 MB of pages, allocated at first use. Vectors in
+   * `memory`, which stays until the arena is destroyed, are accessed in place from the third call on. Errors: MEMORY,
+   * IO (no memfds here). */
+  int (*create)(mlfab__env *env, mlfab__shm_memory *memory, mlfab__shm_coll **arena_p,
+                mlfab__shm_coll_name *name_p);
+  /* NULL: does nothing. */
   void (*destroy)(mlfab__shm_coll **arena_p);
   /* Begins a new epoch (its lower 24 bits count; 0 means none) among names[0..n), of which `me` is this
    * process. No call may be under way. Keeps mapped segments that are still needed, unmaps others. Calls
@@ -135,12 +136,6 @@ typedef struct mlfab__shm_coll_table {
    * buffers' contents are undefined. Cost: no allocation, and no system call while all are awake. One copy
    * of the data that others need, and one of their results; none for lent vectors. */
   int (*run)(mlfab__shm_coll *arena, const mlfab__shm_coll_call *call, uint32_t *culprit_p);
-  /* Zeroed page-aligned memory, which other members access in place from the third call on; ordinary memory
-   * if no descriptors are left. NULL without memory. When a call on it fails, its pages are replaced by new
-   * ones with the same bytes. No other thread may run a call meanwhile. */
-  void *(*alloc)(mlfab__shm_coll *arena, uint64_t bytes);
-  /* Others unmap it in their next large call. Errors: ARGUMENT (not of this arena). */
-  int (*release)(mlfab__shm_coll *arena, void *memory);
 } mlfab__shm_coll_table;
 
 /* NULL when MLFAB_WITH_SHM is 0. */

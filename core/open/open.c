@@ -16,6 +16,7 @@
 #if MLFAB_WITH_KEYS
 #include "../api/key_source.h"
 #endif
+#include "../base/shm_memory.h"
 #if MLFAB_WITH_COLL
 #include "../api/calls_coll.h"
 #include "../base/shm_coll.h"
@@ -48,14 +49,16 @@ typedef struct open_transport {
   const char *without;                   /* the switch that leaves it out */
   int unasked;                           /* 1: opened where the configuration names no transport */
   const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
-  const struct mlfab__shm_coll_table *(*coll)(
-      void); /* collectives for those that it reaches, or NULL */
+  /* Memory that those that it reaches may map, and collectives in it; or NULL. */
+  const struct mlfab__shm_memory_table *(*memory)(void);
+  const struct mlfab__shm_coll_table *(*coll)(void);
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_SHM_COLL},
-    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL},
-    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, mlfab__shm_memory_functions,
+     OPEN_SHM_COLL},
+    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL, NULL},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
@@ -143,8 +146,10 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table && asked) return open_missing(t, "the configuration", error);
     if (!table && meets) return open_missing(t, c->coordinator, error);
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
-    choices[*n_p] = open_choice(c, table, asked || !c->transports);
-    choices[(*n_p)++].shm_coll = t->coll ? t->coll() : NULL;
+    mlfab__context_choice *choice = &choices[(*n_p)++];
+    *choice = open_choice(c, table, asked || !c->transports);
+    choice->shm_memory = t->memory ? t->memory() : NULL;
+    choice->shm_coll = t->coll ? t->coll() : NULL;
   }
   return 0;
 }

@@ -32,6 +32,7 @@ struct common {
 struct member {
   struct common *common;
   mlfab__env env;
+  mlfab__shm_memory *memory;
   mlfab__shm_coll *arena;
   uint32_t n, me;
   uint64_t number, meetings;
@@ -52,6 +53,14 @@ static uint64_t setting(const char *name, uint64_t otherwise) {
     }                                                                                        \
   } while (0)
 
+static void *memory_alloc(mlfab__shm_memory *memory, uint64_t bytes) {
+  return mlfab__shm_memory_functions()->alloc(memory, bytes);
+}
+
+static void memory_release(mlfab__shm_memory *memory, void *area) {
+  mlfab__shm_memory_functions()->release(memory, area);
+}
+
 /* A barrier of all members. */
 static void meet(struct member *m) {
   m->meetings++;
@@ -66,7 +75,9 @@ static int patient(void *user) {
 
 static void open_arena(struct member *m) {
   CHECK(mlfab__env_init(&m->env, NULL) == 0);
-  CHECK(shm_coll_create(&m->env, &m->arena, &m->common->names[m->me]) == 0);
+  m->memory = mlfab__shm_memory_functions()->create(&m->env);
+  CHECK(m->memory != NULL);
+  CHECK(shm_coll_create(&m->env, m->memory, &m->arena, &m->common->names[m->me]) == 0);
   meet(m);
   CHECK(shm_coll_join(m->arena, m->common->names, m->n, m->me, 1) == 0);
   meet(m);
@@ -90,6 +101,7 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
     open_arena(&m);
     body(&m, seed);
     shm_coll_destroy(&m.arena);
+    mlfab__shm_memory_functions()->destroy(&m.memory);
     _exit(m.env.bytes != 0 ? 2 : 0);
   }
   for (uint32_t left = n; left > 0;) {
@@ -322,7 +334,7 @@ static void random_call(struct member *m, const struct trial *t, mlfab__rng *cut
   mlfab__rng lengths = *cuts;
   uint64_t bytes = cut(t, &lengths, NULL, bufs);
   bool shared = t->shared >> m->me & 1;
-  uint8_t *memory = shared ? shm_coll_alloc(m->arena, bytes) : malloc(bytes);
+  uint8_t *memory = shared ? memory_alloc(m->memory, bytes) : malloc(bytes);
   CHECK(memory != NULL);
   cut(t, cuts, memory, bufs);
   for (int k = 0; k < 3; k++) {
@@ -332,7 +344,7 @@ static void random_call(struct member *m, const struct trial *t, mlfab__rng *cut
     compare(m, t, bufs);
   }
   if (shared)
-    CHECK(shm_coll_release(m->arena, memory) == 0);
+    memory_release(m->memory, memory);
   else
     free(memory);
 }
@@ -369,7 +381,7 @@ static struct trial plain(uint64_t count, uint64_t seed) {
 
 static void many_calls(struct member *m, uint64_t seed) {
   uint64_t calls = seed, size = m->n;
-  int64_t *data = shm_coll_alloc(m->arena, size * 8);
+  int64_t *data = memory_alloc(m->memory, size * 8);
   uint32_t culprit;
   CHECK(data != NULL);
   for (uint64_t i = 0; i < size; i++) data[i] = m->me == 0;
@@ -398,7 +410,7 @@ static void test_many(void **state) {
 static void large_calls(struct member *m, uint64_t seed) {
   enum { COUNT = 200000, CALLS = 12 };
   uint64_t room = COUNT * sizeof(int64_t);
-  int64_t *own = malloc(room), *shared = shm_coll_alloc(m->arena, room);
+  int64_t *own = malloc(room), *shared = memory_alloc(m->memory, room);
   uint32_t culprit;
   CHECK(own != NULL && shared != NULL);
   for (uint64_t k = 0; k < CALLS; k++) {
@@ -436,7 +448,7 @@ static int count_mappings(void) {
   char line[512];
   int n = 0;
   if (file == NULL) return -1;
-  while (fgets(line, sizeof line, file) != NULL) n += strstr(line, "mlfab-arena") != NULL;
+  while (fgets(line, sizeof line, file) != NULL) n += strstr(line, "memfd:mlfab-") != NULL;
   fclose(file);
   return n;
 }
@@ -446,7 +458,7 @@ static void releases(struct member *m, uint64_t seed) {
   void *other = NULL;
   for (uint64_t k = 0; k < 30; k++) {
     uint64_t count = 100 + seed * k;
-    int64_t *data = shm_coll_alloc(m->arena, count * 8);
+    int64_t *data = memory_alloc(m->memory, count * 8);
     struct trial t = plain(2 * count, 2 * k); /* as float32 */
     mlfab_vec buf = {data, 2 * count};
     uint32_t culprit;
@@ -455,10 +467,10 @@ static void releases(struct member *m, uint64_t seed) {
     CHECK(m->arena->lent != NULL);
     int mappings = count_mappings();
     CHECK(mappings >= 3 * (int)m->n && mappings <= 3 * (int)m->n + (other != NULL));
-    if (other != NULL) CHECK(shm_coll_release(m->arena, other) == 0);
-    CHECK(shm_coll_release(m->arena, data) == 0);
+    if (other != NULL) memory_release(m->memory, other);
+    memory_release(m->memory, data);
     /* takes the released entry */
-    other = (k + m->me) % 3 == 0 ? shm_coll_alloc(m->arena, 10) : NULL;
+    other = (k + m->me) % 3 == 0 ? memory_alloc(m->memory, 10) : NULL;
   }
 }
 
@@ -599,7 +611,7 @@ static void stop(struct member *m, uint64_t seed) {
   enum { COUNT = 16 * MOST };
   uint32_t victim = (uint32_t)(seed % m->n), culprit;
   bool shared = seed / m->n % 4 != 3;
-  int64_t *data = shared ? shm_coll_alloc(m->arena, COUNT * 8) : malloc(COUNT * 8);
+  int64_t *data = shared ? memory_alloc(m->memory, COUNT * 8) : malloc(COUNT * 8);
   struct trial t = {
       .kind = MLFAB__SHM_COLL_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = COUNT};
   mlfab_vec buf = {data, COUNT};
@@ -653,20 +665,34 @@ static void test_early(void **state) {
 
 struct pair {
   mlfab__env env;
+  mlfab__shm_memory *memories[2];
   mlfab__shm_coll *arenas[2];
   mlfab__shm_coll_name names[2];
 };
 
+/* The entry of the file of these bytes. */
+static uint32_t pair_publish(struct pair *pair, uint32_t i, const void *at) {
+  mlfab__shm_span span;
+  return shm_coll_entry(pair->arenas[i], at, 1, &span);
+}
+
 static void pair_open(struct pair *pair) {
   assert_int_equal(mlfab__env_init(&pair->env, NULL), 0);
-  for (uint32_t i = 0; i < 2; i++)
-    assert_int_equal(shm_coll_create(&pair->env, &pair->arenas[i], &pair->names[i]), 0);
+  for (uint32_t i = 0; i < 2; i++) {
+    pair->memories[i] = mlfab__shm_memory_functions()->create(&pair->env);
+    assert_non_null(pair->memories[i]);
+    assert_int_equal(
+        shm_coll_create(&pair->env, pair->memories[i], &pair->arenas[i], &pair->names[i]), 0);
+  }
   for (uint32_t i = 0; i < 2; i++)
     assert_int_equal(shm_coll_join(pair->arenas[i], pair->names, 2, i, 7), 0);
 }
 
 static void pair_close(struct pair *pair) {
-  for (uint32_t i = 0; i < 2; i++) shm_coll_destroy(&pair->arenas[i]);
+  for (uint32_t i = 0; i < 2; i++) {
+    shm_coll_destroy(&pair->arenas[i]);
+    mlfab__shm_memory_functions()->destroy(&pair->memories[i]);
+  }
   assert_int_equal(pair->env.bytes, 0);
 }
 
@@ -744,8 +770,9 @@ static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
   uint32_t culprit, generation;
   pair_open(&pair);
   struct shm_coll_segment *own = pair.arenas[0]->own;
-  uint8_t *memory = shm_coll_alloc(pair.arenas[0], bytes);
+  uint8_t *memory = memory_alloc(pair.memories[0], bytes);
   assert_non_null(memory);
+  assert_int_equal(pair_publish(&pair, 0, memory), 1);
   mlfab_vec buf = {memory + from, FLOATS};
   mlfab__shm_coll_call call = played_call(&player, &buf);
   memset(memory, GARBAGE, bytes);
@@ -767,8 +794,11 @@ static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
     if (i < from || i >= from + BYTES) assert_int_equal(memory[i], GARBAGE);
   }
   assert_int_equal(pair.arenas[0]->peers[0].slots->in[0][0], 0);
-  assert_int_equal(pair.arenas[0]->memories->entry, whole ? 1 : SHM_COLL_MEMORIES);
-  assert_int_not_equal(atomic_load(&own->entries[1].generation), generation);
+  /* Other pages of the memory are still in the file. */
+  assert_int_equal(atomic_load(&own->entries[1].generation), whole ? 0 : generation);
+  mlfab__shm_span span;
+  assert_int_equal(shm_coll_entry(pair.arenas[0], memory + from, BYTES, &span), whole ? 1 : 2);
+  assert_true(span.alone && span.offset == 0);
   /* Member 1 has joined the next epoch before: it finds the new pages. */
   assert_int_equal(shm_coll_join(pair.arenas[0], pair.names, 2, 0, 8), 0);
   assert_int_equal(shm_coll_run(pair.arenas[1], &call, &culprit), MLFAB_ERR_CANCELLED);
@@ -779,7 +809,7 @@ static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
 static void test_withdrawn(void **state) {
   (void)state;
   withdrawn(65536 * 4, 0, true);
-  withdrawn(65536 * 4 + 63, 0, true);
+  withdrawn(65536 * 4 + 63, 0, false); /* the last page has no byte of the vector */
   withdrawn(65536 * 8, 0, false);
   withdrawn(65536 * 8, 65536, false);
   withdrawn(65536 * 5 + 20, 65536, false);
@@ -796,7 +826,8 @@ static void test_not_lent(void **state) {
     uint32_t culprit;
     pair_open(&pair);
     struct shm_coll_segment *own = pair.arenas[0]->own;
-    uint8_t *memory = shm_coll_alloc(pair.arenas[0], places[i][0]);
+    uint8_t *memory = memory_alloc(pair.memories[0], places[i][0]);
+    assert_int_equal(pair_publish(&pair, 0, memory), 1);
     mlfab_vec buf = {memory + places[i][1], 65535}; /* one element less than whole pages */
     mlfab__shm_coll_call call = played_call(&player, &buf);
     atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
@@ -822,7 +853,8 @@ static void test_hostile(void **state) {
     mlfab__shm_coll_call call = played_call(&player, &buf);
     struct shm_coll_segment *own = pair.arenas[1]->own;
     struct shm_coll_offer *offer = &own->doors[0].offer;
-    assert_non_null(shm_coll_alloc(pair.arenas[1], MOST * 4));
+    void *memory = memory_alloc(pair.memories[1], MOST * 4);
+    assert_int_equal(pair_publish(&pair, 1, memory), 1);
     memset(own->entries + 2, 0xff, sizeof own->entries - 2 * sizeof own->entries[0]);
     offer->direct = 1;
     offer->entry = (uint32_t)mlfab__rng_next(&prng);
@@ -845,7 +877,7 @@ static void test_hostile(void **state) {
 /* A member without descriptors cannot map the others' shared memory; the calls copy instead. */
 static void no_descriptors(struct member *m, uint64_t seed) {
   struct rlimit limit = {0, 0};
-  float *data = shm_coll_alloc(m->arena, MOST * sizeof *data);
+  float *data = memory_alloc(m->memory, MOST * sizeof *data);
   struct trial t = plain(seed % 2 ? 100 : MOST, 2);
   mlfab_vec buf = {data, t.count};
   uint32_t culprit;
@@ -879,21 +911,18 @@ static void test_leaks(void **state) {
   (void)state;
   for (int i = 0; i < 20; i++) {
     struct pair pair;
-    void *memories[2 * SHM_COLL_MEMORIES];
+    void *memories[2 * (MLFAB__SHM_FILES - 1)]; /* and the slots */
     pair_open(&pair);
     for (uint32_t k = 0; k < MLFAB__COUNT(memories); k++) {
-      memories[k] = shm_coll_alloc(pair.arenas[k & 1], 1000 + k);
+      memories[k] = memory_alloc(pair.memories[k & 1], 1000 + k);
       assert_non_null(memories[k]);
-      assert_int_equal((uintptr_t)memories[k] % 64, 0);
+      assert_int_equal((uintptr_t)memories[k] % 4096, 0);
       for (uint32_t b = 0; b < 1000 + k; b++) assert_int_equal(((uint8_t *)memories[k])[b], 0);
+      assert_int_equal(pair_publish(&pair, k & 1, memories[k]), k / 2 + 1);
     }
-    void *ordinary = shm_coll_alloc(pair.arenas[0], 100000);
-    assert_non_null(ordinary);
-    assert_null(shm_coll_memory_of(pair.arenas[0], ordinary, 8));
-    assert_int_equal(shm_coll_release(pair.arenas[1], ordinary), MLFAB_ERR_ARGUMENT);
-    assert_int_equal(shm_coll_release(pair.arenas[0], NULL), MLFAB_ERR_ARGUMENT);
+    assert_null(memory_alloc(pair.memories[0], 100000));
     for (uint32_t k = 0; k < MLFAB__COUNT(memories); k += 3)
-      assert_int_equal(shm_coll_release(pair.arenas[k & 1], memories[k]), 0);
+      memory_release(pair.memories[k & 1], memories[k]);
     assert_int_equal(shm_coll_join(pair.arenas[0], pair.names, 2, 0, 8), 0);
     assert_int_equal(shm_coll_join(pair.arenas[0], pair.names, 1, 0, 9), 0);
     pair_close(&pair);

@@ -1,0 +1,37 @@
+/* shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
+ *
+ * Declarations only: the code, which makes system calls, is in transports/shm_memory.c. A context has one such object, and gives
+ * it to what shares memory: collectives (shm_coll.h) and the shared-memory transport, which sends references into it.
+ *
+ * An area is what `alloc` returned: whole pages. Its pages belong to files (memfds of sealed size), at first to one. Others map a
+ * file; they find bytes by the file's number and an offset in it. Where one of them may still read or write bytes that its owner
+ * is about to use otherwise, and cannot be asked (it is stopped, or slow, or cut off), the owner renews their pages: the same
+ * addresses get the pages of a new file, with the same contents, and the others keep the old ones to themselves.
+ *
+ * Invariants:
+ *   (M1) Pieces (stretches of addresses that belong to one file in one row) do not overlap. A page in no piece is private.
+ *   (M2) A file's number is never used again. `gone` is called before its descriptor is closed.
+ *   (M3) Bytes are lent to others only if their pages hold nothing else of the caller's (`alone`), because renewing copies whole
+ *        pages, and another thread may write to what else is in them meanwhile. */
+#ifndef MLFAB__SHM_MEMORY_H
+#define MLFAB__SHM_MEMORY_H
+
+#include "env.h"
+
+typedef struct mlfab__shm_memory mlfab__shm_memory;
+
+typedef struct mlfab__shm_memory_table {
+  /* NULL: out of memory. */
+  mlfab__shm_memory *(*create)(mlfab__env *env);
+  /* Frees all areas, too. NULL: does nothing. */
+  void (*destroy)(mlfab__shm_memory **memory_p);
+  /* An area of at least `bytes`, zeroed. NULL: there are no descriptors or no memory; use ordinary memory. */
+  void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes);
+  /* `area` is what alloc returned. */
+  void (*release)(mlfab__shm_memory *memory, void *area);
+} mlfab__shm_memory_table;
+
+/* NULL when MLFAB_WITH_SHM is 0. */
+MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void);
+
+#endif

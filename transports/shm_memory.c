@@ -1,0 +1,268 @@
+/* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
+ *
+ * One lock guards the lists. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
+ * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
+ * nothing from the env, whose functions need the context's lock. */
+#include "shm_file.h"
+
+#if !MLFAB_WITH_SHM
+
+MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void) { return NULL; }
+
+#else
+
+#include <assert.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { SHM_MEMORY_PIECES = 2 * MLFAB__SHM_FILES };
+
+struct shm_memory_file {
+  uint64_t number, bytes;
+  uint32_t pieces; /* that belong to it; 0: unused */
+  int fd;
+};
+
+struct shm_memory_piece {
+  struct shm_memory_file *file; /* NULL: unused */
+  uint8_t *at;
+  uint64_t bytes, offset; /* offset in the file */
+};
+
+struct shm_memory_area {
+  struct shm_memory_area *next;
+  uint8_t *at;
+  uint64_t asked, bytes; /* bytes: whole pages */
+};
+
+struct mlfab__shm_memory {
+  mlfab__env *env;
+  pid_t pid;
+  pthread_mutex_t lock;
+  struct shm_memory_area *areas;
+  uint64_t page, last_number;
+  uint32_t files, npieces; /* slots that have been used */
+  struct shm_memory_file file[MLFAB__SHM_FILES];
+  struct shm_memory_piece piece[SHM_MEMORY_PIECES];
+  mlfab__shm_gone_fn gone;
+  void *user;
+};
+
+MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *m) { pthread_mutex_lock(&m->lock); }
+
+MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *m) {
+  pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- files and pieces, with the lock ---- */
+
+static void shm_memory_leave(mlfab__shm_memory *m, struct shm_memory_piece *piece) {
+  struct shm_memory_file *file = piece->file;
+  piece->file = NULL;
+  if (--file->pieces > 0) return;
+  if (m->gone != NULL) m->gone(m->user, file->number);
+  close(file->fd);
+}
+
+static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
+  uint32_t i = 0;
+  while (i < m->npieces && m->piece[i].file != NULL) i++;
+  if (i == SHM_MEMORY_PIECES) return NULL;
+  if (i == m->npieces) m->npieces++;
+  return &m->piece[i];
+}
+
+/* A new file and its mapping. NULL: descriptors or memory are missing. */
+static struct shm_memory_file *shm_memory_file(mlfab__shm_memory *m, uint64_t bytes,
+                                               uint8_t **map_p) {
+  uint32_t i = 0;
+  while (i < m->files && m->file[i].pieces > 0) i++;
+  if (i == MLFAB__SHM_FILES || shm_memory_unused(m) == NULL) return NULL;
+  int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
+  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
+  if (map == NULL) {
+    if (fd >= 0) close(fd);
+    return NULL;
+  }
+  madvise(map, bytes, MADV_HUGEPAGE); /* a hint */
+  m->file[i] = (struct shm_memory_file){++m->last_number, bytes, 0, fd};
+  if (i == m->files) m->files++;
+  *map_p = map;
+  return &m->file[i];
+}
+
+/* These addresses belong to the file. There is an unused piece. */
+static void shm_memory_join(mlfab__shm_memory *m, struct shm_memory_file *file, uint8_t *at,
+                            uint64_t bytes, uint64_t offset) {
+  *shm_memory_unused(m) = (struct shm_memory_piece){file, at, bytes, offset};
+  file->pieces++;
+}
+
+/* Takes [from, from + bytes) out of all pieces. One that has a part on both sides is split; if there are too many pieces, its end
+ * is private from now on. */
+static void shm_memory_cut(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  uint8_t *to = from + bytes;
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    struct shm_memory_piece *piece = &m->piece[i], was = *piece;
+    if (was.file == NULL || was.at >= to || was.at + was.bytes <= from) continue;
+    uint64_t before = was.at < from ? (uint64_t)(from - was.at) : 0;
+    uint64_t after = was.at + was.bytes > to ? (uint64_t)(was.at + was.bytes - to) : 0;
+    if (after > 0 && shm_memory_unused(m) != NULL)
+      shm_memory_join(m, was.file, to, after, was.offset + was.bytes - after);
+    if (before > 0)
+      piece->bytes = before;
+    else
+      shm_memory_leave(m, piece);
+  }
+}
+
+static struct shm_memory_area *shm_memory_area_of(const mlfab__shm_memory *m, const uint8_t *at,
+                                                  uint64_t bytes) {
+  for (struct shm_memory_area *area = m->areas; area != NULL; area = area->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)area->at;
+    if (offset < area->bytes && bytes <= area->bytes - offset) return area;
+  }
+  return NULL;
+}
+
+/* ---- for those that share ---- */
+
+MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *m, const void *bytes_at,
+                                           uint64_t bytes, mlfab__shm_span *span) {
+  const uint8_t *at = bytes_at;
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    const struct shm_memory_piece *piece = &m->piece[i];
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
+    if (piece->file == NULL || offset >= piece->bytes || bytes > piece->bytes - offset) continue;
+    const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+    uint64_t begin = (uint64_t)(at - area->at), end = begin + bytes;
+    *span = (mlfab__shm_span){piece->file->number, piece->offset + offset, piece->file->bytes,
+                              piece->file->fd, 0};
+    span->alone =
+        begin % m->page == 0 &&
+        (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE));
+    return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at, uint64_t bytes,
+                                           mlfab__shm_span *span) {
+  pthread_mutex_lock(&m->lock);
+  int found = mlfab__shm_memory_look(m, at, bytes, span);
+  pthread_mutex_unlock(&m->lock);
+  return found;
+}
+
+/* [from, from + bytes) are whole pages of an area. */
+static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  uint8_t *map = NULL;
+  struct shm_memory_file *file = shm_memory_file(m, bytes, &map);
+  if (file == NULL)
+    map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) return 0;
+  memcpy(map, from, bytes);
+  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) {
+    munmap(map, bytes);
+    if (file != NULL) close(file->fd);
+    return 0;
+  }
+  shm_memory_cut(m, from, bytes);
+  if (file != NULL && shm_memory_unused(m) != NULL)
+    shm_memory_join(m, file, from, bytes, 0);
+  else if (file != NULL)
+    close(file->fd); /* the pages are mapped here only */
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
+  pthread_mutex_lock(&m->lock);
+  const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+  int done = 1;
+  if (area != NULL && bytes > 0) {
+    uint64_t begin = (uint64_t)((const uint8_t *)at - area->at), end = begin + bytes;
+    begin = begin / m->page * m->page;
+    done = shm_memory_replace(m, area->at + begin, (end + m->page - 1) / m->page * m->page - begin);
+  }
+  pthread_mutex_unlock(&m->lock);
+  return done;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *m, uint64_t number) {
+  int found = 0;
+  pthread_mutex_lock(&m->lock);
+  for (uint32_t i = 0; i < m->files; i++)
+    found |= m->file[i].pieces > 0 && m->file[i].number == number;
+  pthread_mutex_unlock(&m->lock);
+  return found;
+}
+
+MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *m, mlfab__shm_gone_fn gone,
+                                             void *user) {
+  pthread_mutex_lock(&m->lock);
+  m->gone = gone;
+  m->user = user;
+  pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- for the context ---- */
+
+static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
+  mlfab__shm_memory *m = mlfab__alloc(env, sizeof *m);
+  if (m == NULL) return NULL;
+  pthread_mutex_init(&m->lock, NULL);
+  m->env = env;
+  m->pid = getpid();
+  m->page = (uint64_t)sysconf(_SC_PAGESIZE);
+  return m;
+}
+
+static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
+  if (asked == 0 || asked > SIZE_MAX / 2) return NULL;
+  uint64_t bytes = (asked + m->page - 1) / m->page * m->page;
+  uint8_t *map = NULL;
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_area *area = mlfab__alloc(m->env, sizeof *area);
+  struct shm_memory_file *file = area == NULL ? NULL : shm_memory_file(m, bytes, &map);
+  if (file != NULL) {
+    *area = (struct shm_memory_area){m->areas, map, asked, bytes};
+    m->areas = area;
+    shm_memory_join(m, file, map, bytes, 0);
+  } else if (area != NULL) {
+    mlfab__free(m->env, area, sizeof *area);
+  }
+  pthread_mutex_unlock(&m->lock);
+  return map;
+}
+
+/* In a forked child the mappings do not exist. */
+static void shm_memory_release(mlfab__shm_memory *m, void *at) {
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_area **in = &m->areas;
+  while (*in != NULL && (*in)->at != at) in = &(*in)->next;
+  struct shm_memory_area *area = *in;
+  assert(area != NULL);
+  *in = area->next;
+  shm_memory_cut(m, area->at, area->bytes);
+  if (m->pid == getpid()) munmap(area->at, area->bytes);
+  mlfab__free(m->env, area, sizeof *area);
+  pthread_mutex_unlock(&m->lock);
+}
+
+static void shm_memory_destroy(mlfab__shm_memory **memory_p) {
+  mlfab__shm_memory *m = *memory_p;
+  if (m == NULL) return;
+  *memory_p = NULL;
+  while (m->areas != NULL) shm_memory_release(m, m->areas->at);
+  pthread_mutex_destroy(&m->lock);
+  mlfab__free(m->env, m, sizeof *m);
+}
+
+MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void) {
+  static const mlfab__shm_memory_table table = {shm_memory_create, shm_memory_destroy,
+                                                shm_memory_alloc, shm_memory_release};
+  return &table;
+}
+
+#endif
