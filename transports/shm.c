@@ -1,8 +1,9 @@
 /* shm.c - carries frames between processes of one host through shared memory.
  *
  * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
- * delivered in place, and no system call is made while both sides are awake. It does not reach other hosts,
- * does not authenticate beyond "same user, or root", and computes no payload checksums.
+ * delivered in place, and no system call is made while both sides are awake. A bulk in memory of mlfab_alloc is not
+ * copied: the ring has a reference to it. It does not reach other hosts, does not authenticate beyond "same user, or
+ * root", and computes no payload checksums.
  *
  * Addresses: "shm:<host>/<name>", where host is a hash of the boot and the network namespace, and name that
  * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds have
@@ -10,8 +11,8 @@
  *
  * Connecting. The connector sends one packet with three descriptors: the segment (a memfd that it created),
  * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps the segment, and answers
- * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line
- * and carries nothing more: it ends when the peer ends, however it dies.
+ * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line:
+ * it ends when the peer ends, however it dies. Besides, it carries the descriptors of files that records refer to.
  *
  * Segment, sealed against shrinking and growing so that no access can fault:
  *
@@ -24,9 +25,9 @@
  *
  * Record, at a multiple of 64 bytes:
  *
- *    0   u64 word: bit 63, head bytes << 32, bulk bytes; 0 where no record has been published
+ *    0   u64 word: bit 63, bit 62 if it refers, head bytes << 32, bulk bytes; 0 where no record has been published
  *    8   head (frame header and meta), padded to the next multiple of 64
- *    .   bulk, padded likewise
+ *    .   bulk, padded likewise; or in one line the reference: number of a file, offset of the bulk in it
  *
  * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is the position
  * modulo the ring size. Only the producer uses `head`; the consumer publishes `tail`:
@@ -40,7 +41,15 @@
  * Nothing read from the segment is trusted: a word must give lengths within the limits of a frame, and a
  * tail must lie between the last one and head, or the link goes DOWN. Both limits keep every access within
  * the two mappings. A head is copied to private memory before it is checked. A hostile peer may change a
- * bulk while it is read, but not its length: code that reads bytes twice copies them first.
+ * bulk while it is read, but not its length: code that reads bytes twice copies them first. A reference must lie within
+ * a file that the peer has passed, sealed against shrinking; such files are mapped for reading only.
+ *
+ * References. A bulk that the caller lends (with a token), and whose pages hold nothing else (shm_memory.h), is lent on
+ * to the peer until its frame is released: tail has passed its record (`lent`, in the order of sending). The peer is
+ * told of a file before the first record that refers to it is published, so it reads the life line when it finds an
+ * unknown number. Each end has SHM_FILES places for the other's files; a place is used again when its file is
+ * gone and nothing in it is lent. When the bytes become the caller's before they are released (detach, disconnect,
+ * DOWN), their pages are renewed: the peer may be stopped while it reads, and goes on with the old ones.
  *
  * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on this
  * word as a futex), ARMED (the program sleeps on fd()), POLLED (wait sleeps on the sockets, because
@@ -102,8 +111,9 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 #define SHM_VALID (UINT64_C(1) << 63)
 #define SHM_SLICE_NS UINT64_C(50000000)
 #define SHM_DEAF_NS UINT64_C(100000000)
-#define SHM_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
-#define SHM_MAGIC 0x314d4853u /* "SHM1": also the version of this layout */
+#define SHM_MAGIC 0x314d4853u /* "SHM1": the form of shm_hello; the layout is of MLFAB_PROTOCOL */
+#define SHM_FILE_MAGIC 0x464d4853u
+#define SHM_REFERS (UINT64_C(1) << 62)
 
 enum { SHM_ASLEEP = 1, SHM_ARMED = 2, SHM_POLLED = 4 };
 enum shm_state { SHM_TRYING, SHM_CALLING, SHM_CALLED, SHM_FAILED, SHM_UP, SHM_RETIRED };
@@ -112,6 +122,9 @@ enum {
   SHM_BURST = 16,     /* frames taken from one link before the next link's turn */
   SHM_NAME_MAX = 90,  /* of an abstract socket, after its prefix */
   SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
+  SHM_REFER = 32768,  /* shorter bulks are copied: that is cheaper */
+  SHM_LENT = 512,     /* maximum references of a link that are not released */
+  SHM_FILES = 32,     /* maximum files of a peer that are mapped */
   SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
 };
 
@@ -131,9 +144,42 @@ struct shm_bell {
   _Alignas(64) _Atomic uint32_t state;
 };
 
-/* The only packet on a life line, in both directions. */
+/* The first packet on a life line, in both directions. */
 struct shm_hello {
   uint32_t magic, control_bytes, ring_bytes, protocol;
+};
+
+/* The later ones, each with a descriptor. */
+struct shm_file {
+  uint32_t magic, place;
+  uint64_t number, bytes;
+};
+
+struct shm_reference {
+  uint64_t number, offset;
+};
+
+/* Bytes of this process that the peer may read. */
+struct shm_lent {
+  uint64_t end; /* position behind the record */
+  uint64_t token;
+  const uint8_t *at; /* NULL: taken back */
+  uint32_t bytes, place;
+};
+
+/* A file of the peer. */
+struct shm_view {
+  const uint8_t *at;
+  uint64_t number, bytes;
+  uint32_t borrowed; /* frames delivered and not released */
+};
+
+/* What a link needs for references, from the first one on. */
+struct shm_refers {
+  uint32_t lent_first, lent_count; /* of `lent`, a ring */
+  uint64_t told[SHM_FILES];        /* numbers of own files that the peer has, by place */
+  struct shm_view views[SHM_FILES];
+  struct shm_lent lent[SHM_LENT];
 };
 
 struct shm_link {
@@ -149,7 +195,9 @@ struct shm_link {
   uint32_t tx_offset;
   uint8_t *tx;
   uint64_t head, tail_seen;
+  uint64_t room;          /* blocked: the tail at which there is room; 0: at once */
   _Atomic uint64_t wants; /* copy of tx_lane->wants */
+  struct shm_refers *refers;
   struct shm_lane *tx_lane, *rx_lane;
   struct shm_bell *bell; /* the peer's */
   int event_fd;          /* the peer's */
@@ -172,8 +220,9 @@ struct shm_link {
 struct shm_slot {
   struct shm_slot *next, *all;
   struct shm_link *link;
-  uint64_t end;   /* position behind the record */
-  uint8_t *large; /* room for the largest head, allocated at first use */
+  struct shm_view *view; /* where the bulk is, or NULL: in the ring */
+  uint64_t end;          /* position behind the record */
+  uint8_t *large;        /* room for the largest head, allocated at first use */
   _Alignas(16) uint8_t small[SHM_SMALL];
 };
 
@@ -189,7 +238,8 @@ struct shm {
   struct shm_link **live; /* links that are UP; changed under lock */
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
-  uint32_t blocked_count;
+  uint32_t blocked_count, lending; /* links that are blocked; that have something lent */
+  mlfab__shm_memory *memory;       /* of the context, or NULL */
   struct shm_slot *free_slots, *all_slots;
   struct shm_sent *sent; /* a ring of sent_capacity, a power of two */
   uint32_t sent_first, sent_capacity;
@@ -284,8 +334,9 @@ static bool shm_anything(struct shm *t) {
     uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
     found = atomic_load_explicit(shm_word(link->rx, offset), memory_order_acquire) != 0 ||
             atomic_load(&link->gone);
-    if (!found && atomic_load(&link->blocked))
-      found = atomic_load(&link->tx_lane->tail) >= atomic_load(&link->wants);
+    uint64_t wants = atomic_load(&link->wants);
+    if (!found && (wants != 0 || atomic_load(&link->blocked)))
+      found = atomic_load(&link->tx_lane->tail) >= wants;
   }
   pthread_mutex_unlock(&t->lock);
   return found;
@@ -296,15 +347,6 @@ static bool shm_anything(struct shm *t) {
 static void shm_close_fd(int *fd) {
   if (*fd >= 0) close(*fd);
   *fd = -1;
-}
-
-/* Maps a peer's descriptor only if its size is right and sealed: accessing a mapping behind the end of its
- * file would kill this process. */
-static bool shm_sealed(int fd, size_t bytes) {
-  struct stat status;
-  int seals = fcntl(fd, F_GET_SEALS);
-  return seals >= 0 && (seals & SHM_SEALS) == SHM_SEALS && fstat(fd, &status) == 0 &&
-         status.st_size == (off_t)bytes;
 }
 
 /* Writing to an eventfd does not block with O_NONBLOCK; other descriptors might. */
@@ -318,11 +360,7 @@ static bool shm_is_eventfd(int fd) {
 }
 
 static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
-  void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd,
-                   (off_t)offset);
-  if (map == MAP_FAILED) return NULL;
-  madvise(map, bytes, MADV_DONTFORK); /* a child must not write to the peers */
-  return map;
+  return mlfab__shm_map(at, bytes, PROT_READ | PROT_WRITE, fd, offset);
 }
 
 /* Maps control and rings, each ring twice in a row. */
@@ -348,13 +386,12 @@ static bool shm_map_segment(struct shm_link *link, int fd) {
 
 /* ---- the packet of the life line ---- */
 
-static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
-  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING, MLFAB_PROTOCOL};
+static bool shm_packet_post(int fd, void *packet, size_t bytes, const int *fds, uint32_t n) {
   union {
     struct cmsghdr header;
     char bytes[CMSG_SPACE(3 * sizeof(int))];
   } control;
-  struct iovec part = {&hello, sizeof hello};
+  struct iovec part = {packet, bytes};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
   if (n > 0) {
     memset(&control, 0, sizeof control);
@@ -366,37 +403,53 @@ static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
     item->cmsg_len = CMSG_LEN(n * sizeof(int));
     memcpy(CMSG_DATA(item), fds, n * sizeof(int));
   }
-  return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof hello;
+  return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
+}
+
+static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
+  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING, MLFAB_PROTOCOL};
+  return shm_packet_post(fd, &hello, sizeof hello, fds, n);
+}
+
+/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns what recvmsg does; *count_p: how many
+ * there were, UINT32_MAX if something is cut off. */
+static ssize_t shm_packet_take(int fd, void *packet, size_t bytes, int *fds, uint32_t room,
+                               uint32_t *count_p) {
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(3 * sizeof(int))];
+  } control;
+  struct iovec part = {packet, bytes};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
+  message.msg_controllen = sizeof control.bytes;
+  ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  uint32_t count = 0;
+  int extra = -1;
+  *count_p = 0;
+  if (n < 0) return n;
+  for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL;
+       item = CMSG_NXTHDR(&message, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= item->cmsg_len; i++, count++) {
+      int *to = count < room ? &fds[count] : &extra;
+      memcpy(to, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+      if (to == &extra) shm_close_fd(&extra);
+    }
+  }
+  *count_p = message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) ? UINT32_MAX : count;
+  return n;
 }
 
 /* 0: nothing yet; 1: the packet with `want` descriptors; an error: the end, a packet of another protocol, or anything else,
  * whose descriptors are closed. */
 static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   struct shm_hello hello;
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
-  struct iovec part = {&hello, sizeof hello};
-  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
-  message.msg_controllen = sizeof control.bytes;
-  ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  uint32_t count;
+  ssize_t n = shm_packet_take(fd, &hello, sizeof hello, fds, want, &count);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n < 0) return MLFAB_ERR_REFUSED;
-  uint32_t count = 0;
-  int extra = -1;
-  for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL;
-       item = CMSG_NXTHDR(&message, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= item->cmsg_len; i++, count++) {
-      int *to = count < want ? &fds[count] : &extra;
-      memcpy(to, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
-      if (to == &extra) shm_close_fd(&extra);
-    }
-  }
-  int known = n == (ssize_t)sizeof hello && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
-              hello.magic == SHM_MAGIC && hello.control_bytes == SHM_CONTROL &&
-              hello.ring_bytes == SHM_RING;
+  int known = n == (ssize_t)sizeof hello && count != UINT32_MAX && hello.magic == SHM_MAGIC &&
+              hello.control_bytes == SHM_CONTROL && hello.ring_bytes == SHM_RING;
   if (known && hello.protocol == MLFAB_PROTOCOL && count == want) return 1;
   for (uint32_t i = 0; i < want; i++) shm_close_fd(&fds[i]);
   return !known || hello.protocol == MLFAB_PROTOCOL ? MLFAB_ERR_REFUSED
@@ -481,12 +534,20 @@ static void shm_hang_up(struct shm *t, struct shm_link *link) {
   shm_close_fd(&link->fd);
 }
 
+static void shm_unview(struct shm_view *view) {
+  if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+  *view = (struct shm_view){0};
+}
+
 static void shm_free_link(struct shm *t, struct shm_link *link) {
   shm_hang_up(t, link);
   shm_close_fd(&link->event_fd);
   shm_close_fd(&link->segment_fd);
   if (link->map != NULL) munmap(link->map, SHM_MAPPING);
   if (link->bell != NULL) munmap(link->bell, SHM_CONTROL);
+  for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++)
+    shm_unview(&link->refers->views[i]);
+  if (link->refers != NULL) mlfab__free(&t->env, link->refers, sizeof *link->refers);
   t->links--;
   mlfab__free(&t->env, link, sizeof *link);
 }
@@ -512,6 +573,76 @@ static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *
   event->token = link->token;
 }
 
+/* ---- what is lent ---- */
+
+static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
+  return &refers->lent[(refers->lent_first + i) % SHM_LENT];
+}
+
+/* Publishes the tail at which this end has something to do. */
+static void shm_want(struct shm_link *link) {
+  uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
+  if (link->refers != NULL && link->refers->lent_count > 0) {
+    uint64_t end = shm_lent_at(link->refers, 0)->end;
+    if (wants == 0 || end < wants) wants = end;
+  }
+  if (wants == atomic_load_explicit(&link->wants, memory_order_relaxed)) return;
+  atomic_store_explicit(&link->tx_lane->wants, wants, memory_order_relaxed);
+  atomic_store(&link->wants, wants);
+}
+
+/* Reads the consumer's tail. false: it is impossible, and the link goes DOWN. */
+static bool shm_see_tail(struct shm_link *link) {
+  uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
+  if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
+    link->code = MLFAB_ERR_FRAME;
+    atomic_store(&link->gone, true);
+    return false;
+  }
+  link->tail_seen = tail;
+  return true;
+}
+
+/* Forgets the first bytes lent. Returns their token, or 0. */
+static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
+  struct shm_refers *refers = link->refers;
+  uint64_t token = shm_lent_at(refers, 0)->token;
+  refers->lent_first = (refers->lent_first + 1) % SHM_LENT;
+  if (--refers->lent_count == 0) t->lending--;
+  shm_want(link);
+  return token;
+}
+
+/* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
+ * process is gone, nobody reads them. 0, or MEMORY: still lent. */
+static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
+  struct shm_refers *refers = link->refers;
+  if (refers == NULL || refers->lent_count == 0) return 0;
+  bool read = link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM;
+  uint64_t released = shm_see_tail(link) ? link->tail_seen : 0;
+  for (uint32_t i = 0, n; i < refers->lent_count; i += n) {
+    const struct shm_lent *first = shm_lent_at(refers, i);
+    uint64_t bytes = first->bytes;
+    n = 1;
+    if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
+      continue;
+    for (; i + n < refers->lent_count; n++) {
+      const struct shm_lent *next = shm_lent_at(refers, i + n);
+      if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
+      bytes += next->bytes;
+    }
+    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes))
+      return MLFAB_ERR_MEMORY;
+    for (uint32_t k = 0; k < n; k++) {
+      struct shm_lent *lent = shm_lent_at(refers, i + k);
+      lent->at = NULL;
+      lent->token = 0;
+    }
+  }
+  while (token == 0 && refers->lent_count > 0) shm_lent_over(t, link);
+  return 0;
+}
+
 /* From UP to RETIRED; frees the link if none of its frames is borrowed. */
 static void shm_retire(struct shm *t, struct shm_link *link) {
   uint32_t at = 0;
@@ -525,6 +656,7 @@ static void shm_retire(struct shm *t, struct shm_link *link) {
   atomic_fetch_sub(&t->up_count, 1);
   t->table[link->number - 1] = NULL;
   if (atomic_load(&link->blocked)) t->blocked_count--;
+  shm_take_back(t, link, 0);
   link->state = SHM_RETIRED;
   shm_hang_up(t, link);
   if (link->borrowed == 0) {
@@ -688,8 +820,8 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   int bell_fd = fds[own_segment];
   int code = MLFAB_ERR_FRAME;
   link->event_fd = fds[own_segment + 1];
-  if (shm_sealed(bell_fd, SHM_CONTROL) && shm_is_eventfd(link->event_fd) &&
-      (!link->inbound || shm_sealed(fds[0], SHM_SEGMENT))) {
+  if (mlfab__shm_sealed(bell_fd, SHM_CONTROL) && shm_is_eventfd(link->event_fd) &&
+      (!link->inbound || mlfab__shm_sealed(fds[0], SHM_SEGMENT))) {
     link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
     code = link->bell != NULL && (!link->inbound || shm_map_segment(link, fds[0]))
                ? 0
@@ -704,15 +836,53 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   return 1;
 }
 
+/* What a link needs for references. NULL: out of memory. */
+static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
+  if (link->refers == NULL) link->refers = mlfab__alloc(&t->env, sizeof *link->refers);
+  return link->refers;
+}
+
+/* The peer passes a file. Takes the place of one that it has used before. 0, or why it is refused. */
+static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int fd) {
+  struct shm_refers *refers = shm_refers(t, link);
+  if (refers == NULL) return MLFAB_ERR_MEMORY;
+  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_FILES || file->number == 0 ||
+      file->bytes == 0 || file->bytes > INT64_MAX || !mlfab__shm_sealed(fd, file->bytes))
+    return MLFAB_ERR_FRAME;
+  struct shm_view *view = &refers->views[file->place];
+  if (view->borrowed > 0) return MLFAB_ERR_FRAME;
+  shm_unview(view);
+  void *map = mlfab__shm_map(NULL, file->bytes, PROT_READ, fd, 0);
+  if (map == NULL) return MLFAB_ERR_MEMORY;
+  *view = (struct shm_view){map, file->number, file->bytes, 0};
+  return 0;
+}
+
+/* Reads all that the life line has. Its end, or anything that must not be there, ends the link, and shm_scan reports DOWN at the
+ * end of the ring. */
+static void shm_hear(struct shm *t, struct shm_link *link) {
+  while (link->fd >= 0) {
+    struct shm_file file;
+    uint32_t count;
+    int fd = -1, code = 0;
+    ssize_t n = shm_packet_take(link->fd, &file, sizeof file, &fd, 1, &count);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n > 0)
+      code =
+          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, fd) : MLFAB_ERR_FRAME;
+    shm_close_fd(&fd);
+    if (n > 0 && code == 0) continue;
+    link->code = code;
+    shm_hang_up(t, link);
+    atomic_store(&link->gone, true);
+  }
+}
+
 /* A link's socket has an event. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
-  char byte;
   if (link->state != SHM_UP) return shm_meet(t, link, event);
-  ssize_t n = recv(link->fd, &byte, sizeof byte, MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-  if (n > 0) link->code = MLFAB_ERR_FRAME; /* a life line must carry nothing */
-  shm_hang_up(t, link);
-  atomic_store(&link->gone, true); /* shm_scan reports DOWN at the end of the ring */
+  shm_hear(t, link);
   return 0;
 }
 
@@ -797,6 +967,9 @@ static void shm_disown(struct shm *t) {
       shm_close_fd(&link->fd);
       link->map = NULL;
       link->bell = NULL;
+      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
+        link->refers->views[k].at = NULL;
+      if (link->refers != NULL) link->refers->lent_count = 0;
     }
   }
   t->bell = NULL;
@@ -812,6 +985,9 @@ static void shm_stop(void *self) {
     shm_hang_up(t, link);
     shm_ring(t, link->bell, link->event_fd);
     link->borrowed = 0;
+    if (link->refers != NULL && link->refers->lent_count > 0) t->lending--;
+    if (link->refers != NULL)
+      link->refers->lent_count = 0; /* the memory is freed with the context */
     shm_retire(t, link);
   }
   while (t->retired != NULL) {
@@ -882,6 +1058,9 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   struct shm *t = mlfab__alloc(&env, sizeof *t);
   if (t == NULL) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "shm: out of memory");
   t->env = env;
+  t->memory = options->size >= offsetof(mlfab_transport_options, memory) + sizeof options->memory
+                  ? options->memory
+                  : NULL;
   t->pid = getpid();
   t->host = host;
   t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
@@ -952,23 +1131,21 @@ static void shm_disconnect(void *self, uint32_t number) {
   shm_retire(t, link);
 }
 
+/* Reports WRITABLE when the tail has reached `room`. */
+static int shm_block(struct shm *t, struct shm_link *link, uint64_t room) {
+  link->room = room;
+  if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
+  shm_want(link);
+  return MLFAB_ERR_AGAIN;
+}
+
 /* The slow path of send: reads the consumer's tail, and if there is still no room, publishes the tail to
  * wait for. 0, AGAIN or PEER_CLOSED. */
 static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
-  uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
-  if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
-    link->code = MLFAB_ERR_FRAME;
-    atomic_store(&link->gone, true);
-    return MLFAB_ERR_PEER_CLOSED;
-  }
-  link->tail_seen = tail;
-  if (link->head - tail + bytes + SHM_LINE <= SHM_RING) return 0;
+  if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
+  if (link->head - link->tail_seen + bytes + SHM_LINE <= SHM_RING) return 0;
   uint64_t need = mlfab__max(bytes + SHM_LINE, SHM_RING / 4);
-  uint64_t wants = link->head + need - SHM_RING;
-  atomic_store_explicit(&link->tx_lane->wants, wants, memory_order_relaxed);
-  atomic_store(&link->wants, wants);
-  if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
-  return MLFAB_ERR_AGAIN;
+  return shm_block(t, link, link->head + need - SHM_RING);
 }
 
 /* Makes room to record one more SENT. */
@@ -986,44 +1163,105 @@ static bool shm_sent_room(struct shm *t) {
   return true;
 }
 
-static int shm_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
-                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
-  struct shm *t = self;
-  struct shm_link *link = shm_find(t, number);
-  if (link == NULL || atomic_load_explicit(&link->gone, memory_order_relaxed))
-    return MLFAB_ERR_PEER_CLOSED;
-  if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
-      bulk_bytes > MLFAB_BULK_MAX)
-    return MLFAB_ERR_LIMIT;
-  if (bulk_bytes > 0 && bulk == NULL) return MLFAB_ERR_ARGUMENT; /* a ghost */
-  uint32_t front = shm_up(8 + head_bytes), bytes = front + shm_up(bulk_bytes);
-  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > SHM_RING)) {
-    int code = shm_room(t, link, bytes);
-    if (code != 0) return code;
+/* A place for one more own file, or SHM_FILES. */
+static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
+  uint64_t lent = 0; /* places with something lent, as bits */
+  for (uint32_t i = 0; i < refers->lent_count; i++)
+    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % SHM_LENT].place;
+  for (uint32_t i = 0; i < SHM_FILES; i++) {
+    if (refers->told[i] == 0) return i;
+    if (!(lent >> i & 1) && !mlfab__shm_memory_has(t->memory, refers->told[i])) return i;
   }
-  if (token != 0 && !shm_sent_room(t)) {
-    atomic_store(&link->wants, 0); /* reports WRITABLE at the next poll */
-    if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
-    return MLFAB_ERR_AGAIN;
-  }
-  /* The line that the consumer polls is written last, at once: written earlier, it would move to the
-   * consumer's cache half-way. */
+  return SHM_FILES;
+}
+
+/* Tells the peer of a file. Returns its place, or SHM_FILES: not now. */
+static uint32_t shm_tell_file(struct shm *t, struct shm_link *link, const mlfab__shm_span *span) {
+  char path[40];
+  uint32_t place = shm_place(t, link->refers);
+  if (place == SHM_FILES) return SHM_FILES;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", span->fd);
+  int fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peer cannot write */
+  struct shm_file file = {SHM_FILE_MAGIC, place, span->number, span->file_bytes};
+  bool told = fd >= 0 && shm_packet_post(link->fd, &file, sizeof file, &fd, 1);
+  shm_close_fd(&fd);
+  if (!told) return SHM_FILES;
+  link->refers->told[place] = span->number;
+  return place;
+}
+
+/* May the frame refer to this bulk? 1: *lent_p and *reference_p are filled; 0: no, copy it; or AGAIN. */
+static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
+                     struct shm_lent *lent, struct shm_reference *reference) {
+  mlfab__shm_span span;
+  uint32_t place = 0;
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || !span.alone) return 0;
+  struct shm_refers *refers = shm_refers(t, link);
+  if (refers == NULL) return 0;
+  if (refers->lent_count == SHM_LENT)
+    return shm_block(t, link, shm_lent_at(refers, SHM_LENT / 2)->end);
+  while (place < SHM_FILES && refers->told[place] != span.number) place++;
+  if (place == SHM_FILES) place = shm_tell_file(t, link, &span);
+  if (place == SHM_FILES) return 0;
+  *reference = (struct shm_reference){span.number, span.offset};
+  *lent = (struct shm_lent){0, 0, bulk, bytes, place};
+  return 1;
+}
+
+/* Publishes a record, whose bulk or reference is in its place. The line that the consumer polls is written last, at once:
+ * written earlier, it would move to the consumer's cache half-way. */
+static void shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
+                        uint32_t head_bytes, uint32_t bytes, uint64_t word) {
   uint8_t *at = link->tx + link->tx_offset;
-  const uint8_t *from = head;
   uint32_t next = shm_forward(link->tx_offset, bytes);
-  if (bulk_bytes > 0) memcpy(at + front, bulk, bulk_bytes);
-  memcpy(at + SHM_LINE, from + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
+  memcpy(at + SHM_LINE, head + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
   atomic_store_explicit(shm_word(link->tx, next), 0, memory_order_relaxed);
-  memcpy(at + 8, from, SHM_LINE - 8);
-  atomic_store_explicit(shm_word(link->tx, link->tx_offset),
-                        SHM_VALID | (uint64_t)head_bytes << 32 | bulk_bytes, memory_order_release);
+  memcpy(at + 8, head, SHM_LINE - 8);
+  atomic_store_explicit(shm_word(link->tx, link->tx_offset), word, memory_order_release);
   link->tx_offset = next;
   link->head += bytes;
   shm_touch(t, link);
   link->published = true;
   shm_prefetch(link->tx + next + SHM_LINE);
   shm_prefetch(link->tx + next + 2 * SHM_LINE);
-  if (token != 0) {
+}
+
+static int shm_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
+                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  struct shm *t = self;
+  struct shm_link *link = shm_find(t, number);
+  struct shm_lent lent;
+  struct shm_reference reference;
+  if (link == NULL || atomic_load_explicit(&link->gone, memory_order_relaxed))
+    return MLFAB_ERR_PEER_CLOSED;
+  if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
+      bulk_bytes > MLFAB_BULK_MAX)
+    return MLFAB_ERR_LIMIT;
+  if (bulk_bytes > 0 && bulk == NULL) return MLFAB_ERR_ARGUMENT; /* a ghost */
+  int refers = token != 0 && bulk_bytes >= SHM_REFER && t->memory != NULL
+                   ? shm_refer(t, link, bulk, bulk_bytes, &lent, &reference)
+                   : 0;
+  if (refers < 0) return refers;
+  uint32_t front = shm_up(8 + head_bytes), bytes = front + (refers ? SHM_LINE : shm_up(bulk_bytes));
+  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > SHM_RING)) {
+    int code = shm_room(t, link, bytes);
+    if (code != 0) return code;
+  }
+  if (token != 0 && !refers && !shm_sent_room(t)) return shm_block(t, link, 0);
+  uint8_t *at = link->tx + link->tx_offset + front;
+  if (refers)
+    memcpy(at, &reference, sizeof reference);
+  else if (bulk_bytes > 0)
+    memcpy(at, bulk, bulk_bytes);
+  shm_publish(t, link, head, head_bytes, bytes,
+              SHM_VALID | (refers ? SHM_REFERS : 0) | (uint64_t)head_bytes << 32 | bulk_bytes);
+  if (refers) {
+    lent.end = link->head;
+    lent.token = token;
+    *shm_lent_at(link->refers, link->refers->lent_count) = lent;
+    if (link->refers->lent_count++ == 0) t->lending++;
+    shm_want(link);
+  } else if (token != 0) {
     uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
     t->sent[(t->sent_first + count) & (t->sent_capacity - 1)] = (struct shm_sent){number, token};
     atomic_store(&t->sent_count, count + 1);
@@ -1033,11 +1271,29 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
 
 static void shm_flush(void *self) { shm_settle(self); }
 
+/* Where a record's bulk is, if it is a reference: the view, or NULL when the peer has not passed such bytes. */
+static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
+                                    const struct shm_reference *reference, uint32_t bytes) {
+  for (int heard = 0; heard < 2; heard++) {
+    for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++) {
+      struct shm_view *view = &link->refers->views[i];
+      if (view->number != reference->number || view->at == NULL) continue;
+      return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
+                     bytes <= view->bytes - reference->offset
+                 ? view
+                 : NULL;
+    }
+    if (heard == 0) shm_hear(t, link);
+  }
+  return NULL;
+}
+
 /* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
 static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_io_event *event) {
   uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
-  uint32_t head_bytes = (uint32_t)(word >> 32) & 0x7fffffffu, bulk_bytes = (uint32_t)word;
+  uint32_t head_bytes = (uint32_t)(word >> 32) & 0x3fffffffu, bulk_bytes = (uint32_t)word;
   uint32_t checked_head = 0, checked_bulk = 0;
+  bool refers = (word & SHM_REFERS) != 0;
   uint8_t *head;
   if ((word & SHM_VALID) == 0 || head_bytes < MLFAB_HEADER_BYTES ||
       head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX)
@@ -1052,7 +1308,21 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
     shm_put_slot(t, slot);
     return shm_down(t, link, code, "sent a frame that does not parse", event);
   }
-  uint32_t front = shm_up(8 + head_bytes), bytes = front + shm_up(bulk_bytes);
+  uint32_t front = shm_up(8 + head_bytes), bytes = front + (refers ? SHM_LINE : shm_up(bulk_bytes));
+  const uint8_t *bulk = link->rx + offset + front;
+  slot->view = NULL;
+  if (refers) {
+    struct shm_reference reference;
+    memcpy(&reference, bulk, sizeof reference);
+    slot->view = shm_look_up(t, link, &reference, bulk_bytes);
+    if (slot->view == NULL) {
+      shm_put_slot(t, slot);
+      code = link->code != 0 ? link->code : MLFAB_ERR_FRAME;
+      return shm_down(t, link, code, "referred to memory that it has not passed", event);
+    }
+    slot->view->borrowed++;
+    bulk = slot->view->at + reference.offset;
+  }
   link->rx_position += bytes;
   link->borrowed++;
   slot->link = link;
@@ -1061,7 +1331,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   event->link = link->number;
   event->head = head;
   event->head_bytes = head_bytes;
-  event->bulk = bulk_bytes > 0 ? link->rx + offset + front : NULL;
+  event->bulk = bulk_bytes > 0 ? bulk : NULL;
   event->bulk_bytes = bulk_bytes;
   event->opaque = slot;
   atomic_store_explicit(&link->rx_offset, shm_forward(offset, bytes), memory_order_relaxed);
@@ -1098,15 +1368,31 @@ static int shm_scan(struct shm *t, mlfab_io_event *event) {
 static int shm_unblock(struct shm *t, mlfab_io_event *event) {
   for (uint32_t i = 0; i < t->live_count; i++) {
     struct shm_link *link = t->live[i];
-    if (!atomic_load(&link->blocked) ||
-        atomic_load(&link->tx_lane->tail) < atomic_load(&link->wants))
-      continue;
-    atomic_store_explicit(&link->tx_lane->wants, 0, memory_order_relaxed);
+    if (!atomic_load(&link->blocked) || atomic_load(&link->tx_lane->tail) < link->room) continue;
     atomic_store(&link->blocked, false);
     t->blocked_count--;
+    shm_want(link);
     event->kind = MLFAB_IO_WRITABLE;
     event->link = link->number;
     return 1;
+  }
+  return 0;
+}
+
+/* Finds bytes that a peer has released. */
+static int shm_return(struct shm *t, mlfab_io_event *event) {
+  for (uint32_t i = 0; i < t->live_count; i++) {
+    struct shm_link *link = t->live[i];
+    while (link->refers != NULL && link->refers->lent_count > 0) {
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !shm_see_tail(link)) break;
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
+      uint64_t token = shm_lent_over(t, link);
+      if (token == 0) continue;
+      event->kind = MLFAB_IO_SENT;
+      event->link = link->number;
+      event->token = token;
+      return 1;
+    }
   }
   return 0;
 }
@@ -1139,6 +1425,7 @@ static int shm_poll(void *self, mlfab_io_event *event) {
     event->token = sent.token;
     return 1;
   }
+  if (MLFAB__UNLIKELY(t->lending > 0) && shm_return(t, event)) return 1;
   if (MLFAB__UNLIKELY(++t->busy >= SHM_LOOK_EVERY)) {
     t->busy = 0;
     if (shm_idle(t, event)) return 1;
@@ -1153,6 +1440,7 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   if (slot == NULL) return;
   struct shm_link *link = slot->link;
   uint64_t end = slot->end;
+  if (slot->view != NULL) slot->view->borrowed--;
   shm_put_slot(t, slot);
   link->borrowed--;
   if (MLFAB__UNLIKELY(link->state == SHM_RETIRED)) {
@@ -1179,9 +1467,9 @@ static int shm_probe(void *self, uint32_t number) {
   return link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM ? 0 : MLFAB_ERR_AGAIN;
 }
 
-static int shm_detach(void *self, uint32_t link, uint64_t token) {
-  (void)self, (void)link, (void)token; /* send copies: nothing is borrowed */
-  return 0;
+static int shm_detach(void *self, uint32_t number, uint64_t token) {
+  struct shm_link *link = shm_find(self, number);
+  return link == NULL || token == 0 ? 0 : shm_take_back(self, link, token);
 }
 
 /* Sleeps while the bell's word is `state`; with `polled`, until a socket has an event. */

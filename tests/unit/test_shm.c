@@ -28,12 +28,22 @@
 
 static const mlfab_transport *table;
 
+static int entries(const char *folder) {
+  int n = 0;
+  DIR *dir = opendir(folder);
+  if (dir == NULL) return 0;
+  while (readdir(dir) != NULL) n++;
+  closedir(dir);
+  return n;
+}
+
 /* ---- two ends and their events ---- */
 
 struct end {
   struct shm *t;
   uint32_t link;
   mlfab__env counted;
+  mlfab__shm_memory *memory;
   char address[256];
 };
 
@@ -42,13 +52,20 @@ static void end_open(struct end *end, const char *listen) {
   void *self = NULL;
   memset(end, 0, sizeof *end);
   assert_int_equal(mlfab__env_init(&end->counted, NULL), 0);
+  end->memory = mlfab__shm_memory_functions()->create(&end->counted);
   mlfab_transport_options options = {.size = sizeof options,
                                      .listen = listen,
                                      .job = "test",
                                      .env = &end->counted.hooks,
-                                     .error = &error};
+                                     .error = &error,
+                                     .memory = end->memory};
   assert_int_equal(table->open(&options, &self, end->address), 0);
   end->t = self;
+}
+
+static void end_close(struct end *end) {
+  table->close(end->t);
+  mlfab__shm_memory_functions()->destroy(&end->memory);
 }
 
 /* The next event, which must be of this kind. Sleeps in wait. */
@@ -79,8 +96,8 @@ static void pair_open(struct end *a, struct end *b) {
 }
 
 static void pair_close(struct end *a, struct end *b) {
-  table->close(a->t);
-  table->close(b->t);
+  end_close(a);
+  end_close(b);
 }
 
 /* ---- frames whose bytes all follow from their number ---- */
@@ -282,6 +299,216 @@ static void test_borrowed_beyond_down(void **state) {
   pair_close(&a, &b);
 }
 
+/* ---- references ---- */
+
+enum { AREA = 3 << 20, CHUNK = 256 << 10 };
+
+static uint8_t *area_alloc(struct end *end, uint64_t bytes) {
+  return mlfab__shm_memory_functions()->alloc(end->memory, bytes);
+}
+
+/* Sends a frame with this bulk. */
+static int bulk_send(struct end *end, const uint8_t *bulk, uint32_t bytes, uint64_t token) {
+  uint8_t head[64];
+  mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = bytes};
+  mlfab__wire_seal(head, &header, bulk);
+  return table->send(end->t, end->link, head, 64, bulk, bytes, token);
+}
+
+static int in_ring(const struct end *end, const void *bulk) {
+  uintptr_t offset = (uintptr_t)bulk - (uintptr_t)end->t->live[0]->rx;
+  return offset < 2 * RING;
+}
+
+static void expect_bytes(const mlfab_io_event *event, uint8_t byte) {
+  const uint8_t *at = event->bulk;
+  for (uint32_t i = 0; i < event->bulk_bytes; i++) assert_int_equal(at[i], byte);
+}
+
+/* What is lent is not copied, and comes back when it is released; all else is copied. */
+static void test_references(void **state) {
+  struct end a, b;
+  mlfab_io_event event;
+  (void)state;
+  pair_open(&a, &b);
+  uint8_t *area = area_alloc(&a, AREA + 100);
+  const struct {
+    uint32_t at, bytes;
+    int refers;
+  } cases[] = {{0, CHUNK, 1},
+               {4096, 32768, 1},
+               {0, 32760, 0},                  /* small */
+               {64, CHUNK, 0},                 /* shares its first page */
+               {4096, CHUNK + 8, 0},           /* and its last */
+               {AREA - CHUNK, CHUNK + 100, 1}, /* but not behind the end of the area */
+               {AREA - MLFAB_BULK_MAX, MLFAB_BULK_MAX, 1}};
+  for (int round = 0; round < 200; round++) {
+    size_t i = (size_t)round % MLFAB__COUNT(cases);
+    memset(area, round, AREA + 100);
+    assert_int_equal(bulk_send(&a, area + cases[i].at, cases[i].bytes, (uint64_t)round + 1), 0);
+    if (!cases[i].refers) event = end_next(&a, MLFAB_IO_SENT);
+    assert_int_equal(table->poll(a.t, &event), 0);
+    mlfab_io_event frame = end_next(&b, MLFAB_IO_FRAME);
+    assert_int_equal(in_ring(&b, frame.bulk), !cases[i].refers);
+    assert_int_equal(frame.bulk_bytes, cases[i].bytes);
+    expect_bytes(&frame, (uint8_t)round);
+    assert_int_equal(table->poll(a.t, &event), 0);
+    table->release(b.t, &frame);
+    if (cases[i].refers) {
+      event = end_next(&a, MLFAB_IO_SENT);
+      assert_int_equal(event.token, round + 1);
+    }
+    assert_int_equal(a.t->lending, 0);
+  }
+  assert_int_equal(bulk_send(&a, area, CHUNK, 0), 0); /* not lent */
+  event = end_next(&b, MLFAB_IO_FRAME);
+  assert_true(in_ring(&b, event.bulk));
+  table->release(b.t, &event);
+  pair_close(&a, &b);
+}
+
+/* More references than a link may have: AGAIN, then WRITABLE. */
+static void test_many_references(void **state) {
+  struct end a, b;
+  mlfab_io_event event;
+  uint64_t sent = 0;
+  (void)state;
+  pair_open(&a, &b);
+  uint8_t *area = area_alloc(&a, AREA);
+  memset(area, 7, AREA);
+  while (bulk_send(&a, area + sent % 8 * CHUNK, CHUNK, sent + 1) == 0) sent++;
+  assert_int_equal(sent, SHM_LENT);
+  assert_int_equal(table->poll(a.t, &event), 0);
+  for (uint64_t i = 0, told = 0; i < sent; i++) {
+    int writable = 0;
+    event = end_next(&b, MLFAB_IO_FRAME);
+    expect_bytes(&event, 7);
+    table->release(b.t, &event);
+    while (table->poll(a.t, &event)) {
+      if (event.kind == MLFAB_IO_WRITABLE)
+        writable = 1;
+      else
+        assert_int_equal(event.token, ++told);
+    }
+    assert_int_equal(told, i + 1);
+    assert_int_equal(writable, i == SHM_LENT / 2);
+  }
+  pair_close(&a, &b);
+}
+
+/* The bytes that arrive are those that were given, though their owner uses them otherwise as soon as it may: after detach
+ * (one token of several), after disconnect, and after it has closed. The receiver reads late. */
+static void test_taken_back(void **state) {
+  (void)state;
+  for (int how = 0; how < 4; how++) {
+    struct end a, b;
+    mlfab_io_event event;
+    pair_open(&a, &b);
+    uint8_t *area = area_alloc(&a, AREA);
+    for (uint32_t i = 0; i < 8; i++) {
+      memset(area + i * CHUNK, (int)i + 1, CHUNK);
+      assert_int_equal(bulk_send(&a, area + i * CHUNK, CHUNK, how == 0 ? 1 + i / 2 : 5), 0);
+    }
+    mlfab_io_event held = end_next(&b, MLFAB_IO_FRAME);
+    if (how == 0) {
+      for (uint64_t token = 1; token <= 4; token += 2) {
+        assert_int_equal(table->detach(a.t, a.link, token), 0);
+        memset(area + (token - 1) * 2 * CHUNK, 99, 2 * CHUNK);
+      }
+    } else if (how < 3) {
+      if (how == 1) assert_int_equal(table->detach(a.t, a.link, 5), 0);
+      if (how == 2) table->disconnect(a.t, a.link);
+      memset(area, 99, 8 * CHUNK);
+    } else {
+      table->close(a.t);
+      mlfab__shm_memory_functions()->destroy(&a.memory);
+    }
+    expect_bytes(&held, 1);
+    for (uint32_t i = 1; i < 8; i++) {
+      table->release(b.t, &held);
+      held = end_next(&b, MLFAB_IO_FRAME);
+      expect_bytes(&held, (uint8_t)(i + 1));
+    }
+    table->release(b.t, &held);
+    if (how == 0) {
+      for (uint64_t i = 0; i < 4; i++) {
+        event = end_next(&a, MLFAB_IO_SENT);
+        assert_int_equal(event.token, i < 2 ? 2 : 4);
+      }
+      for (uint32_t i = 0; i < AREA; i++)
+        assert_int_equal(area[i], i >= 8 * CHUNK ? 0 : i / CHUNK / 2 % 2 ? i / CHUNK + 1 : 99);
+    }
+    if (how < 2) {
+      assert_int_equal(table->poll(a.t, &event), 0);
+      assert_int_equal(a.t->lending, 0);
+      /* The new pages can be lent, too. */
+      assert_int_equal(bulk_send(&a, area, CHUNK, 9), 0);
+      event = end_next(&b, MLFAB_IO_FRAME);
+      assert_false(in_ring(&b, event.bulk));
+      expect_bytes(&event, 99);
+      table->release(b.t, &event);
+    }
+    if (how < 3)
+      pair_close(&a, &b);
+    else
+      end_close(&b);
+  }
+}
+
+/* Memory comes and goes: places of files are used again, and no descriptor and no mapping is left. */
+static void test_files(void **state) {
+  struct end a, b;
+  uint8_t *areas[SHM_FILES + 4];
+  (void)state;
+  pair_open(&a, &b);
+  int descriptors = entries("/proc/self/fd");
+  for (int round = 0; round < 5; round++) {
+    for (uint32_t i = 0; i < SHM_FILES + 4; i++) {
+      areas[i] = area_alloc(&a, CHUNK);
+      memset(areas[i], (int)i, CHUNK);
+      assert_int_equal(bulk_send(&a, areas[i], CHUNK, 1), 0);
+      mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
+      assert_int_equal(in_ring(&b, event.bulk), i >= SHM_FILES); /* no place for its file */
+      expect_bytes(&event, (uint8_t)i);
+      table->release(b.t, &event);
+      end_next(&a, MLFAB_IO_SENT);
+    }
+    for (uint32_t i = 0; i < SHM_FILES + 4; i++)
+      mlfab__shm_memory_functions()->release(a.memory, areas[i]);
+  }
+  assert_int_equal(entries("/proc/self/fd"), descriptors);
+  pair_close(&a, &b);
+}
+
+/* A thread that waits is woken by the release of what it has lent. */
+static void *late_release(void *user) {
+  struct end *end = user;
+  for (int i = 0; i < 2000; i++) {
+    mlfab_io_event event = end_next(end, MLFAB_IO_FRAME);
+    if (i % 50 == 0) usleep(2000);
+    table->release(end->t, &event);
+    table->flush(end->t);
+  }
+  return NULL;
+}
+
+static void test_return_wakes(void **state) {
+  struct end a, b;
+  pthread_t thread;
+  (void)state;
+  pair_open(&a, &b);
+  uint8_t *area = area_alloc(&a, CHUNK);
+  assert_int_equal(pthread_create(&thread, NULL, late_release, &b), 0);
+  for (uint64_t i = 0; i < 2000; i++) {
+    assert_int_equal(bulk_send(&a, area, CHUNK, i + 1), 0);
+    table->flush(a.t);
+    assert_int_equal(end_next(&a, MLFAB_IO_SENT).token, i + 1);
+  }
+  pthread_join(thread, NULL);
+  assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
+  pair_close(&a, &b);
+}
+
 /* ---- sleepers ---- */
 
 enum { PINGS = 20000 };
@@ -389,15 +616,6 @@ static void test_wait_beside(void **state) {
 
 /* ---- processes that die ---- */
 
-static int entries(const char *folder) {
-  int n = 0;
-  DIR *dir = opendir(folder);
-  if (dir == NULL) return 0;
-  while (readdir(dir) != NULL) n++;
-  closedir(dir);
-  return n;
-}
-
 static bool socket_stands(const char *address) {
   char line[512];
   const char *name = strchr(address, '/') + 1;
@@ -460,7 +678,7 @@ static void test_killed(void **state) {
     snprintf(pid, sizeof pid, "pid %d ", (int)child);
     assert_non_null(strstr(event.text, pid));
     assert_int_equal(atomic_load(&end.t->timeouts), 0);
-    table->close(end.t);
+    end_close(&end);
     assert_false(socket_stands(end.address));
   }
   assert_int_equal(entries("/dev/shm"), before);
@@ -565,6 +783,49 @@ static void test_hostile_noise(void **state) {
   }
 }
 
+/* References to what was not passed, or beyond it; files that are not sealed, or of another size; a file in the place of one
+ * that is being read; other packets on the life line. */
+static void test_hostile_reference(void **state) {
+  (void)state;
+  for (int i = 0; i < 12; i++) {
+    struct end a, b;
+    struct shm_reference reference = {0, 0};
+    uint8_t head[64];
+    pair_open(&a, &b);
+    uint8_t *area = area_alloc(&a, AREA);
+    assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
+    mlfab_io_event held = end_next(&b, MLFAB_IO_FRAME);
+    struct shm_link *link = a.t->live[0];
+    reference.number = link->refers->told[0];
+    if (i == 0) reference.number++;
+    if (i == 1) reference.number = 0;
+    if (i == 2) reference.offset = AREA - CHUNK + 8;
+    if (i == 3) reference.offset = UINT64_MAX - 7;
+    if (i == 4) reference.offset = UINT64_MAX / 2 + 1 - CHUNK;
+    if (i == 5) reference.offset = 4;
+    if (i >= 6) {
+      struct shm_file file = {SHM_FILE_MAGIC, i == 6 ? 0 : 1, reference.number + 1, AREA};
+      int fd = memfd_create("test", MFD_ALLOW_SEALING), fds[2] = {fd, fd};
+      assert_int_equal(ftruncate(fd, i == 7 ? AREA - 4096 : AREA), 0);
+      if (i != 8) assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+      if (i == 9) file.place = SHM_FILES;
+      if (i == 10) file.bytes = 0;
+      assert_true(shm_packet_post(link->fd, &file, sizeof file, fds, i == 11 ? 2 : 1));
+      close(fd);
+      reference.number++;
+    }
+    mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = CHUNK};
+    mlfab__wire_seal(head, &header, area);
+    memcpy(link->tx + link->tx_offset + shm_up(8 + 64), &reference, sizeof reference);
+    shm_publish(a.t, link, head, 64, shm_up(8 + 64) + LINE,
+                SHM_VALID | SHM_REFERS | UINT64_C(64) << 32 | CHUNK);
+    expect_down(&b, MLFAB_ERR_FRAME);
+    expect_bytes(&held, 0); /* still mapped */
+    table->release(b.t, &held);
+    pair_close(&a, &b);
+  }
+}
+
 /* ---- strangers ---- */
 
 static int stranger(const struct end *end) {
@@ -664,7 +925,7 @@ static void test_protocol(void **state) {
     close(fd);
     close(listener);
   }
-  table->close(end.t);
+  end_close(&end);
 }
 
 /* Without a free descriptor a stranger that has sent nothing is closed for the new caller. When there is
@@ -712,7 +973,7 @@ static void test_no_descriptors(void **state) {
     }
     assert_int_equal(atomic_load(&end.t->half_count), 0);
   }
-  table->close(end.t);
+  end_close(&end);
 }
 
 /* ---- addresses ---- */
@@ -849,7 +1110,7 @@ static void test_probe(void **state) {
   assert_int_equal(kill(heir, SIGKILL), 0);
   (void)end_next(&end, MLFAB_IO_DOWN);
   assert_int_equal(table->probe(end.t, end.link), MLFAB_ERR_AGAIN);
-  table->close(end.t);
+  end_close(&end);
   for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
 }
 
@@ -864,16 +1125,31 @@ static void test_local(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stress),         cmocka_unit_test(test_full),
-      cmocka_unit_test(test_allocations),    cmocka_unit_test(test_borrowed_beyond_down),
-      cmocka_unit_test(test_no_lost_wake),   cmocka_unit_test(test_descriptor),
-      cmocka_unit_test(test_wait_beside),    cmocka_unit_test(test_killed),
-      cmocka_unit_test(test_hostile_word),   cmocka_unit_test(test_hostile_head),
-      cmocka_unit_test(test_hostile_tail),   cmocka_unit_test(test_hostile_noise),
-      cmocka_unit_test(test_strangers),      cmocka_unit_test(test_addresses),
-      cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_local),
-      cmocka_unit_test(test_probe),          cmocka_unit_test(test_protocol),
+      cmocka_unit_test(test_stress),
+      cmocka_unit_test(test_full),
+      cmocka_unit_test(test_allocations),
+      cmocka_unit_test(test_borrowed_beyond_down),
+      cmocka_unit_test(test_no_lost_wake),
+      cmocka_unit_test(test_descriptor),
+      cmocka_unit_test(test_wait_beside),
+      cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_hostile_word),
+      cmocka_unit_test(test_hostile_head),
+      cmocka_unit_test(test_hostile_tail),
+      cmocka_unit_test(test_hostile_noise),
+      cmocka_unit_test(test_strangers),
+      cmocka_unit_test(test_addresses),
+      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_local),
+      cmocka_unit_test(test_probe),
+      cmocka_unit_test(test_protocol),
       cmocka_unit_test(test_no_descriptors),
+      cmocka_unit_test(test_references),
+      cmocka_unit_test(test_many_references),
+      cmocka_unit_test(test_taken_back),
+      cmocka_unit_test(test_files),
+      cmocka_unit_test(test_return_wakes),
+      cmocka_unit_test(test_hostile_reference),
   };
   table = test_shm_table();
   source_fill();
