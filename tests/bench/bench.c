@@ -12,6 +12,7 @@
  *    push-crc        the same with mlfab's checksum, its default over TCP
  *    push-keyed, pull-keyed   the same in a fabric with a key: a tag on every frame
  *    push-tls, pull-tls       the same with TLS instead of tags (extras/mlfab_tls.c)
+ *    push-alloc, pull-alloc   over shared memory, where the worker's buffer is of mlfab_alloc
  *    messages        pushes of 4 KB a second that nobody asks after one by one
  *    roundtrip       a push of 64 bytes, blocking; -spin: hand-driven and polling, both sides
  *    server-cpu      CPU seconds of the server process for 1e9 bytes pushed
@@ -263,8 +264,9 @@ static void job_fill(bench_job *job, int quick) {
 
 static void throughput(settings *s, int what, int transport, size_t bytes, uint32_t workers,
                        int code) {
-  static const char *const names[2][4] = {{"push", "push-crc", "push-keyed", "push-tls"},
-                                          {"pull", "pull-crc", "pull-keyed", "pull-tls"}};
+  static const char *const names[2][5] = {
+      {"push", "push-crc", "push-keyed", "push-tls", "push-alloc"},
+      {"pull", "pull-crc", "pull-keyed", "pull-tls", "pull-alloc"}};
   const char *name = names[what == BENCH_PULL][code];
   cell c = {.what = name, .player = {&bench_mlfab, &bench_copy_loop, &bench_zeromq}};
   outcome o;
@@ -375,6 +377,8 @@ static void all_cells(settings *s) {
           if (MLFAB_BENCH_TLS) throughput(s, BENCH_PULL, transport, sizes[i], workers, BENCH_TLS);
         }
         throughput(s, BENCH_PULL, transport, sizes[i], workers, 0);
+        if (transport == BENCH_SHM && sizes[i] >= MIB)
+          throughput(s, BENCH_PUSH, transport, sizes[i], workers, BENCH_ALLOC);
       }
     }
   }

@@ -24,7 +24,7 @@ enum bench_what {
   BENCH_PULL = 2,  /* the model, to the worker */
   BENCH_STREAM = 3 /* pushes that are not waited for one by one */
 };
-enum bench_code { BENCH_PLAIN, BENCH_CRC, BENCH_KEYED, BENCH_TLS };
+enum bench_code { BENCH_PLAIN, BENCH_CRC, BENCH_KEYED, BENCH_TLS, BENCH_ALLOC };
 #ifndef MLFAB_BENCH_TLS
 #define MLFAB_BENCH_TLS 1 /* 0: OpenSSL is not installed */
 #endif
@@ -33,9 +33,9 @@ enum bench_transport { BENCH_TCP = 1, BENCH_SHM = 2 };
 /* The work of every player in a trial. */
 typedef struct bench_job {
   int what, transport;
-  int spin;          /* poll forever instead of sleeping */
-  int code;          /* mlfab: what protects payloads over TCP */
-  size_t bytes;      /* of a message */
+  int spin;     /* poll forever instead of sleeping */
+  int code;     /* mlfab: what protects payloads over TCP; ALLOC: the buffer is of mlfab_alloc */
+  size_t bytes; /* of a message */
   uint32_t workers;  /* 1..WORKERS_MAX */
   uint32_t messages; /* per worker and trial */
   uint32_t window;   /* messages in flight at a time */

@@ -151,8 +151,14 @@ static void trial(bench_team *team, mlfab *fabric, const mlfab_buf *buf) {
 
 static void ours_worker(bench_team *team, uint32_t rank) {
   uint64_t count = team->job.bytes / sizeof(float);
-  mlfab_buf buf = {0, 0, bench_memory(team->job.bytes), count};
   mlfab *fabric = fabric_open(team, (int32_t)rank, 0);
+  void *memory = NULL;
+  if (team->job.code != BENCH_ALLOC)
+    memory = bench_memory(team->job.bytes);
+  else if (mlfab_alloc(fabric, team->job.bytes, &memory))
+    fail_with_last(team, fabric, "alloc");
+  memset(memory, 0, team->job.bytes);
+  mlfab_buf buf = {0, 0, memory, count};
   if (mlfab_tensor_add(fabric, 0, MLFAB_F32, count) || mlfab_model_start(fabric, NULL, NULL, 0)) {
     fail_with_last(team, fabric, "model");
   }
