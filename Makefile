@@ -77,7 +77,7 @@ HAVE_CMOCKA     = $(shell printf '\043include <stdarg.h>\n\043include <stddef.h>
                     | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ZMQ        = $(shell printf '\043include <zmq.h>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
 # The MPI libraries with which the programs of tests/mpi are built: Debian's names, else one of another name.
-MPIS           := $(or $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi) >/dev/null && command -v mpirun.$(mpi)),$(mpi))), \
+MPIS           := $(or $(strip $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi) >/dev/null && command -v mpirun.$(mpi)),$(mpi)))), \
                     $(if $(shell command -v mpicc >/dev/null && command -v mpirun),default))
 MPICC           = OMPI_CC='$(CC)' MPICH_CC='$(CC)' mpicc$(if $(filter-out default,$(1)),.$(1))
 MPIFORT         = mpifort$(if $(filter-out default,$(1)),.$(1))

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
-CMake in its three ways. Everything happens in temporary folders, and nothing needs a network."""
+CMake in its three ways; and which MPI libraries make finds. Everything happens in temporary folders, and nothing needs a
+network."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -147,6 +149,20 @@ def test_cmake_refuses_another_version():
         result = run("cmake", "-S", folder + "/a", "-B", folder + "/a/build",
                      "-DCMAKE_PREFIX_PATH=" + folder + "/prefix", env=environment())
         expect(result.code != 0 and "99.0" in result.err, "refused, with the version", result)
+
+
+def test_make_finds_mpi_by_any_name():
+    with tempfile.TemporaryDirectory() as folder:
+        for path in os.environ["PATH"].split(":"):  # every program but those of MPI
+            for name in os.listdir(path) if os.path.isdir(path) else ():
+                if not name.startswith(("mpicc", "mpirun")) and not os.path.lexists(folder + "/" + name):
+                    os.symlink(path + "/" + name, folder + "/" + name)
+        for names, found in (("mpicc", "-"), ("mpirun", "default"), ("mpicc.mpich", "default"),
+                             ("mpirun.mpich", "mpich"), ("mpicc.openmpi mpirun.openmpi", "openmpi mpich")):
+            for name in names.split():  # beside the former ones
+                os.symlink(shutil.which("true"), folder + "/" + name)
+            text = do("make", "-C", ROOT, "BUILD=" + folder + "/build", "help", env={"PATH": folder}).out
+            expect(re.search(r"^  MPI +%s$" % found, text, re.M), "with %s" % names, text)
 
 
 if __name__ == "__main__":
