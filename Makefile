@@ -597,15 +597,19 @@ uninstall:
 clean:
 	rm -rf $(BUILD)
 
+# Programs that tests start, or compile with.
+TOLD := gfortran nginx prometheus prometheus-node-exporter prometheus-pushgateway promtool slurmctld torchrun
+
 ##: this list
 help:
 	@awk '/^##: / { text = substr($$0, 5); next } \
 	  text && /^[a-z-]+:/ { split($$0, part, ":"); \
 	    printf "  make %-11s %s\n", part[1], text; text = "" }' Makefile
-	@echo 'Found here (make deps installs what is not):'
-	@printf '  %-11s %s\n' MPI '$(or $(MPIS),-)' cblas '$(if $(CBLAS),$(CBLAS) $(shell pkg-config --modversion $(CBLAS)),-)' \
+	@echo 'Found here (make deps installs what is not, but for nvcc):'
+	@printf '  %-24s %s\n' MPI '$(or $(MPIS),-)' cblas '$(if $(CBLAS),$(CBLAS) $(shell pkg-config --modversion $(CBLAS)),-)' \
 	  OpenSSL '$(or $(if $(TLS_LIBS),$(shell pkg-config --modversion libssl)),-)' libcurl '$(or $(if $(CURL_LIBS),$(shell pkg-config --modversion libcurl)),-)' \
-	  cmocka '$(if $(HAVE_CMOCKA),yes,-)' ZeroMQ '$(if $(HAVE_ZMQ),yes,-)' Gloo '$(if $(HAVE_GLOO),yes,-)'
+	  cmocka '$(if $(HAVE_CMOCKA),yes,-)' ZeroMQ '$(if $(HAVE_ZMQ),yes,-)' Gloo '$(if $(HAVE_GLOO),yes,-)' \
+	  nvcc '$(or $(NVCC),-)' $(foreach program,$(TOLD),$(program) '$(or $(shell PATH="$$PATH:/usr/sbin:/sbin"; command -v $(program)),-)')
 	@[ ! -x $(BUILD)/mlfab-run ] || { echo 'Built:'; echo "  $$($(BUILD)/mlfab-run --version)"; }
 
 -include $(shell find $(BUILD) -name '*.d' -not -path '$(BUILD)/*san/*' -not -path '$(BUILD)/plant*' 2>/dev/null)
