@@ -251,7 +251,7 @@ gpu-test: gpu
 	@$(RUN_TESTS) $(BUILD)/tests/unit/test_device $(BUILD)/tests/unit/test_gpu_elements $(BUILD)/tests/gpu/gpu_attach \
 	  $(BUILD)/tests/gpu/gpu_kernels tests/process/gpu_test.py
 
-##: speed of the kernels beside a copy and cuBLAS, and registers; needs a GPU
+##: speed of the kernels beside a copy and cuBLAS; needs a GPU
 gpu-bench: gpu
 	$(BUILD)/tests/gpu/gpu_bench
 
