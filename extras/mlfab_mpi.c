@@ -7,9 +7,9 @@
  *
  * What it takes: MPI_Allreduce, MPI_Iallreduce, MPI_Reduce_scatter, MPI_Allgatherv and MPI_Bcast on MPI_COMM_WORLD, of
  * at least MLFAB_MPI_BYTES bytes (65536) in the rank with the most; MPI_FLOAT, MPI_DOUBLE and 64-bit integers, and
- * MPI_SUM, MPI_MIN, MPI_MAX and MPI_PROD, where it reduces; predefined types elsewhere. Everything else goes to MPI as it
- * is: other communicators, types and operations, small values. All ranks decide alike, because MPI requires the same of
- * their arguments.
+ * MPI_SUM, MPI_MIN, MPI_MAX and MPI_PROD, where it reduces; any types elsewhere. Everything else goes to MPI as it is: other
+ * communicators, types and operations, small values. All ranks decide alike, because MPI requires the same of their
+ * arguments.
  *
  * Full sums by default, the same bits in all ranks. With MLFAB_MPI_PARTIAL=solo, majority or quorum:<n>, and
  * MLFAB_MPI_PARTIAL_BYTES=<bytes>, which has no default, MPI_Allreduce of MPI_SUM over floating-point numbers of at
@@ -222,17 +222,45 @@ static int profile_takes(MPI_Comm comm, uint64_t bytes) {
   return profile.ctx && comm == MPI_COMM_WORLD && bytes > 0 && bytes >= profile.least_bytes;
 }
 
-/* The bytes of a predefined type without gaps, or 0. */
-static uint64_t profile_plain(MPI_Datatype type) {
-  int integers, addresses, types, combiner, size = 0;
+/* The bytes of an element, or 0. */
+static uint64_t profile_size(MPI_Datatype type) {
+  MPI_Count size = 0;
+  if (type == MPI_DATATYPE_NULL || PMPI_Type_size_x(type, &size) != MPI_SUCCESS) return 0;
+  return size > 0 ? (uint64_t)size : 0;
+}
+
+/* 1: a predefined type without gaps. */
+static int profile_plain(MPI_Datatype type) {
+  int integers, addresses, types, combiner;
   MPI_Aint low, extent;
-  if (type == MPI_DATATYPE_NULL ||
-      PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS ||
+  if (PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS ||
       combiner != MPI_COMBINER_NAMED)
     return 0;
-  PMPI_Type_size(type, &size);
   PMPI_Type_get_extent(type, &low, &extent);
-  return size > 0 && extent == size ? (uint64_t)size : 0;
+  return (uint64_t)extent == profile_size(type);
+}
+
+/* Copies elements to bytes without gaps (pack: 1), or from there (0). In pieces, as MPI counts bytes by int. Returns a code
+ * of MPI. */
+static int profile_copy(char *data, int count, MPI_Datatype type, char *packed, int pack) {
+  uint64_t size = profile_size(type);
+  MPI_Aint low, extent;
+  int code = MPI_SUCCESS, most = size > 0 ? (int)(INT32_MAX / size) : 0;
+  if (count <= 0 || size == 0) return code;
+  if (most == 0) {
+    profile_say("a derived type", "an element has more than 2 GiB");
+    PMPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_TYPE);
+    return MPI_ERR_TYPE;
+  }
+  PMPI_Type_get_extent(type, &low, &extent);
+  for (int i = 0, n = 0; i < count && code == MPI_SUCCESS; i += n) {
+    char *at = data + i * extent, *bytes = packed + (uint64_t)i * size;
+    int place = 0;
+    n = count - i < most ? count - i : most;
+    code = pack ? PMPI_Pack(at, n, type, bytes, n * (int)size, &place, MPI_COMM_WORLD)
+                : PMPI_Unpack(bytes, n * (int)size, &place, at, n, type, MPI_COMM_WORLD);
+  }
+  return code;
 }
 
 /* Ends a call: counts it, or turns a failure into MPI's. */
@@ -386,12 +414,12 @@ int MPI_Iallreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_
   return code;
 }
 
-/* The counts of all ranks as mlfab wants them, and their sum; NULL without memory. */
-static uint64_t *profile_counts(const int *counts, uint64_t *sum_p) {
+/* The counts of all ranks as mlfab wants them, in parts of so many, and their sum; NULL without memory. */
+static uint64_t *profile_counts(const int *counts, uint64_t unit, uint64_t *sum_p) {
   uint64_t *all = calloc((size_t)profile.size, sizeof *all);
   *sum_p = 0;
   for (int r = 0; all && r < profile.size; r++) {
-    all[r] = counts[r] > 0 ? (uint64_t)counts[r] : 0;
+    all[r] = counts[r] > 0 ? (uint64_t)counts[r] * unit : 0;
     *sum_p += all[r];
   }
   return all;
@@ -402,7 +430,7 @@ int MPI_Reduce_scatter(const void *in, void *out, const int *counts, MPI_Datatyp
   int dtype = profile_dtype(type), how = profile_op(op), code;
   uint64_t sum = 0, before = 0, bytes = profile_bytes(dtype);
   uint64_t *all = dtype && how >= 0 && profile.ctx && comm == MPI_COMM_WORLD
-                      ? profile_counts(counts, &sum)
+                      ? profile_counts(counts, 1, &sum)
                       : NULL;
   int takes = all && profile_takes(comm, sum * bytes);
   /* mlfab reduces in place, and MPI may not write the input. */
@@ -428,82 +456,78 @@ int MPI_Reduce_scatter(const void *in, void *out, const int *counts, MPI_Datatyp
   return code;
 }
 
-/* Gathers into `work`, block behind block, then puts the blocks at their places. */
-static int profile_allgatherv(const void *in, char *out, const uint64_t *counts, uint64_t sum,
-                              const int *places, uint64_t bytes) {
-  uint64_t *blocks = calloc((size_t)profile.size, sizeof *blocks), before = 0, at = 0;
-  char *work = malloc(sum * bytes);
-  int code = blocks && work ? 0 : MLFAB_ERR_MEMORY;
-  for (int r = 0; r < profile.size && !code; r++) {
-    blocks[r] = counts[r] * bytes;
-    if (r < profile.rank) before += blocks[r];
-  }
-  if (!code) {
-    if (in == MPI_IN_PLACE) in = out + (uint64_t)places[profile.rank] * bytes;
-    if (blocks[profile.rank]) memcpy(work + before, in, blocks[profile.rank]);
-    mlfab_collective options = profile_options(0, NULL);
-    code = mlfab_allgather(profile.ctx, work, blocks, MLFAB_BYTES, &options);
-  }
-  for (int r = 0; r < profile.size && !code; at += blocks[r++]) {
-    if (blocks[r]) memcpy(out + (uint64_t)places[r] * bytes, work + at, blocks[r]);
-  }
-  code = profile_done(code, PROFILE_ALLGATHERV, sum * bytes, MPI_COMM_WORLD);
-  free(work);
-  free(blocks);
+/* One rank's part of a gather. */
+typedef struct profile_block {
+  char *at;
+  int count;
+  MPI_Datatype type;
+} profile_block;
+
+/* Gathers into `work`, block behind block, then puts the blocks at their places. `bytes`: of every block. */
+static int profile_allgatherv(profile_block in, profile_block out, const int *places,
+                              const uint64_t *bytes, char *work) {
+  mlfab_collective options = profile_options(0, NULL);
+  uint64_t size = profile_size(out.type), at = 0, sum = 0;
+  MPI_Aint low, extent;
+  int code;
+  for (int r = 0; r < profile.size; sum += bytes[r++])
+    if (r == profile.rank) at = sum;
+  PMPI_Type_get_extent(out.type, &low, &extent);
+  out.count = (int)(bytes[profile.rank] / size);
+  if (in.at == MPI_IN_PLACE)
+    in = (profile_block){out.at + places[profile.rank] * extent, out.count, out.type};
+  /* A program that sends more than the others receive is wrong. */
+  uint64_t room = bytes[profile.rank], unit = profile_size(in.type);
+  if (unit && in.count > 0 && (uint64_t)in.count > room / unit) in.count = (int)(room / unit);
+  code = profile_copy(in.at, in.count, in.type, work + at, 1);
+  if (code != MPI_SUCCESS) return code;
+  code = mlfab_allgather(profile.ctx, work, bytes, MLFAB_BYTES, &options);
+  code = profile_done(code, PROFILE_ALLGATHERV, sum, MPI_COMM_WORLD);
+  for (int r = 0; r < profile.size && code == MPI_SUCCESS; work += bytes[r++])
+    code = profile_copy(out.at + places[r] * extent, (int)(bytes[r] / size), out.type, work, 0);
   return code;
 }
 
-/* Whether a rank takes the call may depend only on what is equal in all of them: the receive side. */
+/* Of each block of a gather only the number of bytes is equal in all ranks, so whatever is plain bytes here may be a
+ * derived type elsewhere: whether a call is taken depends on bytes, and all ranks pack and unpack. */
 int MPI_Allgatherv(const void *in, int count, MPI_Datatype in_type, void *out, const int *counts,
                    const int *places, MPI_Datatype out_type, MPI_Comm comm) {
-  uint64_t sum = 0, bytes = profile.ctx && comm == MPI_COMM_WORLD ? profile_plain(out_type) : 0;
-  uint64_t *all = bytes ? profile_counts(counts, &sum) : NULL;
+  uint64_t sum = 0, size = profile.ctx && comm == MPI_COMM_WORLD ? profile_size(out_type) : 0;
+  uint64_t *bytes = size ? profile_counts(counts, size, &sum) : NULL;
   int code;
-  if (!all || !profile_takes(comm, sum * bytes)) {
+  if (!bytes || !profile_takes(comm, sum)) {
     code = PMPI_Allgatherv(in, count, in_type, out, counts, places, out_type, comm);
   } else {
-    char *packed = NULL;
-    int size = 0, at = 0;
-    uint64_t own = all[profile.rank] * bytes;
-    if (in != MPI_IN_PLACE && in_type != out_type) { /* another description of the same bytes */
-      PMPI_Pack_size(count, in_type, comm, &size);
-      packed = malloc((size_t)size + 1 > own ? (size_t)size + 1 : own);
-      if (packed) PMPI_Pack(in, count, in_type, packed, size, &at, comm);
-      in = packed;
-    }
+    char *work = malloc(sum);
     pthread_mutex_lock(&profile.lock);
-    code = in ? profile_allgatherv(in, out, all, sum, places, bytes)
-              : profile_done(MLFAB_ERR_MEMORY, PROFILE_ALLGATHERV, 0, comm);
+    code = work ? profile_allgatherv((profile_block){(char *)(uintptr_t)in, count, in_type},
+                                     (profile_block){out, 0, out_type}, places, bytes, work)
+                : profile_done(MLFAB_ERR_MEMORY, PROFILE_ALLGATHERV, 0, comm);
     pthread_mutex_unlock(&profile.lock);
-    free(packed);
+    free(work);
   }
-  free(all);
+  free(bytes);
   return code;
 }
 
-/* In a broadcast only the number of bytes is equal in all ranks, so whatever is not plain bytes here may be elsewhere:
- * those ranks pack and unpack. */
+/* Likewise, only the number of bytes is equal in all ranks. */
 int MPI_Bcast(void *data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
-  int size = 0;
-  if (!profile.ctx || comm != MPI_COMM_WORLD || count <= 0 || root < 0 || root >= profile.size ||
-      type == MPI_DATATYPE_NULL)
+  if (!profile.ctx || comm != MPI_COMM_WORLD || count <= 0 || root < 0 || root >= profile.size)
     return PMPI_Bcast(data, count, type, root, comm);
-  PMPI_Type_size(type, &size);
-  uint64_t bytes = (uint64_t)count * (uint64_t)size;
+  uint64_t bytes = (uint64_t)count * profile_size(type);
   if (!profile_takes(comm, bytes)) return PMPI_Bcast(data, count, type, root, comm);
-  int plain = profile_plain(type) != 0, at = 0, code = 0;
+  int plain = profile_plain(type), sends = root == profile.rank, code = MPI_SUCCESS;
   char *work = plain ? data : malloc(bytes);
   if (!work) return profile_done(MLFAB_ERR_MEMORY, PROFILE_BCAST, 0, comm);
-  if (!plain && root == profile.rank && bytes <= INT32_MAX)
-    PMPI_Pack(data, count, type, work, (int)bytes, &at, comm);
-  mlfab_collective options = profile_options(0, NULL);
-  pthread_mutex_lock(&profile.lock);
-  code = mlfab_broadcast(profile.ctx, root, work, bytes, &options);
-  code = profile_done(code, PROFILE_BCAST, bytes, comm);
-  pthread_mutex_unlock(&profile.lock);
-  at = 0;
-  if (!plain && root != profile.rank && code == MPI_SUCCESS && bytes <= INT32_MAX)
-    PMPI_Unpack(work, (int)bytes, &at, data, count, type, comm);
+  if (!plain && sends) code = profile_copy(data, count, type, work, 1);
+  if (code == MPI_SUCCESS) {
+    mlfab_collective options = profile_options(0, NULL);
+    pthread_mutex_lock(&profile.lock);
+    code = mlfab_broadcast(profile.ctx, root, work, bytes, &options);
+    code = profile_done(code, PROFILE_BCAST, bytes, comm);
+    pthread_mutex_unlock(&profile.lock);
+  }
+  if (!plain && !sends && code == MPI_SUCCESS) code = profile_copy(data, count, type, work, 0);
   if (!plain) free(work);
   return code;
 }

@@ -1,7 +1,8 @@
 /* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain [MODE]
  *
  * Run it as it is, and with libmlfab_mpi.so preloaded. MODE: all (every kind of call), loop (allreduces of one size, for
- * partial reductions), init (MPI_Init instead of MPI_Init_thread). Exit status 1, and a line, where a value is wrong. */
+ * partial reductions), init (MPI_Init instead of MPI_Init_thread), mixed (a gather whose receive types differ between the
+ * ranks: MPI allows it, and MPICH 4.0 alone fails). Exit status 1, and a line, where a value is wrong. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -86,37 +87,62 @@ static void test_nonblocking(void) {
   }
 }
 
-/* Rank r has 1000 (r + 1) elements. */
-static void test_scatter(void) {
+/* Rank r has 10000 (r + 1) elements. */
+static void test_scatter(int in_place) {
   int counts[64], all = 0;
   for (int r = 0; r < size; r++) all += counts[r] = 10000 * (r + 1);
   for (int i = 0; i < all; i++) f64[i] = i + rank;
-  memset(f32_out, 0, sizeof f32_out);
-  double *mine = malloc((size_t)counts[rank] * sizeof *mine);
+  double *mine = in_place ? f64 : malloc((size_t)counts[rank] * sizeof *mine);
   if (!mine) MPI_Abort(MPI_COMM_WORLD, 1);
-  MPI_Reduce_scatter(f64, mine, counts, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Reduce_scatter(in_place ? MPI_IN_PLACE : f64, mine, counts, MPI_DOUBLE, MPI_SUM,
+                     MPI_COMM_WORLD);
   int first = 5000 * rank * (rank + 1);
   for (int i = 0; i < counts[rank]; i++)
     check("a scattered sum", mine[i], size * (double)(first + i) + triangle());
+  if (in_place) return;
+  for (int i = 0; i < all; i++) check("an input", f64[i], i + rank);
   free(mine);
 }
 
+enum gather {
+  GATHER_SAME,     /* MPI_INT everywhere */
+  GATHER_IN_PLACE, /* what a rank gives lies at its place */
+  GATHER_SECONDS,  /* every rank sends every second element of an array */
+  GATHER_WIDE,     /* every rank leaves a gap behind each element that it receives */
+  GATHER_NOTHING,  /* rank 0 gives nothing, and has no array */
+  GATHER_MIXED     /* rank 0 receives as with WIDE, the others as with SAME */
+};
+
 /* Blocks lie in reverse order, with a gap behind each. */
-static void test_gather(void) {
-  int counts[64], places[64], at = 0;
+static void test_gather(enum gather how) {
+  int counts[64], places[64], at = 0, stride = 1;
+  static int mine[COUNT];
+  if (how == GATHER_WIDE || (how == GATHER_MIXED && rank == 0)) stride = 2;
   for (int r = size - 1; r >= 0; r--) {
-    counts[r] = 9000 + r;
+    counts[r] = how == GATHER_NOTHING && r == 0 ? 0 : 9000 + r;
     places[r] = at;
     at += counts[r] + 7;
   }
-  for (int i = 0; i < COUNT; i++) words[i] = -1;
-  static int mine[COUNT];
-  for (int i = 0; i < counts[rank]; i++) mine[i] = 100 * rank + i;
-  MPI_Allgatherv(mine, counts[rank], MPI_INT, words, counts, places, MPI_INT, MPI_COMM_WORLD);
+  MPI_Datatype seconds, wide;
+  MPI_Type_vector(counts[rank], 1, 2, MPI_INT, &seconds);
+  MPI_Type_commit(&seconds);
+  MPI_Type_create_resized(MPI_INT, 0, 2 * sizeof(int), &wide);
+  MPI_Type_commit(&wide);
+  for (int i = 0; i < COUNT; i++) words[i] = mine[i] = -1;
+  int *from = how == GATHER_IN_PLACE ? words + places[rank] : mine;
+  for (int i = 0; i < counts[rank]; i++) from[how == GATHER_SECONDS ? 2 * i : i] = 100 * rank + i;
+  const void *in = how == GATHER_IN_PLACE ? MPI_IN_PLACE : counts[rank] ? mine : NULL;
+  int one = how == GATHER_SECONDS;
+  MPI_Allgatherv(in, one ? 1 : counts[rank], one ? seconds : MPI_INT, words, counts, places,
+                 stride == 2 ? wide : MPI_INT, MPI_COMM_WORLD);
   for (int r = 0; r < size; r++) {
-    for (int i = 0; i < counts[r]; i++) check("a gathered word", words[places[r] + i], 100 * r + i);
-    check("a gap", words[places[r] + counts[r]], -1);
+    int *block = words + stride * places[r];
+    for (int i = 0; i < counts[r]; i++) check("a gathered word", block[stride * i], 100 * r + i);
+    for (int i = 0; stride == 2 && i < counts[r]; i++) check("a small gap", block[2 * i + 1], -1);
+    for (int i = 0; i < 7; i++) check("a gap", block[stride * counts[r] + i], -1);
   }
+  MPI_Type_free(&wide);
+  MPI_Type_free(&seconds);
 }
 
 /* The root sends every second element; the others receive them as an array. */
@@ -158,12 +184,15 @@ int main(int argc, char **argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (!strcmp(mode, "loop")) {
     test_loop();
+  } else if (!strcmp(mode, "mixed")) {
+    test_gather(GATHER_MIXED);
   } else {
     test_sums();
     test_part();
     test_nonblocking();
-    test_scatter();
-    test_gather();
+    test_scatter(0);
+    test_scatter(1);
+    for (int how = 0; how < GATHER_MIXED; how++) test_gather((enum gather)how);
     test_broadcast();
   }
   if (rank == 0) printf("all is right\n");

@@ -260,13 +260,20 @@ def test_an_mpi_program_alone():
 
 
 def test_an_mpi_program_unchanged():
-    counts = {"MPI_Allreduce": 4, "MPI_Iallreduce": 2, "MPI_Reduce_scatter": 1, "MPI_Allgatherv": 1, "MPI_Bcast": 1}
+    counts = {"MPI_Allreduce": 4, "MPI_Iallreduce": 2, "MPI_Reduce_scatter": 2, "MPI_Allgatherv": 5, "MPI_Bcast": 1}
     for mpi in every_mpi():
         for arguments in (["all"], ["init"]):
             result, told = preloaded(mpi, 3, *arguments)
             expect(result.code == 0 and "all is right" in result.out, "%s: its sums are right" % mpi, result)
             expect(told == {(r, call): n for r in range(3) for call, n in counts.items()},
                    "%s: the calls went through mlfab, and no others" % mpi, result)
+
+
+def test_types_that_differ_between_the_ranks():
+    for mpi in every_mpi():
+        result, told = preloaded(mpi, 3, "mixed")
+        expect(result.code == 0 and "all is right" in result.out, "%s: each receives in its way" % mpi, result)
+        expect(told == {(r, "MPI_Allgatherv"): 1 for r in range(3)}, "%s: by mlfab" % mpi, result)
 
 
 def test_sizes_that_are_left_to_mpi():
