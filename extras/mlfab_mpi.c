@@ -135,26 +135,33 @@ static void profile_close(mlfab **ctx) {
   if (*ctx) mlfab_close(ctx);
 }
 
+static int profile_configure(mlfab_config *config) {
+  const char *transport = getenv("MLFAB_TRANSPORT");
+  mlfab_error error = {.code = 0};
+  mlfab_config_init(config);
+  config->transports = MLFAB_USE_MPI; /* set, so that no address is looked for */
+  if (mlfab_config_from_env(config, &error)) return profile_say("mlfab_open", error.text);
+  if (!transport || strcmp(transport, "mpi") != 0) config->transports |= MLFAB_USE_SHM;
+  config->coordinator[0] = 0; /* the launcher's for mlfab without MPI */
+  config->dedicated = config->roles = 0;
+  config->scheduler = MLFAB_SCHEDULER_NONE;
+  config->servers = 1;
+  return 0;
+}
+
 /* Opens the context: after MPI_Init, in every rank. */
 static void profile_begin(void) {
   mlfab_config config;
   mlfab_error error = {.code = 0};
   mlfab *ctx = NULL;
-  int level = MPI_THREAD_SINGLE, code;
+  int level = MPI_THREAD_SINGLE;
   PMPI_Comm_rank(MPI_COMM_WORLD, &profile.rank);
   PMPI_Comm_size(MPI_COMM_WORLD, &profile.size);
   PMPI_Query_thread(&level);
   profile.threads = level == MPI_THREAD_MULTIPLE;
-  if (!profile_agree(profile_settings() == 0)) return;
-  mlfab_config_init(&config);
-  config.transports = MLFAB_USE_MPI | MLFAB_USE_SHM;
-  code = mlfab_config_from_env(&config, &error);
-  config.transports |= MLFAB_USE_MPI;
-  config.coordinator[0] = 0; /* the launcher's for mlfab without MPI */
-  config.dedicated = config.roles = 0;
-  config.scheduler = MLFAB_SCHEDULER_NONE;
-  config.servers = 1;
-  if (!code) code = mlfab_open(&config, &ctx, &error);
+  /* mlfab_open waits for all ranks. */
+  if (!profile_agree(profile_settings() == 0 && profile_configure(&config) == 0)) return;
+  int code = mlfab_open(&config, &ctx, &error);
   if (code) profile_say("mlfab_open", error.text);
   if (profile_agree(code == 0))
     profile.ctx = ctx;

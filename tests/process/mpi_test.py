@@ -23,13 +23,17 @@ def mpirun(mpi, processes, program, *arguments, **more):
     suffix = "" if mpi == "default" else "." + mpi
     timeout = more.pop("timeout", 90)
     preload = more.pop("preload", None)
+    rank_0 = more.pop("rank_0", [])  # NAME=VALUE
     environment = clean_environment(OMPI_ALLOW_RUN_AS_ROOT=1, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1,
                                     **more)
     exports = []
     if preload:  # for the program only: mpirun itself does not know what it would take
         exports = ["-x", "LD_PRELOAD=" + preload] if mpi == "openmpi" else ["-env", "LD_PRELOAD", preload]
-    return run("mpirun" + suffix, *OPTIONS.get(mpi, []), "-n", processes, *exports,
-               os.path.join(BUILD, "mpi", mpi, program), *arguments, env=environment, timeout=timeout)
+    command = [*exports, os.path.join(BUILD, "mpi", mpi, program), *arguments]
+    if rank_0:  # a part of the job that has variables of its own
+        command = [*exports, "env", *rank_0, *command[len(exports):], ":", "-n", processes - 1, *command]
+    return run("mpirun" + suffix, *OPTIONS.get(mpi, []), "-n", 1 if rank_0 else processes, *command, env=environment,
+               timeout=timeout)
 
 
 def every_mpi():
@@ -305,6 +309,19 @@ def test_settings_of_the_profile_that_cannot_be():
             result, told = preloaded(mpi, 2, **settings)
             expect(result.code == 0 and "all is right" in result.out and not told, "%s: MPI goes on alone" % mpi, result)
             expect(text in result.err, "%s: and every rank says why" % mpi, result)
+
+
+def test_settings_of_the_profile_that_differ():
+    """The calls of a rank that takes other ones would never meet those of the others: all go to MPI."""
+    for mpi in every_mpi():
+        for settings, text, times in ((["MLFAB_MPI_BYTES=1000000"], "rank 0: settings: MLFAB_MPI_\\* differ between", 1),
+                                      (["MLFAB_MPI_PARTIAL=solo", "MLFAB_MPI_PARTIAL_BYTES=1"], "MLFAB_MPI_\\* differ", 1),
+                                      (["MLFAB_JOB=other"], "mlfab_open: mpi: MPI ranks 0 and 1 have different jobs", 3),
+                                      (["MLFAB_TRANSPORT=mpi"], "mlfab_open: .*: transports is 4 at MPI rank 0, 6 at 1", 3),
+                                      (["MLFAB_SEED=many"], "rank 0: mlfab_open: MLFAB_SEED=.many.: not a whole number", 1)):
+            result, told = preloaded(mpi, 3, rank_0=settings)
+            expect(result.code == 0 and "all is right" in result.out and not told, "%s: MPI goes on alone" % mpi, result)
+            expect(len(re.findall(text, result.err)) == times, "%s: it is said why" % mpi, result)
 
 
 def test_a_launcher_only():
