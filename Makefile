@@ -303,7 +303,7 @@ $(STORE_TESTS) $(STORE_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_store.a $(BUI
 mpi: mpi-built
 
 # With MPI: mlfab.o, and the programs of tests/mpi, once for each MPI library. conform is tests/conform/test_conform.c.
-MPI_PROGRAMS := conform $(patsubst tests/mpi/%.c,%,$(wildcard tests/mpi/*.c))
+MPI_PROGRAMS := conform linked $(patsubst tests/mpi/%.c,%,$(wildcard tests/mpi/*.c))
 define MPI_RULES
 $(BUILD)/mpi/$(1)/mlfab.o: mlfab.c
 	@mkdir -p $$(@D)
@@ -315,7 +315,8 @@ $(BUILD)/mpi/$(1)/conform: tests/conform/test_conform.c $(BUILD)/mpi/$(1)/mlfab.
 	  -DCONFORM_SIM=0 -DCONFORM_MPI=1 -I. -MMD -MP -MT $$@ -MF $$@.d -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o \
 	  $$(LDFLAGS) -lcmocka $$(LIBS)
 
-# libmlfab_mpi.so exports the functions of MPI that it takes, and nothing of mlfab. plain knows nothing of mlfab.
+# libmlfab_mpi.so exports the functions of MPI that it takes, and nothing of mlfab. plain knows nothing of mlfab; linked is
+# plain, with the library before MPI.
 $(BUILD)/mpi/$(1)/libmlfab_mpi.so: extras/mlfab_mpi.c $(BUILD)/mpi/$(1)/mlfab.o
 	@printf '{ global: MPI_*; local: *; };\n' >$$(@D)/exports.map
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d -fPIC -shared \
@@ -328,6 +329,10 @@ $(BUILD)/mpi/$(1)/apart $(BUILD)/mpi/$(1)/held: $(BUILD)/mpi/$(1)/%: tests/mpi/%
 $(BUILD)/mpi/$(1)/plain: tests/mpi/plain.c
 	@mkdir -p $$(@D)
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -o $$@ $$< $$(LDFLAGS)
+
+$(BUILD)/mpi/$(1)/linked: tests/mpi/plain.c $(BUILD)/mpi/$(1)/libmlfab_mpi.so
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -o $$@ $$< $$(LDFLAGS) \
+	  -L$$(@D) -Wl,-rpath,$$(abspath $$(@D)) -lmlfab_mpi
 
 $(BUILD)/mpi/$(1)/13_mpi: examples/13_mpi.f90 extras/mlfab.f90 $(BUILD)/mpi/$(1)/mlfab.o
 	$$(QUIET)cd $$(@D) && $$(call MPIFORT,$(1)) -std=f2008 -Wall -O2 -g -o 13_mpi $$(abspath extras/mlfab.f90) \

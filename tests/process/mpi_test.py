@@ -248,10 +248,10 @@ def test_fortran():
         expect(re.search(r"workers 4: y =  3.000 x \+  1.000", result.out), "%s: it says so" % mpi, result)
 
 
-def preloaded(mpi, processes, *arguments, **more):
-    """plain with libmlfab_mpi.so; the result, and {(rank, call): calls through mlfab}."""
-    library = os.path.join(BUILD, "mpi", mpi, "libmlfab_mpi.so")
-    result = mpirun(mpi, processes, "plain", *arguments, preload=library, MLFAB_MPI_REPORT=1, **more)
+def preloaded(mpi, processes, *arguments, program="plain", **more):
+    """plain with libmlfab_mpi.so, or `linked`, which has it; the result, and {(rank, call): calls through mlfab}."""
+    library = os.path.join(BUILD, "mpi", mpi, "libmlfab_mpi.so") if program == "plain" else None
+    result = mpirun(mpi, processes, program, *arguments, preload=library, MLFAB_MPI_REPORT=1, **more)
     told = re.findall(r"mlfab_mpi: rank (\d+): ([\w ]+): (\d+) calls, \d+ bytes", result.err)
     return result, {(int(rank), call): int(calls) for rank, call, calls in told}
 
@@ -266,8 +266,8 @@ def test_an_mpi_program_alone():
 def test_an_mpi_program_unchanged():
     counts = {"MPI_Allreduce": 4, "MPI_Iallreduce": 2, "MPI_Reduce_scatter": 2, "MPI_Allgatherv": 5, "MPI_Bcast": 1}
     for mpi in every_mpi():
-        for arguments in (["all"], ["init"]):
-            result, told = preloaded(mpi, 3, *arguments)
+        for mode, program in (("all", "plain"), ("init", "plain"), ("all", "linked")):
+            result, told = preloaded(mpi, 3, mode, program=program)
             expect(result.code == 0 and "all is right" in result.out, "%s: its sums are right" % mpi, result)
             expect(told == {(r, call): n for r in range(3) for call, n in counts.items()},
                    "%s: the calls went through mlfab, and no others" % mpi, result)
