@@ -3,7 +3,9 @@
 other, files that cannot be written, processes that are killed; and mlfab-top."""
 import collections
 import fcntl
+import functools
 import glob
+import http.server
 import json
 import os
 import pty
@@ -16,10 +18,13 @@ import struct
 import subprocess
 import tempfile
 import termios
+import threading
 import time
+import urllib.parse
 from decimal import Decimal
 
-from process import (BUILD, RUN, clean_environment, expect, finish, helper, launch, main, run, start,
+from curl_test import Server, free_port, get
+from process import (BUILD, RUN, Skip, clean_environment, expect, finish, helper, launch, main, run, start,
                      wait_until)
 
 TOP = os.path.join(BUILD, "mlfab-top")
@@ -237,22 +242,67 @@ def test_metrics_are_whole_at_any_time():
         expect(not glob.glob(folder("*.part")), "nothing is left beside them")
 
 
-def test_prometheus_takes_them():
-    promtool = shutil.which("promtool")
+def needed(program):
+    if not shutil.which(program):
+        raise Skip("%s is not installed" % program)
+
+
+def test_promtool_takes_them():
+    needed("promtool")
     with Folder() as folder:
         stepper(folder, 1000, 3)
-        text = read(folder("m.worker-1.prom"))
-        if promtool:
-            result = subprocess.run([promtool, "check", "metrics"], input=text, text=True, capture_output=True,
-                                    check=False)
-            # 3: it parses; its advice is about the older text format.
-            expect(result.returncode in (0, 3), "promtool", result.stdout + result.stderr)
+        result = subprocess.run(["promtool", "check", "metrics"], input=read(folder("m.worker-1.prom")), text=True,
+                                capture_output=True, check=False, timeout=60)
+        # It reads the older text format only, where the help of a counter has the name of its sample, with _total. So it
+        # parses, and 3 is its exit status for this advice.
+        advice = (result.stdout + result.stderr).splitlines()
+        expect(result.returncode == 3 and len(advice) > 50, "promtool", (result.returncode, advice))
+        expect(all(re.match(r"mlfab_\w+_total no help text$", line) for line in advice), "no other advice", advice)
+
+
+class Web(http.server.SimpleHTTPRequestHandler):
+    """The files of `directory`, as docs/operating.md says."""
+    extensions_map = {".prom": "application/openmetrics-text; version=1.0.0; charset=utf-8"}
+
+    def log_message(self, *_):
+        pass
+
+
+def test_prometheus_takes_them():
+    needed("prometheus")
+    with Folder() as folder:
+        stepper(folder, 1000, 3)
+        metrics = all_metrics(folder)
+        web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Web, directory=folder.path))
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        where = ["127.0.0.1:%d" % web.server_address[1]]
+        with open(folder("prometheus.yml"), "w", encoding="ascii") as file:  # JSON is YAML
+            json.dump({"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [
+                {"job_name": name, "metrics_path": "/m.%s.prom" % name, "static_configs": [{"targets": where}]}
+                for name in metrics]}, file)
+        port = free_port()
         try:
-            from prometheus_client.openmetrics import parser
-        except ImportError:
-            return
-        families = list(parser.text_string_to_metric_families(text))
-        expect(len(families) > 50, "families", len(families))
+            with Server(port, "/-/ready", "prometheus", "--config.file=" + folder("prometheus.yml"),
+                        "--storage.tsdb.path=" + folder("data"),
+                        "--web.listen-address=127.0.0.1:%d" % port) as server:
+                def query(text):
+                    answer = get(server.url + "/api/v1/query?query=" + urllib.parse.quote(text))
+                    return json.loads(answer)["data"]["result"] if answer else []
+
+                wait_until(lambda: len(query("up == 1")) == len(metrics), 30, lambda: "five targets: %s" % query("up"))
+                steps = {one["metric"]["rank"]: one["value"][1]
+                         for one in query('mlfab_iterations_total{role="worker"}')}
+                expect(steps == {"0": "3", "1": "3", "2": "3"}, "the iterations of three workers", steps)
+                for name, of_node in metrics.items():
+                    found = {}
+                    for one in query('{__name__=~"mlfab_.+",job="%s"}' % name):
+                        labels = [pair for pair in one["metric"].items() if pair[0] not in ("__name__", "job", "instance")]
+                        found[one["metric"]["__name__"], tuple(sorted(labels))] = float(one["value"][1])
+                    wanted = {(key, tuple(sorted(labels))): float(value) for (key, labels), value in of_node.samples.items()}
+                    expect(found == wanted, "every sample of " + name, set(found.items()) ^ set(wanted.items()))
+        finally:
+            web.shutdown()
+            web.server_close()
 
 
 # ---- whom they wait for
