@@ -10,6 +10,8 @@
  *    once=RANK          this process opens one context only
  *    idle=MS            the worker with rank 0 naps so long; the others wait for it in a barrier, and tell their
  *                       processor time
+ *    spin=US            config.spin_ns, in microseconds
+ *    info=1             says what was compiled in, before anything else
  *    cancels=N          every worker cancels N pushes at once, and overwrites their buffers with NaN
  *    open=1             MPI_Finalize comes before mlfab_close
  *    bare=1             exits without mlfab_close
@@ -182,8 +184,8 @@ static void set_roles(const char *roles, int rank) {
 
 /* The settings that are mlfab's. */
 static int set_config(int argc, char **argv, int rank) {
-  static const char *const own[] = {"init",  "split", "roles", "absent", "late",   "once",
-                                    "opens", "idle",  "open",  "bare",   "cancels"};
+  static const char *const own[] = {"init", "split", "roles", "absent",  "late", "once", "opens",
+                                    "idle", "open",  "bare",  "cancels", "spin", "info"};
   for (int i = 1; i < argc; i++) {
     char name[64] = "", *at = argv[i];
     size_t n = strcspn(at, ":=");
@@ -251,6 +253,7 @@ int main(int argc, char **argv) {
   int opens = atoi(value_of(argc, argv, "opens", "1"));
   cancels = atoi(value_of(argc, argv, "cancels", "0"));
   idle_ms = atoi(value_of(argc, argv, "idle", "0"));
+  if (atoi(value_of(argc, argv, "info", "0"))) printf("built %s\n", mlfab_build_info());
   int mine = initialise(value_of(argc, argv, "init", "none"));
   data = calloc(SMALL + LARGE, sizeof *data);
   model = calloc(SMALL + LARGE, sizeof *model);
@@ -259,6 +262,7 @@ int main(int argc, char **argv) {
   mlfab_config_init(&config);
   config.transports = MLFAB_USE_MPI;
   config.timeout_ns = 60000000000u;
+  config.spin_ns = strtoull(value_of(argc, argv, "spin", "0"), NULL, 10) * 1000;
   if (split) {
     MPI_Comm_split(MPI_COMM_WORLD, mpi_rank % split, 0, &part);
     MPI_Comm_rank(part, &rank);
