@@ -59,8 +59,10 @@ CUDA           := $(if $(NVCC),$(abspath $(shell $(NVCC) -dryrun -x cu -c /dev/n
 GPU_ARCHS      ?= 80 90
 GPU_FLAGS       = -std=c++17 -O3 $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                   -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -Xcompiler -Wall,-Wextra
-GPU_BUILT       = $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(BUILD)/tests/gpu/gpu_bench \
-                  $(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_attach)
+GPU_BUILT       = $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(BUILD)/tests/gpu/gpu_bench $(BUILD)/tests/gpu/gpu_kernels \
+                  $(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_attach)
+# What needs no GPU: devices and a runtime that are played, and the kernels' code on the CPU.
+GPU_PLAYED     := tests/gpu/gpu_attach $(addprefix tests/unit/test_,device device_direct resident gpu_elements) tests/conform/test_device
 
 # OpenBLAS, or another library with cblas.h that pkg-config knows. CBLAS_FLAGS is for files that call it.
 CBLAS          := $(firstword $(foreach name,openblas cblas,$(shell pkg-config --exists $(name) 2>/dev/null && echo $(name))))
@@ -92,13 +94,14 @@ BUILT_TESTS    += $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),$(TLS_TESTS)))
 BUILT_TESTS    += $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),$(CURL_TESTS)))
 BUILT_TESTS    += $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),$(STORE_TESTS)))
 BUILT_TESTS    += $(if $(CBLAS),$(if $(HAVE_CMOCKA),$(CBLAS_TESTS)))
-BUILT_TESTS    += $(if $(NVCC),$(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_attach $(if $(SAN),,$(BUILD)/tests/gpu/gpu_kernels)))
+BUILT_TESTS    += $(if $(NVCC),$(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_attach) $(if $(SAN),,$(BUILD)/tests/gpu/gpu_kernels))
 SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE)) \
                   $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),,$(TLS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77')) \
                   $(if $(CBLAS),$(if $(HAVE_CMOCKA),,$(CBLAS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77')) \
-                  $(if $(NVCC),,'tests/gpu=echo no GPU test was built: nvcc is not installed; exit 77') \
+                  $(if $(NVCC),$(if $(HAVE_CMOCKA),,'tests/gpu/gpu_attach=echo libcmocka-dev is not installed; exit 77'), \
+                    'tests/gpu=echo no GPU test was built: nvcc is not installed; exit 77') \
                   $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),,$(CURL_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CURL_TESTS:%='%=echo libcurl4-openssl-dev is not installed; exit 77')) \
                   $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),,$(STORE_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
@@ -234,7 +237,7 @@ $(BUILD)/gpu/14_gpu: examples/14_gpu.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlf
 
 $(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_bench: $(BUILD)/%: %.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a gpu/src/elements.h tests/unit/play.h tests/unit/play_values.h
 	@mkdir -p $(@D)
-	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas,-lcmocka)
+	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas)
 
 $(BUILD)/tests/gpu/gpu_attach: tests/gpu/gpu_attach.c gpu/src/device.cu gpu/mlfab_gpu.h $(OBJECTS)
 	@mkdir -p $(@D)
@@ -244,11 +247,11 @@ $(BUILD)/tests/gpu/gpu_attach: tests/gpu/gpu_attach.c gpu/src/device.cu gpu/mlfa
 ##: builds what is in gpu/, and its tests (nvcc; GPU_ARCHS="80 90")
 gpu:
 	@[ -n '$(NVCC)' ] || { echo 'make gpu: nvcc was not found; say where it is: make NVCC=/usr/local/cuda/bin/nvcc gpu' >&2; exit 1; }
-	+@$(SUBMAKE) tools gpu-built $(addprefix $(BUILD)/tests/unit/test_,device gpu_elements)
+	+@$(SUBMAKE) tools gpu-built $(if $(HAVE_CMOCKA),$(GPU_PLAYED:%=$(BUILD)/%))
 
 ##: tests of gpu/ (those that need a GPU are skipped where there is none)
 gpu-test: gpu
-	@$(RUN_TESTS) $(BUILD)/tests/unit/test_device $(BUILD)/tests/unit/test_gpu_elements $(BUILD)/tests/gpu/gpu_attach \
+	@$(RUN_TESTS) $(if $(HAVE_CMOCKA),$(GPU_PLAYED:%=$(BUILD)/%),$(GPU_PLAYED:%='%=echo libcmocka-dev is not installed; exit 77')) \
 	  $(BUILD)/tests/gpu/gpu_kernels tests/process/gpu_test.py
 
 ##: speed of the kernels beside a copy and cuBLAS; needs a GPU

@@ -1,51 +1,97 @@
 #!/bin/sh
-# check.sh - builds, checks and times everything in gpu/ in one call, and ends with a table. For a machine with a GPU; without one
-# it says what was skipped. In the root of the repository: gpu/check.sh [nvcc]
+# check.sh - builds, checks and times everything in gpu/ in one call, and ends with a table: check, result, seconds. For a machine
+# with a GPU; without one it says what was skipped, and what was computed on the host instead. Exit status 1 when something failed.
+# In the root of the repository: gpu/check.sh [nvcc]. GPU_ARCHS=90 compiles for one kind of GPU only.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${1:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 out=build/gpu-check
-mkdir -p "$out"
+limit=900 # seconds of a check
 failed=0
+mkdir -p "$out"
 : >"$out/table"
+
+row() { printf '%-30s %-78s %7s\n' "$1" "$2" "$3" >>"$out/table"; }
+
+# What a log says of a check that ended with 0.
+ended_well() {
+  skipped=$(grep -c '# SKIP' "$out/log")
+  missed=$(grep -c 'MISSED$' "$out/log")
+  if [ "$skipped" -ne 0 ]; then
+    echo "ok, $skipped skipped: $(sed -n 's/.*# SKIP //p' "$out/log" | head -n 1)"
+  elif [ "$missed" -ne 0 ]; then
+    echo "ok, $missed goals missed"
+  elif grep -q 'no GPU (' "$out/log"; then
+    echo "ok, on the host: no GPU"
+  else
+    echo ok
+  fi
+}
 
 # Runs a command; a line of the table says how it ended.
 step() {
   name=$1
   shift
   echo "==== $*"
-  "$@" >"$out/log" 2>&1
+  began=$(date +%s)
+  if command -v timeout >/dev/null 2>&1; then
+    timeout -k 10 "$limit" "$@" >"$out/log" 2>&1
+  else
+    "$@" >"$out/log" 2>&1
+  fi
   status=$?
+  seconds=$(($(date +%s) - began))
   cat "$out/log"
   case $status in
-    0)
-      how=ok
-      skipped=$(grep -c '# SKIP' "$out/log")
-      [ "$skipped" -eq 0 ] || how="$skipped skipped: $(sed -n 's/.*# SKIP //p' "$out/log" | head -n 1)"
-      ;;
+    0) how=$(ended_well) ;;
     77) how="skipped: $(tail -n 1 "$out/log")" ;;
-    *) how="FAILED (status $status)" failed=1 ;;
+    124) how="FAILED: not finished after $limit s" failed=1 ;;
+    *) how="FAILED: exit status $status" failed=1 ;;
   esac
-  printf '%-28s %s\n' "$name" "$how" >>"$out/table"
+  row "$name" "$how" "$seconds"
+}
+
+# The same, where what it needs is here: a word for the table, and 1 or 0.
+step_with() {
+  need=$1 have=$2
+  shift 2
+  if [ "$have" -ne 0 ]; then step "$@"; else row "$1" "skipped: $need" 0; fi
+}
+
+finish() {
+  echo
+  nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo "no GPU"
+  "$nvcc" --version 2>/dev/null | tail -n 1
+  printf '%-30s %-78s %7s\n' check result seconds
+  cat "$out/table"
+  exit $failed
 }
 
 step "compiles" make NVCC="$nvcc" gpu
-step "attach, played runtime" build/tests/gpu/gpu_attach
-step "elements on the CPU" build/tests/unit/test_gpu_elements
+# What an earlier call may have built is not what is here now.
+[ $failed -eq 0 ] || finish
+
+cmocka=$(make --no-print-directory NVCC="$nvcc" help | grep -c '^ *cmocka *yes')
+python=$(command -v python3 | grep -c .)
+sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+sanitizers=$([ -x "$sanitizer" ] && echo 1 || echo 0)
+
+# On the CPU.
+step_with cmocka "$cmocka" "attach, played runtime" build/tests/gpu/gpu_attach
+step_with cmocka "$cmocka" "elements on the CPU" build/tests/unit/test_gpu_elements
+step_with cmocka "$cmocka" "staging, played device" build/tests/unit/test_device
+step_with cmocka "$cmocka" "device to device, played" build/tests/unit/test_device_direct
+step_with cmocka "$cmocka" "server's model, played device" build/tests/unit/test_resident
+step_with cmocka "$cmocka" "threads, played devices" build/tests/conform/test_device
+
+# On the GPU.
 step "kernels" build/tests/gpu/gpu_kernels
-if command -v compute-sanitizer >/dev/null 2>&1; then
-  for tool in memcheck racecheck; do
-    step "kernels, $tool" env MLFAB_SCALE=0.1 compute-sanitizer --tool "$tool" --error-exitcode 1 build/tests/gpu/gpu_kernels
-  done
-else
-  printf '%-28s %s\n' "compute-sanitizer" "skipped: it is not installed" >>"$out/table"
-fi
+for tool in memcheck racecheck; do
+  step_with compute-sanitizer "$sanitizers" "kernels, $tool" \
+    env MLFAB_SCALE=0.1 "$sanitizer" --tool "$tool" --error-exitcode 1 build/tests/gpu/gpu_kernels
+done
 step "a trainer, 1 worker" build/mlfab-run -n 1 -s 1 build/gpu/14_gpu --generated --epochs 2
 step "a trainer, 2 workers" build/mlfab-run -n 2 -s 1 build/gpu/14_gpu --generated --epochs 2
+step_with python3 "$python" "a trainer, all cases" python3 tests/process/gpu_test.py
 step "speed" build/tests/gpu/gpu_bench
-
-echo
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo "no GPU"
-"$nvcc" --version | tail -n 1
-cat "$out/table"
-exit $failed
+finish
