@@ -60803,6 +60803,7 @@ typedef struct staging_call {
   size_t copied_bytes;
   staging_buffer *buffers; /* in `copied` */
   uint32_t nbuffers;
+  uint32_t pinned;      /* buffers that it uses in place, after what is on the stream */
   staging_image *image; /* NULL: no buffer needs one */
   void *fence;          /* for copies back, or NULL */
   void *mark, *later;   /* of the copies under way, or NULL; of those behind these, or NULL */
@@ -60840,6 +60841,7 @@ typedef struct staging_look {
   const char *what;
   int code;
   uint32_t foreign, buffers; /* in memory of the device; that need a place */
+  uint32_t pinned;           /* that the call uses in place, after what is on the stream */
   uint64_t bytes, read;      /* of the image; that the call reads */
   int snapshot;              /* what it reads of the host is copied, too */
   int direct;                /* it needs no image, at first */
@@ -60870,7 +60872,10 @@ static void *staging_look_at(void *user, const mlfab__extent *extent) {
   if (look->code) return same;
   look->read = mlfab__add_sat(look->read, extent->in_bytes);
   look->foreign += memory != MLFAB_MEMORY_HOST;
-  if (memory != MLFAB_MEMORY_DEVICE && !(look->snapshot && extent->in_bytes > 0)) return same;
+  if (memory != MLFAB_MEMORY_DEVICE && !(look->snapshot && extent->in_bytes > 0)) {
+    look->pinned += memory != MLFAB_MEMORY_HOST;
+    return same;
+  }
   uint64_t place = look->bytes;
   if (look->to &&
       (look->buffers == look->room || !look->image || extent->bytes > look->image->bytes - place)) {
@@ -61209,7 +61214,7 @@ static int staging_fill(staging *s, staging_call *c, int snapshot) {
       number = s->device->mark(s->self, c->way, &c->chunks[i].mark);
   }
   /* Only results that are copied back have to wait for the stream by themselves. */
-  int waits = copies || !writes;
+  int waits = copies || !writes || c->pinned > 0;
   int unmarked = c->unknown || (!number && waits) ? staging_mark(s, c) : 0;
   if (!number && !unmarked && c->mark && snapshot) number = s->device->order(s->self, c->mark);
   if (!writes) staging_drop(s, &c->fence);
@@ -61394,7 +61399,7 @@ static int staging_check(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   look->snapshot = call->kind == MLFAB_CALL_PUSH_SPARSE ||
                    (call->kind == MLFAB_CALL_PUSH && !waits && look->read <= STAGING_SMALL);
   if (look->snapshot && (look->foreign > 0 || !staging_test_begun(ctx, NULL))) {
-    look->buffers = look->foreign = 0;
+    look->buffers = look->foreign = look->pinned = 0;
     look->bytes = look->read = 0;
     (void)mlfab__node_visit(ctx->node, call, request_p, staging_look_at, look, look->error);
   }
@@ -61463,13 +61468,14 @@ static int staging_place(mlfab *ctx, staging_call *c, staging_look *look) {
   look->to = c->buffers;
   look->room = c->nbuffers;
   look->image = c->image;
-  look->buffers = look->foreign = 0;
+  look->buffers = look->foreign = look->pinned = 0;
   look->bytes = look->read = 0;
   (void)mlfab__node_visit(ctx->node, &c->call, &c->outer, staging_look_at, look, look->error);
   if (!look->code && staging_overlaps(c->buffers, c->nbuffers))
     look->code = MLFAB__FAIL(look->error, MLFAB_ERR_ARGUMENT,
                              "%s: two buffers overlap, and one is written", look->what);
   if (look->code) return look->code;
+  c->pinned = look->pinned;
   qsort(c->buffers, c->nbuffers, sizeof *c->buffers, staging_places);
   staging_cut(ctx->staging, c, look->bytes);
   return 0;

@@ -207,9 +207,9 @@ static inline int played_step(played *p, uint32_t queue) {
   if (op.kind == PLAYED_KERNEL) {
     pthread_mutex_lock(&played_among);
     if (op.from)
-      memcpy(played_own(p, to), op.from, op.bytes);
+      memcpy(played_find(p, to), op.from, op.bytes);
     else
-      memset(played_own(p, to), op.value, op.bytes);
+      memset(played_find(p, to), op.value, op.bytes);
     pthread_mutex_unlock(&played_among);
   }
   if (op.kind == PLAYED_RUNS) {
@@ -251,7 +251,7 @@ static inline void played_add(played *p, uint32_t queue, played_op op) {
   pthread_mutex_unlock(&p->lock);
 }
 
-/* A kernel on the stream: sets bytes of device memory. */
+/* A kernel on the stream: sets bytes of device memory, or of pinned memory. */
 static inline void played_kernel(played *p, void *at, int value, uint64_t bytes) {
   const played_op op = {.kind = PLAYED_KERNEL, .to = at, .bytes = bytes, .value = value};
   played_add(p, PLAYED_STREAM, op);

@@ -1205,6 +1205,46 @@ static void test_parts(void **state) {
   for (uint64_t seed = 1; seed <= test_cases_from(12, 1000); seed++) play_parts(seed);
 }
 
+/* --- pinned memory --- */
+
+/* It is used in place, but not before the stream has come to the call: also where all that the call has in device memory is only
+ * written, which by itself need not wait. */
+static void play_pinned(uint64_t seed) {
+  static float got[5000];
+  fixture f;
+  void *at[TENSORS], *pinned = NULL;
+  mlfab_buf bufs[TENSORS];
+  begin(&f, 1, seed, 1 << 20);
+  mlfab *node = f.w.node[0];
+  played *p = f.device[0];
+  assert_int_equal(played_pin(p, 5000 * sizeof(float), &pinned), 0);
+  for (uint32_t t = 0; t < TENSORS; t++) {
+    at[t] = t == 1 ? pinned : played_alloc(p, tensor_counts[t] * sizeof(float));
+    bufs[t] = (mlfab_buf){t, 0, at[t], tensor_counts[t]};
+    played_kernel(p, at[t], 0, tensor_counts[t] * sizeof(float));
+  }
+  model(&f, at);
+  for (uint32_t t = 0; t < TENSORS; t++)
+    played_kernel(p, at[t], 0x33, tensor_counts[t] * sizeof(float));
+  OK(node, mlfab_pull(node, bufs, TENSORS, NULL, NULL));
+  played_finish(p);
+  for (uint32_t i = 0; i < tensor_counts[1]; i++) assert_true(((float *)pinned)[i] == 0.0f);
+  const void *inputs[] = {pinned};
+  const mlfab_collective how = {.size = sizeof how, .inputs = inputs};
+  played_kernel(p, pinned, 0x44, tensor_counts[1] * sizeof(float));
+  OK(node, mlfab_allreduce(node, at[2], tensor_counts[1], MLFAB_F32, &how));
+  played_finish(p);
+  played_read(p, got, at[2], tensor_counts[1] * sizeof(float));
+  assert_memory_equal(got, pinned, tensor_counts[1] * sizeof(float));
+  played_unpin(p, pinned);
+  end(&f);
+}
+
+static void test_pinned(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 20; seed++) play_pinned(seed);
+}
+
 /* --- what is refused --- */
 
 static const uint8_t *owned; /* of the "GPU" that this program has code for */
@@ -1332,6 +1372,7 @@ int main(void) {
       cmocka_unit_test(test_late_failure), cmocka_unit_test(test_chunk_failures),
       cmocka_unit_test(test_landing),      cmocka_unit_test(test_stopping),
       cmocka_unit_test(test_stalling),     cmocka_unit_test(test_without_a_device),
-      cmocka_unit_test(test_attach),       cmocka_unit_test(test_refused)};
+      cmocka_unit_test(test_attach),       cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_pinned)};
   return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }
