@@ -59,7 +59,7 @@ CUDA           := $(if $(NVCC),$(abspath $(shell $(NVCC) -dryrun -x cu -c /dev/n
 GPU_ARCHS      ?= 80 90
 GPU_FLAGS       = -std=c++17 -O3 $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
                   -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -Xcompiler -Wall,-Wextra
-GPU_BUILT       = $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(BUILD)/tests/gpu/gpu_bench $(BUILD)/tests/gpu/gpu_kernels \
+GPU_BUILT       = $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/gpu/14_gpu $(addprefix $(BUILD)/tests/gpu/gpu_,bench kernels fabric) \
                   $(if $(HAVE_CMOCKA),$(BUILD)/tests/gpu/gpu_attach)
 # What needs no GPU: devices and a runtime that are played, and the kernels' code on the CPU.
 GPU_PLAYED     := tests/gpu/gpu_attach $(addprefix tests/unit/test_,device device_direct resident gpu_elements) tests/conform/test_device
@@ -239,6 +239,10 @@ $(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_bench: $(BUILD)/%: %.cu $(
 	@mkdir -p $(@D)
 	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas)
 
+$(BUILD)/tests/gpu/gpu_fabric: tests/gpu/gpu_fabric.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a
+	@mkdir -p $(@D)
+	$(GPU_COMPILE) -o $@ $^ $(GPU_LINK) $(LIBS)
+
 $(BUILD)/tests/gpu/gpu_attach: tests/gpu/gpu_attach.c gpu/src/device.cu gpu/mlfab_gpu.h $(OBJECTS)
 	@mkdir -p $(@D)
 	@$(CXX) -std=c++17 -Wall -Wextra $(CFLAGS) $(SAN) -I. -isystem $(CUDA)/include -x c++ -c -o $@.device.o gpu/src/device.cu
@@ -254,9 +258,10 @@ gpu-test: gpu
 	@$(RUN_TESTS) $(if $(HAVE_CMOCKA),$(GPU_PLAYED:%=$(BUILD)/%),$(GPU_PLAYED:%='%=echo libcmocka-dev is not installed; exit 77')) \
 	  $(BUILD)/tests/gpu/gpu_kernels tests/process/gpu_test.py
 
-##: speed of the kernels beside a copy and cuBLAS; needs a GPU
+##: speed of the kernels beside a copy and cuBLAS, and registers; of pushes and allreduces of 100 MB; needs a GPU
 gpu-bench: gpu
 	$(BUILD)/tests/gpu/gpu_bench
+	$(BUILD)/mlfab-run -n 2 -s 1 $(BUILD)/tests/gpu/gpu_fabric --time 100
 
 # With cblas: build/cblas/libmlfab.a, the programs that need it, and its tests. test_kernels and test_split link the
 # parts, the latter without the library, whose functions it replaces.

@@ -28,18 +28,21 @@ ended_well() {
   fi
 }
 
-# Runs a command; a line of the table says how it ended.
+# Runs a command; a line of the table says how it ended. status=N before it: it has to end with N.
 step() {
   name=$1
   shift
   echo "==== $*"
   began=$(date +%s)
+  wanted=0
+  case $1 in status=*) wanted=${1#status=} && shift ;; esac
   if command -v timeout >/dev/null 2>&1; then
     timeout -k 10 "$limit" "$@" >"$out/log" 2>&1
   else
     "$@" >"$out/log" 2>&1
   fi
   status=$?
+  if [ $status -eq "$wanted" ]; then status=0; elif [ $status -eq 0 ]; then status=1; fi
   seconds=$(($(date +%s) - began))
   cat "$out/log"
   case $status in
@@ -90,8 +93,16 @@ for tool in memcheck racecheck; do
   step_with compute-sanitizer "$sanitizers" "kernels, $tool" \
     env MLFAB_SCALE=0.1 "$sanitizer" --tool "$tool" --error-exitcode 1 build/tests/gpu/gpu_kernels
 done
+fabric=build/tests/gpu/gpu_fabric
+for rule in sgd momentum adam; do
+  step "processes, $rule" build/mlfab-run -n 3 -s 2 --set "optimizer=$rule" --server $fabric $fabric
+done
+step "processes, one is killed" status=137 build/mlfab-run -n 3 -s 2 --on-failure=continue --server $fabric $fabric --kill
+step_with compute-sanitizer "$sanitizers" "processes, memcheck" \
+  build/mlfab-run -n 2 -s 2 --server $fabric "$sanitizer" --tool memcheck --error-exitcode 1 $fabric
 step "a trainer, 1 worker" build/mlfab-run -n 1 -s 1 build/gpu/14_gpu --generated --epochs 2
 step "a trainer, 2 workers" build/mlfab-run -n 2 -s 1 build/gpu/14_gpu --generated --epochs 2
-step_with python3 "$python" "a trainer, all cases" python3 tests/process/gpu_test.py
-step "speed" build/tests/gpu/gpu_bench
+step_with python3 "$python" "all cases of processes" python3 tests/process/gpu_test.py
+step "speed of kernels" build/tests/gpu/gpu_bench
+step "speed of processes" build/mlfab-run -n 2 -s 1 $fabric --time 100
 finish

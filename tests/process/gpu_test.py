@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The example of the GPU, build/gpu/14_gpu: on the device where there is one, else on the host."""
+"""Programs for the GPU, the example build/gpu/14_gpu and tests/gpu/gpu_fabric: on the device where there is one, else on the host."""
 import os
 import re
 import tempfile
@@ -7,6 +7,7 @@ import tempfile
 from process import BUILD, RUN, Skip, clean_environment, expect, finish, main, start, write_mnist
 
 PROGRAM = os.path.join(BUILD, "gpu", "14_gpu")
+FABRIC = os.path.join(BUILD, "tests", "gpu", "gpu_fabric")
 ALONE = "mlfab: no launcher has set its variables: a world of one worker\n"
 
 
@@ -91,6 +92,61 @@ def test_on_a_gpu():
     for (loss, accuracy), (host_loss, host_accuracy) in zip(curve(device), curve(host)):
         expect(abs(loss - host_loss) < 0.01 * host_loss + 0.0002 and abs(accuracy - host_accuracy) < 0.01,
                "the device learns something else", device + host)
+
+
+def fabric(*arguments, workers=3, servers=2, run=(), status=0, stderr="", **environment):
+    """The output of gpu_fabric: workers, and servers of which server 0 has its model on the device."""
+    if not os.path.exists(FABRIC):
+        raise Skip("no GPU program: nvcc was not found")
+    own = ["--server", FABRIC] if servers > 1 else []
+    result = finish(start(RUN, "-n", workers, "-s", servers, *own, *run, FABRIC, *arguments,
+                          env=clean_environment(MLFAB_TIMEOUT_MS=60000, **environment)), 120)
+    expect(result.code == status, "exit status %d was expected" % status, result)
+    expect(result.err == stderr, "stderr holds something else", result)
+    places = re.findall(r"no GPU \(.+\): .*host|memory of device \d+$|the model is on the device$", result.out, re.M)
+    expect(len(places) == workers + len(own) // 2, "each process says once where its memory is", result)
+    return result.out
+
+
+def cases(out, count):
+    """All of so many cases of gpu_fabric were played, and none has failed."""
+    lines = re.findall(r"^\[worker 0\] (ok|not ok) (\d+) - ", out, re.M)
+    expect(lines == [("ok", str(number + 1)) for number in range(count)], "%d cases" % count, out)
+
+
+def test_fabric():
+    """SGD, compared with float64."""
+    cases(fabric(), 3)
+
+
+def test_fabric_adam():
+    """The two servers have the same bits, one of them on the device."""
+    cases(fabric(workers=2, run=["--set", "optimizer=adam"]), 3)
+
+
+def test_fabric_without_a_worker():
+    """One is killed in an allreduce; the others go on."""
+    cases(fabric("--kill", run=["--on-failure=continue"], status=137,
+                 stderr="mlfab-run: worker 2 was killed by SIGKILL\n"), 4)
+
+
+def test_fabric_times():
+    out = fabric("--time", 4, workers=2, servers=1)
+    for row in ("copy, device to device", "push from device memory, staged", "allreduce of device memory, staged"):
+        expect(re.search(r"^\[worker 0\] %s +[0-9.]+ ms +[0-9.]+ GB/s" % row, out, re.M), "no row: " + row, out)
+
+
+def test_fabric_on_a_gpu():
+    """Memory of the device, which processes share, and a server's model there."""
+    out = fabric(workers=2)
+    reason = re.search(r"no GPU \((.+)\): ", out)
+    if reason:
+        raise Skip("no GPU: " + reason[1])
+    cases(out, 3)
+    expect("the model is on the device" in out, "the server's model is not on the device", out)
+    hidden = fabric(workers=2, CUDA_VISIBLE_DEVICES="")
+    expect(hidden.count("no GPU (") == 3, "a hidden device was found", hidden)
+    cases(hidden, 3)
 
 
 if __name__ == "__main__":
