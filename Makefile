@@ -237,7 +237,7 @@ $(BUILD)/gpu/14_gpu: examples/14_gpu.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlf
 
 $(BUILD)/tests/gpu/gpu_kernels $(BUILD)/tests/gpu/gpu_bench: $(BUILD)/%: %.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a gpu/src/elements.h tests/unit/play.h tests/unit/play_values.h
 	@mkdir -p $(@D)
-	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas)
+	$(GPU_COMPILE) -o $@ $< $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a $(LIBS) $(GPU_LINK) $(if $(findstring bench,$@),-lcublas -Xlinker --wrap=cudaLaunchKernel)
 
 $(BUILD)/tests/gpu/gpu_fabric: tests/gpu/gpu_fabric.cu $(BUILD)/gpu/mlfab_gpu.o $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
