@@ -101,7 +101,8 @@ SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77
                   $(if $(CBLAS),$(if $(HAVE_CMOCKA),,$(CBLAS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77')) \
                   $(if $(NVCC),$(if $(HAVE_CMOCKA),,'tests/gpu/gpu_attach=echo libcmocka-dev is not installed; exit 77'), \
-                    'tests/gpu=echo no GPU test was built: nvcc is not installed; exit 77') \
+                    'tests/gpu/gpu_attach=echo nvcc is not installed: it needs no GPU but the headers of CUDA; exit 77' \
+                    'tests/gpu/gpu_kernels=echo nvcc is not installed: it was not compiled; exit 77') \
                   $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),,$(CURL_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CURL_TESTS:%='%=echo libcurl4-openssl-dev is not installed; exit 77')) \
                   $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),,$(STORE_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \

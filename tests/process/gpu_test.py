@@ -11,10 +11,15 @@ FABRIC = os.path.join(BUILD, "tests", "gpu", "gpu_fabric")
 ALONE = "mlfab: no launcher has set its variables: a world of one worker\n"
 
 
+def built(program):
+    """Only nvcc compiles these programs. That is another reason than a GPU that is missing: they run without one."""
+    if not os.path.exists(program):
+        raise Skip("nvcc is not installed: %s was not built (it needs no GPU)" % os.path.basename(program))
+
+
 def train(*arguments, workers=0, run=(), status=0, stderr=None, **environment):
     """The output of the example: alone, or as so many workers of mlfab-run with these options."""
-    if not os.path.exists(PROGRAM):
-        raise Skip("no GPU example: nvcc was not found")
+    built(PROGRAM)
     launcher = [RUN, "-n", workers, "-s", 1, *run] if workers else []
     result = finish(start(*launcher, PROGRAM, *arguments,
                           env=clean_environment(MLFAB_TIMEOUT_MS=30000, **environment)))
@@ -96,8 +101,7 @@ def test_on_a_gpu():
 
 def fabric(*arguments, workers=3, servers=2, run=(), status=0, stderr="", **environment):
     """The output of gpu_fabric: workers, and servers of which server 0 has its model on the device."""
-    if not os.path.exists(FABRIC):
-        raise Skip("no GPU program: nvcc was not found")
+    built(FABRIC)
     own = ["--server", FABRIC] if servers > 1 else []
     result = finish(start(RUN, "-n", workers, "-s", servers, *own, *run, FABRIC, *arguments,
                           env=clean_environment(MLFAB_TIMEOUT_MS=60000, **environment)), 120)
