@@ -1195,7 +1195,9 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
   uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || !span.alone) return 0;
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) ||
+      (!span.alone && !MLFAB__PLANTED(291)))
+    return 0;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return 0;
   if (refers->lent_count == SHM_LENT)
@@ -1279,7 +1281,7 @@ static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
       struct shm_view *view = &link->refers->views[i];
       if (view->number != reference->number || view->at == NULL) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
-                     bytes <= view->bytes - reference->offset
+                     (bytes <= view->bytes - reference->offset || MLFAB__PLANTED(293))
                  ? view
                  : NULL;
     }
@@ -1385,7 +1387,7 @@ static int shm_return(struct shm *t, mlfab_io_event *event) {
     struct shm_link *link = t->live[i];
     while (link->refers != NULL && link->refers->lent_count > 0) {
       if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !shm_see_tail(link)) break;
-      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !MLFAB__PLANTED(292)) break;
       uint64_t token = shm_lent_over(t, link);
       if (token == 0) continue;
       event->kind = MLFAB_IO_SENT;
