@@ -13934,6 +13934,8 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
 
 #include <stdio.h>
 
+enum { PUSH_PAGE = 4096 };
+
 static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
   return &worker->updates[worker->order[i]];
 }
@@ -14518,7 +14520,8 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* Within one source and one run of the server's slices. */
+/* Within one source and one run of the server's slices. A run may begin anywhere in a page of the source: the first piece
+ * then ends with a page, because transports lend whole pages on. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -14532,7 +14535,8 @@ static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgo
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     if (source->data) *data_p = source->data + (from - source->offset);
-    return mlfab__min(to - from, mlfab__min(most, worker->config->chunk_bytes));
+    uint64_t chunk = worker->config->chunk_bytes, over = (from - source->offset) % PUSH_PAGE;
+    return mlfab__min(to - from, mlfab__min(most, chunk > PUSH_PAGE ? chunk - over : chunk));
   }
   return 0;
 }
@@ -66851,7 +66855,9 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
   uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || !span.alone) return 0;
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) ||
+      (!span.alone && !MLFAB__PLANTED(291)))
+    return 0;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return 0;
   if (refers->lent_count == SHM_LENT)
@@ -66935,7 +66941,7 @@ static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
       struct shm_view *view = &link->refers->views[i];
       if (view->number != reference->number || view->at == NULL) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
-                     bytes <= view->bytes - reference->offset
+                     (bytes <= view->bytes - reference->offset || MLFAB__PLANTED(293))
                  ? view
                  : NULL;
     }
@@ -67041,7 +67047,7 @@ static int shm_return(struct shm *t, mlfab_io_event *event) {
     struct shm_link *link = t->live[i];
     while (link->refers != NULL && link->refers->lent_count > 0) {
       if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !shm_see_tail(link)) break;
-      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !MLFAB__PLANTED(292)) break;
       uint64_t token = shm_lent_over(t, link);
       if (token == 0) continue;
       event->kind = MLFAB_IO_SENT;

@@ -24,6 +24,8 @@
 
 #include <stdio.h>
 
+enum { PUSH_PAGE = 4096 };
+
 static mlfab__outgoing *push_slot(mlfab__worker *worker, uint32_t i) {
   return &worker->updates[worker->order[i]];
 }
@@ -608,7 +610,8 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* Within one source and one run of the server's slices. */
+/* Within one source and one run of the server's slices. A run may begin anywhere in a page of the source: the first piece
+ * then ends with a page, because transports lend whole pages on. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -622,7 +625,8 @@ static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgo
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     if (source->data) *data_p = source->data + (from - source->offset);
-    return mlfab__min(to - from, mlfab__min(most, worker->config->chunk_bytes));
+    uint64_t chunk = worker->config->chunk_bytes, over = (from - source->offset) % PUSH_PAGE;
+    return mlfab__min(to - from, mlfab__min(most, chunk > PUSH_PAGE ? chunk - over : chunk));
   }
   return 0;
 }
