@@ -1,7 +1,8 @@
 /* kill_worker.c - a worker of kill9_test.py, which is killed and restarted at random times.
  *
  * Each push adds 1.0 to this worker's own element of a small tensor, and to every element of a large one,
- * as one operation: the model shows which pushes were lost, applied twice, or applied in part. Lines on
+ * as one operation: the model shows which pushes were lost, applied twice, or applied in part. The memory of the large one is of
+ * mlfab_alloc. Lines on
  * stdout, one write each, so that they survive a kill:
  *
  *   pid <pid>              at every start
@@ -97,8 +98,9 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements, int schedu
   double *small = calloc(workers, sizeof *small);
   float *large = calloc(elements, sizeof *large);
   double *one = calloc(workers, sizeof *one);
-  float *ones = calloc(elements, sizeof *ones);
-  if (!small || !large || !one || !ones) return 1;
+  void *lent = NULL; /* where the server is on this host, it reads the memory in place */
+  if (!small || !large || !one || mlfab_alloc(fabric, elements * sizeof(float), &lent)) return 1;
+  float *ones = lent;
   one[rank] = 1.0;
   for (uint64_t i = 0; i < elements; i++) ones[i] = 1.0f;
   mlfab_buf model[2] = {{SMALL, 0, small, workers}, {LARGE, 0, large, elements}};
@@ -134,7 +136,6 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements, int schedu
   free(small);
   free(large);
   free(one);
-  free(ones);
   return status;
 }
 
