@@ -17,7 +17,7 @@
 
 enum {
   APPLY_WHOLE_BYTES = 256 * 1024,
-  APPLY_STREAM_BYTES = 64 << 20,
+  APPLY_STREAM_BYTES = 12 << 20, /* with the copy that is written, more than a cache holds */
   APPLY_STAGES_BYTES = 256 << 20 /* of all stages together; two stages are always allowed */
 };
 
