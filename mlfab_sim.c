@@ -284,8 +284,8 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
 #define ENV_ALIGNMENT 64u /* a cache line, and the widest vector */
 
-/* Large memory is a model: the system is asked for large pages. A sum of two large arrays spends a third of its time on finding
- * small ones. */
+/* Large memory is a model: the system is asked for large pages. An addition of large arrays spends a quarter of its time on
+ * finding small ones. */
 #define ENV_LARGE ((size_t)4 << 20)
 #define ENV_LARGE_PAGE ((size_t)2 << 20)
 
