@@ -140,12 +140,18 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
   vote_grant(vote, &record, vote->self, now_ns);
 }
 
+/* The copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
+static uint32_t vote_replaces(const mlfab__vote *vote) {
+  const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
+  int may = bond->epoch > 0 && bond->serves != vote->self &&
+            ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133));
+  return may ? bond->serves : MLFAB__VOTERS;
+}
+
 /* May this copy try to replace the one that serves? */
 static int vote_may_replace(const mlfab__vote *vote, uint64_t now_ns) {
-  const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
-  return bond->epoch > 0 && bond->serves != vote->self &&
-         ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133)) &&
-         mlfab__vote_silent(vote, bond->serves, now_ns);
+  uint32_t other = vote_replaces(vote);
+  return other < MLFAB__VOTERS && mlfab__vote_silent(vote, other, now_ns);
 }
 
 /* Some voter has granted an epoch beyond the one in force, or this one to another record. */
@@ -189,11 +195,11 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
   /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
+  uint32_t other = MLFAB__PLANTED(302) ? vote->bond.serves : vote_replaces(vote);
   if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
-      !vote->known || vote->bond.serves == vote->self || !(vote->bond.insync >> vote->self & 1))
+      !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
-  uint64_t silent_ns =
-      vote->peers[vote->bond.serves].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
   return mlfab__min(due, silent_ns);
 }
 

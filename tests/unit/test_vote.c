@@ -174,8 +174,11 @@ static void world_step(world *w) {
       p->storing.epoch = 0;
       mlfab__vote_stored(&p->vote, clock_of(w, i));
     }
-    if (clock_of(w, i) >= mlfab__vote_deadline(&p->vote))
+    if (clock_of(w, i) >= mlfab__vote_deadline(&p->vote)) {
       mlfab__vote_tick(&p->vote, clock_of(w, i));
+      /* Else its process looks at the clock all the time. */
+      assert_true(mlfab__vote_deadline(&p->vote) > clock_of(w, i));
+    }
     if (i != MLFAB__VOTER_WITNESS && w->now % 4 == i) world_serve(w, i);
     world_check(w);
   }
