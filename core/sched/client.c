@@ -23,6 +23,11 @@ static void client_capacity(mlfab__server *server, uint64_t host, double in, dou
   mlfab__report_tell(server, MLFAB__CAPACITY, meta, mlfab__encode_capacity(meta, &capacity));
 }
 
+/* What a copy or a new process has not been told yet, the scheduler may know. */
+static void client_capacity_known(mlfab__server *server, uint64_t host, double in, double out) {
+  if (in >= 0.0 || out >= 0.0) client_capacity(server, host, in, out);
+}
+
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->sched->up = 1;
@@ -32,9 +37,10 @@ MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64
     const mlfab__server_peer *peer = &server->peers[w];
     if (!peer->connected) continue;
     client_station(server, w);
-    client_capacity(server, peer->host, peer->link_in, peer->link_out);
+    client_capacity_known(server, peer->host, peer->link_in, peer->link_out);
   }
-  client_capacity(server, server->sched->own.host, server->sched->own.in, server->sched->own.out);
+  client_capacity_known(server, server->sched->own.host, server->sched->own.in,
+                        server->sched->own.out);
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
   mlfab__route_announce_all(server);
   mlfab__spread_announce_all(server);

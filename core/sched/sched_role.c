@@ -206,6 +206,7 @@ static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns)
   if (role->server) {
     mlfab__server_capacity(role->server, &capacity, now_ns);
   } else if (node->is_worker) {
+    role->told = 1;
     MLFAB__POST(&role->up, 0, MLFAB__CAPACITY, capacity, &capacity);
   }
 }
@@ -228,7 +229,19 @@ MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in
   capacity_tell(role, 0, now_ns);
 }
 
-static const mlfab__role capacity_row = {.name = "capacity", .measured = capacity_measured};
+static void capacity_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__capacity_role *role = self;
+  (void)greeting;
+  if (at.peer == 0 && role->told && !MLFAB__PLANTED(301)) capacity_tell(role, 1, at.now_ns);
+}
+
+static const mlfab__role capacity_row = {
+    .name = "capacity",
+    .rest = 1,
+    .links = MLFAB__ON(SERVER),
+    .up = capacity_role_up,
+    .measured = capacity_measured,
+};
 
 MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab__capacity_role **capacity_p) {

@@ -9,12 +9,14 @@
 #include "monitor.h"
 #include "scheduler.h"
 
-/* The capacities of this host's links, measured or set. */
+/* The capacities of this host's links, measured or set. A worker tells server 0 the changes, and when their link is new
+ * what it has told before: the copy of server 0 that took over, or a scheduler that asks it, has not heard of it. */
 typedef struct mlfab__capacity_role {
   mlfab__monitor monitor;
   mlfab_node *node;
   mlfab__server *server; /* of this node, or NULL */
   mlfab__port up;        /* to server 0, if this node has no server */
+  int told;              /* something was told there, also while there was no link */
 } mlfab__capacity_role;
 
 /* Add the rows to the node, which owns the objects. The caller sets aggregator->worker. `server` (NULL

@@ -49,6 +49,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS; k++)
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
+    if (!MLFAB__PLANTED(300)) server->peers[w].link_in = server->peers[w].link_out = -1.0;
   }
   server_init_schedule(server);
   return 0;

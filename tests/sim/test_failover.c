@@ -21,8 +21,9 @@ enum {
   WORKERS = 3,
   SERVERS = 2,
   CUTS = 2,
-  BEAT_MS = 50
-}; /* CUTS: slices of a shard */
+  BEAT_MS = 50,
+  EAGER_LEAST = 4096 /* of a server's credit: a shard is larger */
+};                   /* CUTS: slices of a shard */
 
 enum phase { COMPUTES, PUSHES, PULLS, LEAVES, AWAY };
 
@@ -63,7 +64,8 @@ typedef struct job {
   uint64_t random, seed;
   mlfab_sync sync;
   double div_max;
-  int acks; /* 0: applied, 1: durable, 2: either */
+  int acks;       /* 0: applied, 1: durable, 2: either */
+  uint32_t eager; /* larger transfers wait for a plan; 0: none of this model */
   worker of[WORKERS];
   uint64_t last_ns; /* when a request ended last */
   uint32_t spare;   /* more hosts, behind the others */
@@ -128,6 +130,7 @@ static mlfab_config node_config(job *j, uint32_t i) {
   c.scheduler = MLFAB_SCHEDULER_OWN;
   c.heartbeat_ns = BEAT_MS * WORLD_MS;
   c.div_max = j->div_max;
+  if (j->eager) c.eager_bytes = j->eager;
   if (i < j->w.workers) return c;
   c.rank = (int32_t)((i - j->w.workers) % j->w.servers);
   c.roles = copy == 0 ? MLFAB_ROLE_SERVER : copy == 1 ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SCHEDULER;
@@ -351,32 +354,75 @@ static void init(job *j, uint64_t seed) {
 }
 
 /* A server is killed in the middle: its replica goes on. */
+static void kill_one(uint32_t k, uint32_t eager) {
+  static job j;
+  init(&j, 1 + k);
+  static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP};
+  j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = kinds[k % 3], .staleness = 1};
+  j.acks = k < 3 ? 1 : 0;
+  j.div_max = k < 3 ? 0.0 : 100.0;
+  j.eager = eager;
+  begin(&j, 1, 2, 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  assert_true(j.shards[0].in_sync);
+  for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
+  mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
+  /* Or its device is lost, if it has one: it ends by itself, and its program somewhat later. */
+  int lost = k % 2 && on_device_lose(host_of_copy(&j, 0, 0));
+  if (!lost) mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+  if (k < 3) { /* nothing is durable before there are two copies again */
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    if (lost) mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+    open_node(&j, host_of_copy(&j, 0, 0));
+  }
+  run(&j);
+  finish(&j);
+  world_close(&j.w);
+}
+
 static void test_kill(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 6; k++) kill_one(k, 0);
+}
+
+/* Its transfers wait for plans: the scheduler plans for the replica with what it knows of the workers' links. */
+static void test_kill_planned(void **state) {
+  (void)state;
+  for (uint32_t k = 0; k < 6; k++) kill_one(k, EAGER_LEAST);
+}
+
+/* A copy or a scheduler that is new has not heard that a link is cut; the worker says it again. */
+static void test_link_is_cut(void **state) {
   static job j;
   (void)state;
-  for (uint32_t k = 0; k < 6; k++) {
-    init(&j, 1 + k);
-    static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP};
-    j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = kinds[k % 3], .staleness = 1};
-    j.acks = k < 3 ? 1 : 0;
-    j.div_max = k < 3 ? 0.0 : 100.0;
-    begin(&j, 1, 2, 1);
+  init(&j, 60);
+  j.eager = EAGER_LEAST;
+  j.div_max = HUGE_VAL;
+  j.goal = MLFAB_UNBOUNDED;
+  begin(&j, 1, 2, 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  OK(j.w.node[1], mlfab_set_link(j.w.node[1], 0.0, 0.0));
+  for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
+  const uint32_t lost[] = {host_of_copy(&j, 0, 0), host_of_scheduler(&j)};
+  for (uint32_t i = 0; i < 2; i++) {
     mlfab_sim_run(j.w.sim, WORLD_S);
     assert_true(j.shards[0].in_sync);
-    for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
-    mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
-    /* Or its device is lost, if it has one: it ends by itself, and its program somewhat later. */
-    int lost = k % 2 && on_device_lose(host_of_copy(&j, 0, 0));
-    if (!lost) mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
-    if (k < 3) { /* nothing is durable before there are two copies again */
-      mlfab_sim_run(j.w.sim, WORLD_S);
-      if (lost) mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
-      open_node(&j, host_of_copy(&j, 0, 0));
-    }
-    run(&j);
-    finish(&j);
-    world_close(&j.w);
+    mlfab_sim_crash(j.w.sim, lost[i]);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    open_node(&j, lost[i]);
+    mlfab_sim_run(j.w.sim, 2 * WORLD_S);
   }
+  assert_true(j.shards[0].serves == 1);
+  const uint64_t then[] = {j.of[0].step,
+                           j.of[1].step}; /* it went on while there was no scheduler */
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  assert_true(j.of[0].step > then[0]);
+  assert_int_equal(j.of[1].step, then[1]);
+  OK(j.w.node[1], mlfab_set_link(j.w.node[1], -1.0, -1.0));
+  j.goal = j.of[0].step + 2;
+  run(&j);
+  finish(&j);
+  world_close(&j.w);
 }
 
 /* Copies without a model are in sync, and when there is one they are not, until the other copy has it: the events say so
@@ -555,6 +601,8 @@ static void play(uint64_t seed) {
   double norm = sqrt(COUNT / servers / workers);
   uint64_t bound = below(&j, 3);
   j.div_max = bound == 0 ? 0.0 : bound == 1 ? norm * (double)(1 + below(&j, 8)) : HUGE_VAL;
+  uint64_t more = mix(seed); /* a sequence of its own: what the seeds above draw stays */
+  j.eager = chance_below(&more, 2) ? EAGER_LEAST : 0;
   begin(&j, seed, workers, servers);
   mlfab_sim_run(j.w.sim, WORLD_S / 2);
   j.faults = 1 + (uint32_t)below(&j, 5);
@@ -586,6 +634,8 @@ static void test_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill),
+                                     cmocka_unit_test(test_kill_planned),
+                                     cmocka_unit_test(test_link_is_cut),
                                      cmocka_unit_test(test_in_sync_again),
                                      cmocka_unit_test(test_replaced_at_once),
                                      cmocka_unit_test(test_before_the_model),
