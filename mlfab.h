@@ -1239,8 +1239,9 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
 
 /* Changes the delay bound and the planning options at run time, from any worker. The last change wins. Returns when
- * it is sent. Errors: ARGUMENT (delay_bound 0), STATE without a scheduler, UNSUPPORTED (a delay bound with rounds),
- * AGAIN or PEER_DEAD without a link to server 0. */
+ * it is sent. The replica of server 0 goes on with what it was told by server 0; a change that server 0 got in its last
+ * moments may be lost with it. Errors: ARGUMENT (delay_bound 0), STATE without a scheduler, UNSUPPORTED (a delay bound
+ * with rounds), AGAIN or PEER_DEAD without a link to server 0. */
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
 
 /* Overrides the measured capacity of this node's network links: bytes per second in and out, for the scheduler, and

@@ -95,8 +95,42 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
                              schedule.delay_bound == 0))
     return;
   server->schedule = schedule;
+  if (!MLFAB__PLANTED(303)) mlfab__touched(server->sched->touch, 0);
   client_schedule(server);
   mlfab__server_advance(server);
+}
+
+/* --- the schedule at the other copy of server 0 --- */
+
+static uint32_t client_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__server *server = self;
+  mlfab__schedule schedule = server->schedule;
+  (void)record;
+  schedule.rounds = 0; /* the rest is of the copy */
+  schedule.host = 0;
+  return mlfab__encode_schedule(bytes, &schedule);
+}
+
+static int client_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply) {
+  mlfab__server *server = self;
+  mlfab__schedule schedule;
+  (void)record;
+  if (mlfab__decode_schedule(bytes, n, &schedule) || schedule.delay_bound == 0)
+    return MLFAB_ERR_FRAME;
+  if (apply) server->schedule = schedule;
+  return 0;
+}
+
+static void client_begin(void *self) { client_schedule(self); }
+
+MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server) {
+  return (mlfab__mirrored){.name = "schedule",
+                           .self = server,
+                           .records = 1,
+                           .encode = client_encode,
+                           .decode = client_decode,
+                           .begin = client_begin,
+                           .touch = &server->sched->touch};
 }
 
 MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,

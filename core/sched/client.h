@@ -4,11 +4,16 @@
  * The scheduler is peer number `workers` of the server's port. While its link stands (`up`), large updates
  * and pulls wait for a plan; when it is lost or dead, they go first come, first served.
  *
+ * Server 0's schedule counts, as it was configured or set last (mlfab_set_schedule). Its other copy has it by the mirror
+ * (../replica/mirror.h), and goes on with it; the scheduler tells it to the other servers, also to copies of them that
+ * take over.
+ *
  * Files, lowest first: report.c (frames to the scheduler), route.c (updates: places and groups), spread.c
  * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
 #ifndef MLFAB__CLIENT_H
 #define MLFAB__CLIENT_H
 
+#include "../node/mirrored.h"
 #include "../server/server.h"
 #include "sched_wire.h"
 
@@ -27,6 +32,7 @@ struct mlfab__server_sched {
   uint64_t spreads;       /* the last number of a spread, or of a route of a pull */
   uint64_t reported_left; /* bytes left of the head when last reported */
   mlfab__capacity own;    /* of this node's host */
+  mlfab__touch *touch;    /* of the schedule; NULL: there is no other copy */
   /* Scratch. */
   mlfab__plan_entry *entries;
   mlfab__group_member *members;
@@ -35,6 +41,8 @@ struct mlfab__server_sched {
 
 /* Attaches this policy to the server. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
+/* The schedule, for the other copy of server 0. */
+MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server);
 
 /* hello: the scheduler's link stands; reports everything to it. lost: it is lost or dead. frame: a PLAN or
  * SCHEDULE. */

@@ -187,7 +187,11 @@ static const mlfab__role client_row = {
 
 MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server) {
   mlfab__roles_add(node, &client_row, 0)->self = server;
-  return mlfab__client_init(server);
+  int code = mlfab__client_init(server);
+  if (code || !node->is_coordinator) return code;
+  const mlfab__mirrored part = mlfab__client_mirrored(server);
+  mlfab__mirrored_add(node, &part);
+  return 0;
 }
 
 /* --- the capacities of this host's links --- */

@@ -425,6 +425,49 @@ static void test_link_is_cut(void **state) {
   world_close(&j.w);
 }
 
+/* Pushes an update that was computed from the first version. */
+static int push_late(job *j) {
+  mlfab_buf update = {0, 0, j->of[0].u, COUNT};
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  options.version = 1;
+  return mlfab_push(j->w.node[0], &update, 1, &options, NULL);
+}
+
+static void set_bound(job *j, uint64_t bound) {
+  mlfab_schedule schedule;
+  mlfab_schedule_init(&schedule);
+  schedule.delay_bound = bound;
+  OK(j->w.node[1], mlfab_set_schedule(j->w.node[1], &schedule));
+  mlfab_sim_run(j->w.sim, WORLD_S);
+}
+
+/* A delay bound that was set while the fabric runs holds at every copy that takes over, of any server. */
+static void test_bound_is_set(void **state) {
+  static job j;
+  (void)state;
+  init(&j, 70);
+  j.div_max = HUGE_VAL;
+  begin(&j, 1, 2, 2);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  OK(j.w.node[0], push_late(&j));
+  OK(j.w.node[0], push_late(&j));
+  set_bound(&j, 1);
+  assert_int_equal(push_late(&j), MLFAB_ERR_DROPPED);
+  const uint32_t lost[] = {host_of_copy(&j, 0, 0), host_of_copy(&j, 1, 0), host_of_copy(&j, 0, 1)};
+  for (uint32_t i = 0; i < 3; i++) {
+    assert_true(j.shards[0].in_sync && j.shards[1].in_sync);
+    mlfab_sim_crash(j.w.sim, lost[i]);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    assert_int_equal(push_late(&j), MLFAB_ERR_DROPPED);
+    open_node(&j, lost[i]);
+    mlfab_sim_run(j.w.sim, 3 * WORLD_S);
+    assert_int_equal(push_late(&j), MLFAB_ERR_DROPPED);
+  }
+  set_bound(&j, MLFAB_UNBOUNDED);
+  OK(j.w.node[0], push_late(&j));
+  world_close(&j.w);
+}
+
 /* Copies without a model are in sync, and when there is one they are not, until the other copy has it: the events say so
  * (hear). */
 static void test_in_sync_again(void **state) {
@@ -636,6 +679,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill),
                                      cmocka_unit_test(test_kill_planned),
                                      cmocka_unit_test(test_link_is_cut),
+                                     cmocka_unit_test(test_bound_is_set),
                                      cmocka_unit_test(test_in_sync_again),
                                      cmocka_unit_test(test_replaced_at_once),
                                      cmocka_unit_test(test_before_the_model),
