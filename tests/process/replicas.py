@@ -171,6 +171,12 @@ class Group:
         return len([line for line in self.errors
                     if line.startswith("[%s %d] # votes: " % name) and line.endswith("it votes from now on")])
 
+    def serving(self, server):
+        """The name of the copy that serves a shard, by what copies have said: it takes --verbose to see that."""
+        said = [re.match(r"\[(server|replica) %d\] # server %d: it serves$" % (server, server), line)
+                for line in self.errors]
+        return [match.group(1) for match in said if match][-1], server
+
     def replaced(self, *names, pids=()):
         """mlfab-run has started these again, and they vote again: it takes --verbose to see that."""
         self.until(lambda: all(self.processes().get(name) not in (None, pid) for name, pid in zip(names, pids)),
