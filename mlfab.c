@@ -20462,6 +20462,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS; k++)
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
+    if (!MLFAB__PLANTED(300)) server->peers[w].link_in = server->peers[w].link_out = -1.0;
   }
   server_init_schedule(server);
   return 0;
@@ -39826,6 +39827,10 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
  * The scheduler is peer number `workers` of the server's port. While its link stands (`up`), large updates
  * and pulls wait for a plan; when it is lost or dead, they go first come, first served.
  *
+ * Server 0's schedule counts, as it was configured or set last (mlfab_set_schedule). Its other copy has it by the mirror
+ * (../replica/mirror.h), and goes on with it; the scheduler tells it to the other servers, also to copies of them that
+ * take over.
+ *
  * Files, lowest first: report.c (frames to the scheduler), route.c (updates: places and groups), spread.c
  * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
 
@@ -39844,6 +39849,7 @@ struct mlfab__server_sched {
   uint64_t spreads;       /* the last number of a spread, or of a route of a pull */
   uint64_t reported_left; /* bytes left of the head when last reported */
   mlfab__capacity own;    /* of this node's host */
+  mlfab__touch *touch;    /* of the schedule; NULL: there is no other copy */
   /* Scratch. */
   mlfab__plan_entry *entries;
   mlfab__group_member *members;
@@ -39852,6 +39858,8 @@ struct mlfab__server_sched {
 
 /* Attaches this policy to the server. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
+/* The schedule, for the other copy of server 0. */
+MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server);
 
 /* hello: the scheduler's link stands; reports everything to it. lost: it is lost or dead. frame: a PLAN or
  * SCHEDULE. */
@@ -40838,6 +40846,11 @@ static void client_capacity(mlfab__server *server, uint64_t host, double in, dou
   mlfab__report_tell(server, MLFAB__CAPACITY, meta, mlfab__encode_capacity(meta, &capacity));
 }
 
+/* What a copy or a new process has not been told yet, the scheduler may know. */
+static void client_capacity_known(mlfab__server *server, uint64_t host, double in, double out) {
+  if (in >= 0.0 || out >= 0.0) client_capacity(server, host, in, out);
+}
+
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   server->sched->up = 1;
@@ -40847,9 +40860,10 @@ MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64
     const mlfab__server_peer *peer = &server->peers[w];
     if (!peer->connected) continue;
     client_station(server, w);
-    client_capacity(server, peer->host, peer->link_in, peer->link_out);
+    client_capacity_known(server, peer->host, peer->link_in, peer->link_out);
   }
-  client_capacity(server, server->sched->own.host, server->sched->own.in, server->sched->own.out);
+  client_capacity_known(server, server->sched->own.host, server->sched->own.in,
+                        server->sched->own.out);
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, MLFAB__NO_NODE, 0, 0);
   mlfab__route_announce_all(server);
   mlfab__spread_announce_all(server);
@@ -40904,8 +40918,42 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
                              schedule.delay_bound == 0))
     return;
   server->schedule = schedule;
+  if (!MLFAB__PLANTED(303)) mlfab__touched(server->sched->touch, 0);
   client_schedule(server);
   mlfab__server_advance(server);
+}
+
+/* --- the schedule at the other copy of server 0 --- */
+
+static uint32_t client_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__server *server = self;
+  mlfab__schedule schedule = server->schedule;
+  (void)record;
+  schedule.rounds = 0; /* the rest is of the copy */
+  schedule.host = 0;
+  return mlfab__encode_schedule(bytes, &schedule);
+}
+
+static int client_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply) {
+  mlfab__server *server = self;
+  mlfab__schedule schedule;
+  (void)record;
+  if (mlfab__decode_schedule(bytes, n, &schedule) || schedule.delay_bound == 0)
+    return MLFAB_ERR_FRAME;
+  if (apply) server->schedule = schedule;
+  return 0;
+}
+
+static void client_begin(void *self) { client_schedule(self); }
+
+MLFAB__INTERNAL mlfab__mirrored mlfab__client_mirrored(mlfab__server *server) {
+  return (mlfab__mirrored){.name = "schedule",
+                           .self = server,
+                           .records = 1,
+                           .encode = client_encode,
+                           .decode = client_decode,
+                           .begin = client_begin,
+                           .touch = &server->sched->touch};
 }
 
 MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
@@ -41017,12 +41065,14 @@ MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
 #if MLFAB_WITH_SCHED
 /* sched_role.h - scheduling as roles of a node. */
 
-/* The capacities of this host's links, measured or set. */
+/* The capacities of this host's links, measured or set. A worker tells server 0 the changes, and when their link is new
+ * what it has told before: the copy of server 0 that took over, or a scheduler that asks it, has not heard of it. */
 typedef struct mlfab__capacity_role {
   mlfab__monitor monitor;
   mlfab_node *node;
   mlfab__server *server; /* of this node, or NULL */
   mlfab__port up;        /* to server 0, if this node has no server */
+  int told;              /* something was told there, also while there was no link */
 } mlfab__capacity_role;
 
 /* Add the rows to the node, which owns the objects. The caller sets aggregator->worker. `server` (NULL
@@ -41233,7 +41283,11 @@ static const mlfab__role client_row = {
 
 MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server) {
   mlfab__roles_add(node, &client_row, 0)->self = server;
-  return mlfab__client_init(server);
+  int code = mlfab__client_init(server);
+  if (code || !node->is_coordinator) return code;
+  const mlfab__mirrored part = mlfab__client_mirrored(server);
+  mlfab__mirrored_add(node, &part);
+  return 0;
 }
 
 /* --- the capacities of this host's links --- */
@@ -41252,6 +41306,7 @@ static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns)
   if (role->server) {
     mlfab__server_capacity(role->server, &capacity, now_ns);
   } else if (node->is_worker) {
+    role->told = 1;
     MLFAB__POST(&role->up, 0, MLFAB__CAPACITY, capacity, &capacity);
   }
 }
@@ -41274,7 +41329,19 @@ MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in
   capacity_tell(role, 0, now_ns);
 }
 
-static const mlfab__role capacity_row = {.name = "capacity", .measured = capacity_measured};
+static void capacity_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__capacity_role *role = self;
+  (void)greeting;
+  if (at.peer == 0 && role->told && !MLFAB__PLANTED(301)) capacity_tell(role, 1, at.now_ns);
+}
+
+static const mlfab__role capacity_row = {
+    .name = "capacity",
+    .rest = 1,
+    .links = MLFAB__ON(SERVER),
+    .up = capacity_role_up,
+    .measured = capacity_measured,
+};
 
 MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab__capacity_role **capacity_p) {
@@ -51520,12 +51587,18 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
   vote_grant(vote, &record, vote->self, now_ns);
 }
 
+/* The copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
+static uint32_t vote_replaces(const mlfab__vote *vote) {
+  const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
+  int may = bond->epoch > 0 && bond->serves != vote->self &&
+            ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133));
+  return may ? bond->serves : MLFAB__VOTERS;
+}
+
 /* May this copy try to replace the one that serves? */
 static int vote_may_replace(const mlfab__vote *vote, uint64_t now_ns) {
-  const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
-  return bond->epoch > 0 && bond->serves != vote->self &&
-         ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133)) &&
-         mlfab__vote_silent(vote, bond->serves, now_ns);
+  uint32_t other = vote_replaces(vote);
+  return other < MLFAB__VOTERS && mlfab__vote_silent(vote, other, now_ns);
 }
 
 /* Some voter has granted an epoch beyond the one in force, or this one to another record. */
@@ -51569,11 +51642,11 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
   /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
+  uint32_t other = MLFAB__PLANTED(302) ? vote->bond.serves : vote_replaces(vote);
   if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
-      !vote->known || vote->bond.serves == vote->self || !(vote->bond.insync >> vote->self & 1))
+      !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
-  uint64_t silent_ns =
-      vote->peers[vote->bond.serves].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
   return mlfab__min(due, silent_ns);
 }
 
