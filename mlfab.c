@@ -318,26 +318,11 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
 #include <stdio.h>
 #include <stdlib.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #define ENV_ALIGNMENT 64u /* a cache line, and the widest vector */
 
-/* Large memory is a model: the system is asked for large pages. An addition of large arrays spends a quarter of its time on
- * finding small ones. */
-#define ENV_LARGE ((size_t)4 << 20)
-#define ENV_LARGE_PAGE ((size_t)2 << 20)
-
 static void *env_default_allocate(void *user, size_t bytes) {
   (void)user;
-#if defined(MADV_HUGEPAGE)
-  void *memory = NULL;
-  if (bytes >= ENV_LARGE && posix_memalign(&memory, ENV_LARGE_PAGE, bytes) == 0) {
-    madvise(memory, bytes, MADV_HUGEPAGE); /* a hint */
-    return memory;
-  }
-#endif
   return malloc(bytes);
 }
 
@@ -6275,13 +6260,6 @@ typedef struct mlfab__holder {
   int lost; /* some state was written to for want of memory: what it has is of no moment */
 } mlfab__holder;
 
-/* Memory of several blocks in one piece, so that the system can use large pages. */
-typedef struct mlfab__slab {
-  struct mlfab__slab *next;
-  uint8_t *at;
-  uint64_t bytes;
-} mlfab__slab;
-
 typedef struct mlfab__store {
   const mlfab__layout *layout;
   mlfab__memory *memory; /* of blocks and states; NULL: the host's */
@@ -6296,7 +6274,6 @@ typedef struct mlfab__store {
   mlfab__holder *holders;                  /* or NULL */
   uint64_t changes;                        /* number of changes of slices, from 1 */
   mlfab__block *blocks;
-  mlfab__slab *slabs; /* of the blocks in memory of the host */
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
@@ -6456,32 +6433,6 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
 
-/* Memory for n blocks: of a device each, of the host all together. Errors: MEMORY, nothing taken. */
-static int store_back(mlfab__env *env, mlfab__store *store, mlfab__block *blocks, uint64_t n) {
-  uint64_t bytes = n * store->block_bytes;
-  if (store->ghost) return 0;
-  if (store->memory) {
-    for (uint64_t i = 0; i < n; i++) {
-      blocks[i].data = mlfab__memory_take(store->memory, env, store->block_bytes);
-      if (blocks[i].data) continue;
-      for (; i > 0; blocks[i].data = NULL)
-        mlfab__memory_give(store->memory, env, blocks[--i].data, store->block_bytes);
-      return MLFAB_ERR_MEMORY;
-    }
-    return 0;
-  }
-  mlfab__slab *slab = mlfab__alloc(env, sizeof *slab);
-  uint8_t *at = slab ? mlfab__alloc_aligned(env, bytes) : NULL;
-  if (!at) {
-    mlfab__free(env, slab, sizeof *slab);
-    return MLFAB_ERR_MEMORY;
-  }
-  *slab = (mlfab__slab){store->slabs, at, bytes};
-  store->slabs = slab;
-  for (uint64_t i = 0; i < n; i++) blocks[i].data = at + i * store->block_bytes;
-  return 0;
-}
-
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost) {
@@ -6498,8 +6449,12 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
   if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
   store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
-  if (!store->blocks || store_back(env, store, store->blocks, wanted)) goto no_memory;
+  if (!store->blocks) goto no_memory;
   for (uint32_t i = store->nblocks; i-- > 0;) {
+    if (!ghost) {
+      store->blocks[i].data = mlfab__memory_take(store->memory, env, store->block_bytes);
+      if (!store->blocks[i].data) goto no_memory;
+    }
     store->blocks[i].next_free = store->free_head;
     store->free_head = i;
     store->free_count++;
@@ -6553,13 +6508,7 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
     if (store->blocks[i].shadow) mlfab__memory_forget(store->memory, &store->blocks[i]);
-    if (store->memory)
-      mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
-  }
-  for (mlfab__slab *slab; (slab = store->slabs) != NULL;) {
-    store->slabs = slab->next;
-    mlfab__free_aligned(env, slab->at, slab->bytes);
-    mlfab__free(env, slab, sizeof *slab);
+    mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
   }
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   store_free_states(env, store, store->s0);
@@ -6607,7 +6556,12 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
   mlfab__block *more = mlfab__alloc_array(env, store->nblocks + n, sizeof *more);
   if (!more) return MLFAB_ERR_MEMORY;
   memcpy(more, store->blocks, store->nblocks * sizeof *more);
-  if (store_back(env, store, more + store->nblocks, n)) {
+  for (uint64_t i = 0; i < n; i++) {
+    mlfab__block *block = &more[store->nblocks + i];
+    if (!store->ghost) block->data = mlfab__memory_take(store->memory, env, store->block_bytes);
+    if (block->data || store->ghost) continue;
+    while (i-- > 0)
+      mlfab__memory_give(store->memory, env, more[store->nblocks + i].data, store->block_bytes);
     mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }

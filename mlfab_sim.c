@@ -278,26 +278,11 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
 #include <stdio.h>
 #include <stdlib.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #define ENV_ALIGNMENT 64u /* a cache line, and the widest vector */
 
-/* Large memory is a model: the system is asked for large pages. An addition of large arrays spends a quarter of its time on
- * finding small ones. */
-#define ENV_LARGE ((size_t)4 << 20)
-#define ENV_LARGE_PAGE ((size_t)2 << 20)
-
 static void *env_default_allocate(void *user, size_t bytes) {
   (void)user;
-#if defined(MADV_HUGEPAGE)
-  void *memory = NULL;
-  if (bytes >= ENV_LARGE && posix_memalign(&memory, ENV_LARGE_PAGE, bytes) == 0) {
-    madvise(memory, bytes, MADV_HUGEPAGE); /* a hint */
-    return memory;
-  }
-#endif
   return malloc(bytes);
 }
 

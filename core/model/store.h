@@ -54,13 +54,6 @@ typedef struct mlfab__holder {
   int lost; /* some state was written to for want of memory: what it has is of no moment */
 } mlfab__holder;
 
-/* Memory of several blocks in one piece, so that the system can use large pages. */
-typedef struct mlfab__slab {
-  struct mlfab__slab *next;
-  uint8_t *at;
-  uint64_t bytes;
-} mlfab__slab;
-
 typedef struct mlfab__store {
   const mlfab__layout *layout;
   mlfab__memory *memory; /* of blocks and states; NULL: the host's */
@@ -75,7 +68,6 @@ typedef struct mlfab__store {
   mlfab__holder *holders;                  /* or NULL */
   uint64_t changes;                        /* number of changes of slices, from 1 */
   mlfab__block *blocks;
-  mlfab__slab *slabs; /* of the blocks in memory of the host */
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
