@@ -727,7 +727,7 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  * nothing. Every worker is told how many of its own (MLFAB_EVENT_UPDATES_LOST, stats.updates_lost); its iteration
  * counts do not go back, so no round waits for them. MLFAB_ACK_DURABLE: the replica has it, too, and the loss of one
  * of the two does not undo it. The answer comes a state later, and while no replica is in sync it waits, at most
- * until the push's deadline. An update without an answer is sent again, and applied once.
+ * until the push's deadline; from then on it counts as an APPLIED one. An update without an answer is sent again, and applied once.
  *
  * The replica gets states, not updates: what has changed in the shard since the last state, as often as the link
  * takes it, while updates go on. div_max 0, the default, is lock step: an update is not shown before the replica has

@@ -125,6 +125,15 @@ static void keeper_answer(mlfab__server *server) {
   keeper->nanswers = kept;
 }
 
+static void keeper_withdrawn(mlfab__server *server, uint32_t worker, uint64_t seq) {
+  mlfab__keeper *keeper = server->keeping;
+  for (uint32_t i = 0; i < keeper->nanswers && !MLFAB__PLANTED(304); i++) {
+    mlfab__keeper_answer *answer = &keeper->answers[i];
+    if (answer->worker == worker && answer->ack.seq == seq) answer->durable = 0;
+  }
+  keeper_answer(server);
+}
+
 /* What a worker that calls again may rely on. If it has never asked for more and nothing is hidden, that is what is
  * decided. */
 static const mlfab__window *keeper_window(mlfab__server *server, uint32_t worker) {
@@ -316,6 +325,7 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
                                              .may = keeper_may,
                                              .committed = keeper_committed,
                                              .defers = keeper_defers,
+                                             .withdrawn = keeper_withdrawn,
                                              .shows = keeper_shows,
                                              .window = keeper_window};
   if (mlfab__divergence_check(0.0, div_max)) return MLFAB_ERR_ARGUMENT;

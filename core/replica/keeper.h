@@ -15,7 +15,9 @@
  * A commit waits while the bound would be above Div_max with it (divergence.h). If it would be above Div_max by that
  * commit alone, the commit waits until the replica has all others; then it is applied, and hidden until the replica
  * has it, too: neither answers nor pulls tell anybody of it. So Div_max 0 is lock step, and infinity bounds nothing. An
- * answer to an update that asks for DURABLE waits until a moment with it is IN_SYNC at the replica.
+ * answer to an update that asks for DURABLE waits until a moment with it is IN_SYNC at the replica, or until the worker
+ * withdraws it, at its deadline: then it is answered like any other, or it would be in the way of the worker's next ones
+ * as long as there is no replica.
  *
  * Commits may be hidden one right after another. So that pulls get on, each pins the next slice that it reads at the
  * moment between two of them (mlfab__serve_offer), and sends it while the next commit is hidden.
@@ -43,7 +45,7 @@ enum mlfab__keeper_phase { MLFAB__KEEPER_ALONE, MLFAB__KEEPER_JOINING, MLFAB__KE
 
 typedef struct mlfab__keeper_answer { /* one that waits */
   uint32_t worker;
-  int durable;     /* it asked for that */
+  int durable;     /* it waits for that */
   uint64_t moment; /* number of decisions when it was decided */
   mlfab__push_ack ack;
 } mlfab__keeper_answer;

@@ -978,8 +978,14 @@ MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worke
   if (MLFAB__MALFORMED(&server->port, worker, frame, withdraw, &withdraw)) return;
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, withdraw.seq);
-  if (!update) return;                      /* decided: its PUSH_ACK is on the way */
-  if (apply_recall(server, update)) return; /* too late: the update will be acknowledged */
+  if (!update) { /* decided: its PUSH_ACK is on the way, or waits */
+    if (server->keeper) server->keeper->withdrawn(server, worker, withdraw.seq);
+    return;
+  }
+  if (apply_recall(server, update)) { /* too late: the update will be acknowledged */
+    update->push.flags &= ~(uint32_t)MLFAB__PUSH_DURABLE;
+    return;
+  }
   if (update == server->apply.head) {
     mlfab__apply_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {

@@ -300,6 +300,8 @@ typedef struct mlfab__server_keeper {
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
+  /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
+  void (*withdrawn)(mlfab__server *server, uint32_t worker, uint64_t seq);
   /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__serve_offer. */
   enum mlfab__shows (*shows)(const mlfab__server *server);
   /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */

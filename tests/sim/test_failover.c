@@ -498,6 +498,36 @@ static void test_bound_is_set(void **state) {
   world_close(&j.w);
 }
 
+/* While no replica is in sync a DURABLE push ends at its deadline, and is not in the way of those that ask for less. */
+static void test_durable_expires(void **state) {
+  static job j;
+  (void)state;
+  for (uint32_t k = 0; k < 2; k++) {
+    int status = 1;
+    mlfab_result result;
+    mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+    mlfab_buf update = {0, 0, j.of[0].u, COUNT};
+    init(&j, 80 + k);
+    j.div_max = k ? HUGE_VAL : 0.0;
+    begin(&j, 1, 2, 1);
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 1));
+    mlfab_sim_run(j.w.sim, WORLD_S);
+    options.ack = MLFAB_ACK_DURABLE;
+    options.timeout_ns = WORLD_S;
+    uint64_t began = mlfab_sim_clock(j.w.sim);
+    EXPECT(j.w.node[0], mlfab_push(j.w.node[0], &update, 1, &options, &result), MLFAB_ERR_IN_DOUBT);
+    assert_true(mlfab_sim_clock(j.w.sim) - began < 1100 * WORLD_MS);
+    mlfab_sim_run(j.w.sim, 10 * WORLD_MS);
+    OK(j.w.node[0], mlfab_push_status(j.w.node[0], result.seq, &status));
+    assert_int_equal(status, 0);
+    options.ack = MLFAB_ACK_APPLIED;
+    for (uint32_t i = 0; i < 300; i++)
+      OK(j.w.node[0], mlfab_push(j.w.node[0], &update, 1, &options, &result));
+    world_close(&j.w);
+  }
+}
+
 /* Copies without a model are in sync, and when there is one they are not, until the other copy has it: the events say so
  * (hear). */
 static void test_in_sync_again(void **state) {
@@ -762,6 +792,7 @@ int main(void) {
                                      cmocka_unit_test(test_kill_planned),
                                      cmocka_unit_test(test_link_is_cut),
                                      cmocka_unit_test(test_bound_is_set),
+                                     cmocka_unit_test(test_durable_expires),
                                      cmocka_unit_test(test_in_sync_again),
                                      cmocka_unit_test(test_replaced_at_once),
                                      cmocka_unit_test(test_before_the_model),
