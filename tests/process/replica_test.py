@@ -60,10 +60,10 @@ def test_undisturbed_with_collectives():
 
 # --- kills, each process is started again ---
 
-def one_after_the_other(*options, rounds=1, bound=None, servers=1, collective=False, **settings):
+def one_after_the_other(*options, rounds=1, bound=None, servers=1, collective=False, count=0, **settings):
     """Kills server, replica and scheduler, and whatever serves then, each when all copies are there again."""
     with Folder() as folder, Group(folder, "--verbose", *options, servers=servers, collective=collective,
-                                   **settings) as group:
+                                   count=count, **settings) as group:
         beats = []
         for number in range(rounds):
             for role in ("server", "replica", "scheduler", "replica", "server"):
@@ -100,6 +100,12 @@ def test_kills_within_a_bound():
 
 def test_kills_of_one_of_two_servers():
     one_after_the_other("--tcp", "--set", "div_max=inf", servers=2, rounds=2)
+
+
+def test_kills_of_a_large_model():
+    """Updates of 1.3 MB, which wait for a plan of the scheduler, also at the copy that takes over."""
+    one_after_the_other("--tcp", "--set", "div_max=inf", count=40000)
+    one_after_the_other("--shm", "--set", "div_max=inf", count=40000, servers=2)
 
 
 def test_kills_under_collectives():
@@ -185,8 +191,16 @@ def test_short_stops():
 
 # --- two of three ---
 
-def work(cast, folder, rank=0, **more):
-    return cast.start("worker", rank, helper("replica_worker"), folder, 100, **more)
+def work(cast, folder, *words, rank=0, **more):
+    return cast.start("worker", rank, helper("replica_worker"), folder, 100, *words, **more)
+
+
+def gone(result, *dead):
+    """The worker has failed, and says who is gone."""
+    expect(result.code == 1, "the worker fails", result)
+    for role in dead:
+        name = {"server": r"server 0\b", "replica": "replica", "scheduler": "scheduler"}[role]
+        expect(re.search(name, result.err), "its error names the %s" % role, result)
 
 
 def two_of_three(transport, *dead):
@@ -197,11 +211,7 @@ def two_of_three(transport, *dead):
         wait_until(lambda: counters.done_durable > 3 or worker.poll() is not None, 30, "durable pushes")
         for role in dead:
             there[role].send_signal(signal.SIGKILL)
-        result = finish(worker, 30)
-        expect(result.code == 1, "the worker fails", result)
-        for role in dead:
-            name = {"server": r"server 0\b", "replica": "replica", "scheduler": "scheduler"}[role]
-            expect(re.search(name, result.err), "its error names the %s" % role, result)
+        gone(finish(worker, 30), *dead)
         counters.close()
 
 
@@ -215,6 +225,32 @@ def test_the_server_and_its_replica_die():
 
 def test_the_replica_and_the_scheduler_die():
     two_of_three("tcp", "replica", "scheduler")
+
+
+def test_no_replica_is_in_sync():
+    """A durable push fails at its own deadline, and applied ones go on. With a new replica durable ones do, too."""
+    with Folder() as folder, Cast(MLFAB_DIV_MAX="inf") as cast:
+        there = {role: cast.start(role) for role in ("server", "replica", "scheduler")}
+        worker, counters = work(cast, folder, "expires=1500"), Counters(folder, 0)
+
+        def until(condition, what):
+            wait_until(lambda: condition() or worker.poll() is not None, 30, what)
+            expect(worker.poll() is None, what, finish(worker) if worker.poll() is not None else "")
+        until(lambda: counters.done_durable > 3, "durable pushes")
+        there["replica"].kill()
+        until(lambda: counters.expired > 0, "a durable push expires")
+        done, applied = counters.done_durable, counters.done_applied
+        until(lambda: counters.expired > 2, "each next one does")
+        expect(counters.done_durable == done, "none is answered", counters.done_durable - done)
+        expect(counters.done_applied > applied + 3, "applied ones go on", counters.done_applied - applied)
+        cast.start("replica")
+        until(lambda: counters.done_durable > done + 3, "durable pushes go on")
+        counters.tell(READ)
+        result = finish(worker, 30)
+        expect(result.code == 0, "the worker", result)
+        least, most = (float(v) for v in re.search(r"final 0 (\S+) (\S+)", result.out).groups())
+        expect(counters.done_durable <= least and most <= counters.started_durable, "what is there", result)
+        counters.close()
 
 
 # --- wrong use ---
@@ -380,27 +416,57 @@ def test_a_directory_that_cannot_be_written():
 
 # --- checkpoints ---
 
-def test_resume():
-    """A group of which two are gone ends; the next run goes on from its checkpoint."""
-    with Folder() as folder, tempfile.TemporaryDirectory() as saved:
-        with Cast(MLFAB_TIMEOUT_MS=5000, MLFAB_CHECKPOINT_DIR=saved, MLFAB_CHECKPOINT_COMMITS=20) as cast:
+def versions(folder, kind):
+    """The versions of the commits of worker 0's pushes that were answered; the last line may be cut."""
+    with open(folder + "/0.versions", encoding="ascii") as file:
+        return [int(line[2:]) for line in file if line.startswith(kind) and line.endswith("\n")]
+
+
+def whole(saved):
+    return len([name for name in os.listdir(saved) if name.endswith(".manifest")])
+
+
+def resume_after(transport, *dead):
+    """A group of which two are gone ends; the next run goes on from its newest checkpoint, whose version it says. What
+    that loses are the updates of later versions, and no others."""
+    with Folder() as folder, Folder() as second, tempfile.TemporaryDirectory() as saved:
+        with Cast(transport=transport, MLFAB_TIMEOUT_MS=5000, MLFAB_CHECKPOINT_DIR=saved,
+                  MLFAB_CHECKPOINT_COMMITS=20) as cast:
             there = {role: cast.start(role) for role in ("server", "replica", "scheduler")}
-            worker, counters = work(cast, folder), Counters(folder, 0)
-            wait_until(lambda: any(name.endswith(".manifest") for name in os.listdir(saved)) or worker.poll() is not None, 30,
-                       "a checkpoint")
-            for role in ("server", "replica"):
+            worker, counters = work(cast, folder, "versions"), Counters(folder, 0)
+            wait_until(lambda: whole(saved) >= 2 or worker.poll() is not None, 30, "two checkpoints")
+            for role in dead:
                 there[role].kill()
-            expect(finish(worker, 30).code == 1, "the worker fails")
-            done = counters.done_durable
-            counters.close()
-        expect(os.listdir(saved), "there is a checkpoint")
-        with Folder() as second, Group(second, "--tcp", "--resume", saved, workers=1) as group:
+            gone(finish(worker, 30), *dead)
+        done = {"d": counters.done_durable, "a": counters.done_applied}
+        counters.close()
+        with Group(second, "--" + transport, "--resume", saved, workers=1) as group:
             group.in_sync()
             group.end()
-            model = group.finals[0][2]
-            ours = group.counters[0].done_durable
-            expect(0 < model[0] - ours <= done + 1, "what the checkpoint had is there: %s of %d"
-                   % (model[0] - ours, done), group.told())
+            told = re.search(r"checkpoint \d+, version (\d+), loaded", group.told())
+            expect(told, "it says which version it goes on from", group.told())
+            at, model, ours = int(told.group(1)), group.finals[0][2], group.counters[0]
+            restored = {"d": model[0] - ours.done_durable, "a": model[2] - ours.done_applied}
+        later = {kind: [v for v in versions(folder, kind) if v > at] for kind in done}
+        print("# %s killed: %d updates answered, goes on from version %d, which loses %d durable and %d applied ones"
+              % (" and ".join(dead), sum(done.values()), at, len(later["d"]), len(later["a"])))
+        for kind, answered in done.items():
+            expect(len(versions(folder, kind)) == answered, "a line for each", (kind, answered))
+            # One that had no answer may be in the checkpoint, too.
+            expect(max(0, answered - restored[kind]) == len(later[kind]) and restored[kind] <= answered + 1,
+                   "lost is what was made after the checkpoint", (kind, answered, restored, at, later))
+
+
+def test_resume_without_the_server_and_its_replica():
+    resume_after("tcp", "server", "replica")
+
+
+def test_resume_without_the_server_and_the_scheduler():
+    resume_after("shm", "server", "scheduler")
+
+
+def test_resume_without_the_replica_and_the_scheduler():
+    resume_after("tcp", "replica", "scheduler")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 /* replica_worker.c - a worker of replica_test.py and soak_test.py: it counts what it was promised.
  *
- *   replica_worker FOLDER COUNT [collective]
+ *   replica_worker FOLDER COUNT [collective] [versions] [expires=MS]
  *
  * The model is one F64 tensor of 2 * workers * COUNT elements. Element e counts updates: those of worker e / 2 % workers
  * that were to be DURABLE if e is even, APPLIED if it is odd. A worker has one durable push in flight at a time, and
- * beside it applied ones, one after the other. `collective`: with each of these it makes an allreduce, too.
+ * beside it applied ones, one after the other. `collective`: with each of these it makes an allreduce, too. `versions`:
+ * FOLDER/RANK.versions gets a line for each push that was answered: d or a, and the version of its commit. `expires`: a
+ * durable push has so long, and one that had no answer by then is counted.
  *
  * Its counters are in the file FOLDER/RANK, which survives it (enum below). At the end it prints a line for each worker:
  *   final R <least and largest of the durable elements> <least and largest of the applied ones> */
@@ -36,6 +38,7 @@ enum {
   LAST_DONE,
   STOPPED, /* it has finished, and waits for READ */
   SUMS,    /* collectives */
+  EXPIRED, /* durable pushes without an answer at their own deadline */
   WORDS
 };
 
@@ -49,6 +52,8 @@ typedef struct worker {
   mlfab_request request;          /* of the durable push */
   uint64_t timeout_ns, opened_ns; /* the durable push has so long */
   int open, collective;
+  uint64_t expires_ns; /* a durable push's own deadline; 0: the configuration's */
+  FILE *versions;
 } worker;
 
 static uint64_t now_ns(void) {
@@ -81,6 +86,13 @@ static void count_losses(worker *w) {
     w->at[LOST] = w->lost_before + stats.updates_lost;
 }
 
+/* A push was answered. */
+static void note_version(const worker *w, char kind, const mlfab_result *result) {
+  if (!w->versions) return;
+  fprintf(w->versions, "%c %llu\n", kind, (unsigned long long)result->version);
+  fflush(w->versions);
+}
+
 /* Ends the durable push if it is done, or waits for that, and starts the next one unless all is to end. */
 static int push_durable(worker *w, int wait) {
   int done = 0, code = 0;
@@ -88,15 +100,18 @@ static int push_durable(worker *w, int wait) {
   if (w->open && !wait) code = mlfab_test(w->fabric, w->request, &done, &result);
   if (!code && done) code = result.status;
   if (!code && !done && w->open && now_ns() - w->opened_ns > w->timeout_ns) wait = 1;
-  if (w->open && wait) code = mlfab_wait(w->fabric, w->request, w->timeout_ns, NULL);
-  if (code) return failed(w->fabric, "durable push", code);
+  if (w->open && wait) code = mlfab_wait(w->fabric, w->request, w->timeout_ns, &result);
+  int expired = w->expires_ns && (code == MLFAB_ERR_TIMEOUT || code == MLFAB_ERR_IN_DOUBT);
+  if (code && !expired) return failed(w->fabric, "durable push", code);
   if (w->open && !wait && !done) return 0;
-  if (w->open) w->at[DONE_DURABLE]++;
+  if (w->open) w->at[expired ? EXPIRED : DONE_DURABLE]++;
+  if (w->open && !expired) note_version(w, 'd', &result);
   w->open = 0;
   if (wait) return 0;
   mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   mlfab_buf update = {0, 0, w->durable, 2 * w->workers * w->count};
   options.ack = MLFAB_ACK_DURABLE;
+  options.timeout_ns = w->expires_ns;
   w->at[STARTED_DURABLE]++;
   code = mlfab_push_start(w->fabric, &update, 1, &options, &w->request);
   if (code == MLFAB_ERR_AGAIN) { /* too many are under way */
@@ -114,7 +129,8 @@ static int push_applied(worker *w) {
   options.ack = MLFAB_ACK_APPLIED;
   uint64_t began = now_ns();
   w->at[STARTED_APPLIED]++;
-  int code = mlfab_push(w->fabric, &update, 1, &options, NULL);
+  mlfab_result result;
+  int code = mlfab_push(w->fabric, &update, 1, &options, &result);
   if (code == MLFAB_ERR_AGAIN) { /* the durable one waits for long */
     struct timespec nap = {0, 1000000};
     w->at[STARTED_APPLIED]--;
@@ -122,6 +138,7 @@ static int push_applied(worker *w) {
     return 0;
   }
   if (code) return failed(w->fabric, "applied push", code);
+  note_version(w, 'a', &result);
   w->at[DONE_APPLIED]++;
   w->at[LAST_DONE] = now_ns();
   w->at[LAST_START] = began;
@@ -187,7 +204,15 @@ static int work(worker *w) {
   return read_model(w);
 }
 
-static int prepare(worker *w, const char *folder) {
+static int prepare(worker *w, const char *folder, char **words) {
+  for (; *words; words++) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%u.versions", folder, w->rank);
+    if (!strcmp(*words, "collective")) w->collective = 1;
+    if (!strncmp(*words, "expires=", 8)) w->expires_ns = strtoull(*words + 8, NULL, 10) * 1000000u;
+    if (!strcmp(*words, "versions") && !(w->versions = fopen(path, "a")))
+      return failed(NULL, path, MLFAB_ERR_IO);
+  }
   w->at = counters(folder, w->rank);
   uint64_t n = 2 * w->workers * w->count;
   w->model = calloc(n, sizeof *w->model);
@@ -219,11 +244,11 @@ int main(int argc, char **argv) {
   mlfab_rank(w.fabric, &rank, &w.workers, NULL);
   w.rank = (uint32_t)rank;
   w.count = strtoull(argv[2], NULL, 10);
-  w.collective = argc > 3;
   w.timeout_ns = config.timeout_ns;
-  int status = prepare(&w, argv[1]);
+  int status = prepare(&w, argv[1], argv + 3);
   if (!status) status = work(&w);
   mlfab_close(&w.fabric);
+  if (w.versions) fclose(w.versions);
   free(w.model);
   free(w.durable);
   free(w.applied);

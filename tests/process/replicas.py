@@ -12,7 +12,7 @@ from process import RUN, clean_environment, expect, helper, start, wait_until
 
 BEAT = 0.1  # seconds
 WORDS = ("control", "pid", "lives", "started_durable", "done_durable", "started_applied", "done_applied", "lost",
-         "last_start", "last_done", "stopped", "sums")
+         "last_start", "last_done", "stopped", "sums", "expired")
 STOP, READ = 1, 2
 KEY = "0123456789abcdef" * 4
 
