@@ -16850,6 +16850,8 @@ typedef struct mlfab__server_keeper {
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
+  /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
+  void (*withdrawn)(mlfab__server *server, uint32_t worker, uint64_t seq);
   /* What may pulls read now? When that changes to ALL, the keeper calls mlfab__serve_offer. */
   enum mlfab__shows (*shows)(const mlfab__server *server);
   /* The decisions that a worker may rely on, for the answer to its HELLO; it forgets the answers that are due to it. */
@@ -19519,8 +19521,14 @@ MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worke
   if (MLFAB__MALFORMED(&server->port, worker, frame, withdraw, &withdraw)) return;
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, withdraw.seq);
-  if (!update) return;                      /* decided: its PUSH_ACK is on the way */
-  if (apply_recall(server, update)) return; /* too late: the update will be acknowledged */
+  if (!update) { /* decided: its PUSH_ACK is on the way, or waits */
+    if (server->keeper) server->keeper->withdrawn(server, worker, withdraw.seq);
+    return;
+  }
+  if (apply_recall(server, update)) { /* too late: the update will be acknowledged */
+    update->push.flags &= ~(uint32_t)MLFAB__PUSH_DURABLE;
+    return;
+  }
   if (update == server->apply.head) {
     mlfab__apply_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
@@ -51690,7 +51698,9 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
  * A commit waits while the bound would be above Div_max with it (divergence.h). If it would be above Div_max by that
  * commit alone, the commit waits until the replica has all others; then it is applied, and hidden until the replica
  * has it, too: neither answers nor pulls tell anybody of it. So Div_max 0 is lock step, and infinity bounds nothing. An
- * answer to an update that asks for DURABLE waits until a moment with it is IN_SYNC at the replica.
+ * answer to an update that asks for DURABLE waits until a moment with it is IN_SYNC at the replica, or until the worker
+ * withdraws it, at its deadline: then it is answered like any other, or it would be in the way of the worker's next ones
+ * as long as there is no replica.
  *
  * Commits may be hidden one right after another. So that pulls get on, each pins the next slice that it reads at the
  * moment between two of them (mlfab__serve_offer), and sends it while the next commit is hidden.
@@ -51713,7 +51723,7 @@ enum mlfab__keeper_phase { MLFAB__KEEPER_ALONE, MLFAB__KEEPER_JOINING, MLFAB__KE
 
 typedef struct mlfab__keeper_answer { /* one that waits */
   uint32_t worker;
-  int durable;     /* it asked for that */
+  int durable;     /* it waits for that */
   uint64_t moment; /* number of decisions when it was decided */
   mlfab__push_ack ack;
 } mlfab__keeper_answer;
@@ -51891,6 +51901,15 @@ static void keeper_answer(mlfab__server *server) {
     }
   }
   keeper->nanswers = kept;
+}
+
+static void keeper_withdrawn(mlfab__server *server, uint32_t worker, uint64_t seq) {
+  mlfab__keeper *keeper = server->keeping;
+  for (uint32_t i = 0; i < keeper->nanswers && !MLFAB__PLANTED(304); i++) {
+    mlfab__keeper_answer *answer = &keeper->answers[i];
+    if (answer->worker == worker && answer->ack.seq == seq) answer->durable = 0;
+  }
+  keeper_answer(server);
 }
 
 /* What a worker that calls again may rely on. If it has never asked for more and nothing is hidden, that is what is
@@ -52084,6 +52103,7 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
                                              .may = keeper_may,
                                              .committed = keeper_committed,
                                              .defers = keeper_defers,
+                                             .withdrawn = keeper_withdrawn,
                                              .shows = keeper_shows,
                                              .window = keeper_window};
   if (mlfab__divergence_check(0.0, div_max)) return MLFAB_ERR_ARGUMENT;
