@@ -248,6 +248,7 @@ struct shm {
   struct shm_link *half, *retired;
   struct shm_bell *bell; /* this node's */
   int bell_fd, event_fd, listen_fd, epoll_fd;
+  int spare_fd; /* kept so that a peer's file can be received when the process has no descriptor left */
   atomic_bool look; /* sockets may have events */
   atomic_bool woken;
   struct timespec looked;
@@ -579,11 +580,12 @@ static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
   return &refers->lent[(refers->lent_first + i) % SHM_LENT];
 }
 
-/* Publishes the tail at which this end has something to do. */
+/* Publishes the tail at which this end has something to do: there is room, or all that is lent has come back. What came back
+ * before, it sees when something else wakes it. */
 static void shm_want(struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
   if (link->refers != NULL && link->refers->lent_count > 0) {
-    uint64_t end = shm_lent_at(link->refers, 0)->end;
+    uint64_t end = shm_lent_at(link->refers, link->refers->lent_count - 1)->end;
     if (wants == 0 || end < wants) wants = end;
   }
   if (wants == atomic_load_explicit(&link->wants, memory_order_relaxed)) return;
@@ -865,14 +867,16 @@ static void shm_hear(struct shm *t, struct shm_link *link) {
     struct shm_file file;
     uint32_t count;
     int fd = -1, code = 0;
+    shm_close_fd(&t->spare_fd);
     ssize_t n = shm_packet_take(link->fd, &file, sizeof file, &fd, 1, &count);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return;
+    int why = n < 0 ? errno : 0;
     if (n > 0)
       code =
           n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, fd) : MLFAB_ERR_FRAME;
     shm_close_fd(&fd);
-    if (n > 0 && code == 0) continue;
+    t->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
+    if (why == EINTR || (n > 0 && code == 0)) continue;
+    if (why == EAGAIN) return;
     link->code = code;
     shm_hang_up(t, link);
     atomic_store(&link->gone, true);
@@ -1008,6 +1012,7 @@ static void shm_stop(void *self) {
   }
   if (t->sent != NULL) mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
   if (t->bell != NULL) munmap(t->bell, SHM_CONTROL);
+  shm_close_fd(&t->spare_fd);
   shm_close_fd(&t->bell_fd);
   shm_close_fd(&t->event_fd);
   shm_close_fd(&t->listen_fd);
@@ -1034,6 +1039,7 @@ static int shm_open_fds(struct shm *t, const char *name) {
   if (listen(t->listen_fd, SOMAXCONN) != 0 || !shm_watch(t, t->listen_fd, &t->listen_fd) ||
       !shm_watch(t, t->event_fd, &t->event_fd))
     return MLFAB_ERR_IO;
+  t->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
   return 0;
 }
 
@@ -1063,7 +1069,7 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
                   : NULL;
   t->pid = getpid();
   t->host = host;
-  t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
+  t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = t->spare_fd = -1;
   pthread_mutex_init(&t->lock, NULL);
   code = shm_open_fds(t, name);
   if (code != 0) {

@@ -480,6 +480,35 @@ static void test_files(void **state) {
   pair_close(&a, &b);
 }
 
+/* A receiver that has no descriptor left maps what its peer passes; a sender that has none copies. */
+static void test_files_without_descriptors(void **state) {
+  enum { MOST = 256 };
+  struct rlimit before, few;
+  struct end a, b;
+  int taken[MOST], n = 0;
+  (void)state;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  few = before;
+  few.rlim_cur = mlfab__min(before.rlim_cur, MOST);
+  for (int sender = 0; sender < 2; sender++) {
+    pair_open(&a, &b);
+    uint8_t *area = area_alloc(&a, CHUNK);
+    memset(area, 9, CHUNK);
+    if (!sender) assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (n < MOST && (taken[n] = dup(0)) >= 0) n++;
+    if (sender) assert_int_equal(bulk_send(&a, area, CHUNK, 1), 0);
+    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
+    assert_int_equal(in_ring(&b, event.bulk), sender);
+    expect_bytes(&event, 9);
+    table->release(b.t, &event);
+    while (n > 0) close(taken[--n]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    end_next(&a, MLFAB_IO_SENT);
+    pair_close(&a, &b);
+  }
+}
+
 /* A thread that waits is woken by the release of what it has lent. */
 static void *late_release(void *user) {
   struct end *end = user;
@@ -1150,6 +1179,7 @@ int main(void) {
       cmocka_unit_test(test_files),
       cmocka_unit_test(test_return_wakes),
       cmocka_unit_test(test_hostile_reference),
+      cmocka_unit_test(test_files_without_descriptors),
   };
   table = test_shm_table();
   source_fill();
