@@ -65373,8 +65373,8 @@ MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, cons
                                            uint64_t bytes, mlfab__shm_span *span_p);
 MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
 MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* Renews the pages of these bytes, which are in an area (else it does nothing). Without descriptors they become private; without
- * memory they stay as they are, and 0 is returned, else 1. From any thread. */
+/* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some stay
+ * as they are, and 0 is returned, else 1. From any thread. */
 MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
                                             uint64_t bytes);
 /* Is there a file with this number? */
@@ -65440,7 +65440,7 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
  * ============================================================================================== */
 /* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
- * One lock guards the lists. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
+ * One lock guards the lists; areas come and go only with the context's lock besides. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
  * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
  * nothing from the env, whose functions need the context's lock. */
 
@@ -65452,6 +65452,7 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 
 #include <assert.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -65512,22 +65513,13 @@ static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
   return &m->piece[i];
 }
 
-/* A new file and its mapping. NULL: descriptors or memory are missing. */
-static struct shm_memory_file *shm_memory_file(mlfab__shm_memory *m, uint64_t bytes,
-                                               uint8_t **map_p) {
+/* Takes over a file. NULL: there are too many files or pieces. */
+static struct shm_memory_file *shm_memory_enter(mlfab__shm_memory *m, int fd, uint64_t bytes) {
   uint32_t i = 0;
   while (i < m->files && m->file[i].pieces > 0) i++;
   if (i == MLFAB__SHM_FILES || shm_memory_unused(m) == NULL) return NULL;
-  int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
-  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
-  if (map == NULL) {
-    if (fd >= 0) close(fd);
-    return NULL;
-  }
-  madvise(map, bytes, MADV_HUGEPAGE); /* a hint */
-  m->file[i] = (struct shm_memory_file){++m->last_number, bytes, 0, fd};
   if (i == m->files) m->files++;
-  *map_p = map;
+  m->file[i] = (struct shm_memory_file){++m->last_number, bytes, 0, fd};
   return &m->file[i];
 }
 
@@ -65594,37 +65586,67 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
   return found;
 }
 
-/* [from, from + bytes) are whole pages of an area. */
-static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
-  uint8_t *map = NULL;
-  struct shm_memory_file *file = shm_memory_file(m, bytes, &map);
-  if (file == NULL)
+/* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */
+static uint8_t *shm_memory_fresh(uint64_t bytes, int *fd_p) {
+  int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
+  void *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
+  if (map == NULL) {
+    if (fd >= 0) close(fd);
+    fd = -1;
     map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (map == MAP_FAILED) return 0;
-  memcpy(map, from, bytes);
-  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) {
-    munmap(map, bytes);
-    if (file != NULL) close(file->fd);
-    return 0;
   }
-  shm_memory_cut(m, from, bytes);
-  if (file != NULL && shm_memory_unused(m) != NULL)
-    shm_memory_join(m, file, from, bytes, 0);
-  else if (file != NULL)
-    close(file->fd); /* the pages are mapped here only */
-  return 1;
+  *fd_p = fd;
+  return map == MAP_FAILED ? NULL : map;
 }
 
-MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
+/* [from, from + bytes) are whole pages of an area. Copies without the lock, which others need for every send. */
+static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  int fd;
+  uint8_t *map = shm_memory_fresh(bytes, &fd);
+  if (map == NULL) return 0;
+  memcpy(map, from, bytes);
   pthread_mutex_lock(&m->lock);
-  const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
-  int done = 1;
-  if (area != NULL && bytes > 0) {
-    uint64_t begin = (uint64_t)((const uint8_t *)at - area->at), end = begin + bytes;
-    begin = begin / m->page * m->page;
-    done = shm_memory_replace(m, area->at + begin, (end + m->page - 1) / m->page * m->page - begin);
+  bool done = mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) != MAP_FAILED;
+  if (done) shm_memory_cut(m, from, bytes);
+  struct shm_memory_file *file = done && fd >= 0 ? shm_memory_enter(m, fd, bytes) : NULL;
+  if (file != NULL)
+    shm_memory_join(m, file, from, bytes, 0);
+  else if (fd >= 0)
+    close(fd); /* the pages are mapped here only */
+  pthread_mutex_unlock(&m->lock);
+  if (!done) munmap(map, bytes);
+  return done;
+}
+
+/* The first pages of [from, from + bytes) that are in one area. 0: there are none. */
+static int shm_memory_first(mlfab__shm_memory *m, const uint8_t *from, uint64_t bytes,
+                            uint8_t **at_p, uint64_t *bytes_p) {
+  const struct shm_memory_area *first = NULL;
+  pthread_mutex_lock(&m->lock);
+  for (const struct shm_memory_area *area = m->areas; area != NULL; area = area->next) {
+    bool meets = area->at < from + bytes && from < area->at + area->bytes;
+    if (meets && (first == NULL || area->at < first->at)) first = area;
+  }
+  if (first != NULL) {
+    uint64_t begin = from > first->at ? (uint64_t)(from - first->at) / m->page * m->page : 0;
+    uint64_t end = mlfab__min((uint64_t)(from + bytes - first->at), first->bytes);
+    *at_p = first->at + begin;
+    *bytes_p = (end + m->page - 1) / m->page * m->page - begin;
   }
   pthread_mutex_unlock(&m->lock);
+  return first != NULL;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *bytes_at,
+                                            uint64_t bytes) {
+  const uint8_t *from = bytes_at, *to = from + bytes;
+  uint8_t *at;
+  int done = 1;
+  /* Neighbouring areas may be lent one after the other. */
+  while (from < to && shm_memory_first(m, from, (uint64_t)(to - from), &at, &bytes)) {
+    done &= shm_memory_replace(m, at, bytes);
+    from = at + bytes;
+  }
   return done;
 }
 
@@ -65660,19 +65682,25 @@ static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
 static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
   if (asked == 0 || asked > SIZE_MAX / 2) return NULL;
   uint64_t bytes = (asked + m->page - 1) / m->page * m->page;
-  uint8_t *map = NULL;
-  pthread_mutex_lock(&m->lock);
   struct shm_memory_area *area = mlfab__alloc(m->env, sizeof *area);
-  struct shm_memory_file *file = area == NULL ? NULL : shm_memory_file(m, bytes, &map);
+  int fd = area == NULL ? -1 : mlfab__shm_file("mlfab-memory", bytes, 0);
+  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_file *file = map == NULL ? NULL : shm_memory_enter(m, fd, bytes);
   if (file != NULL) {
     *area = (struct shm_memory_area){m->areas, map, asked, bytes};
     m->areas = area;
     shm_memory_join(m, file, map, bytes, 0);
-  } else if (area != NULL) {
-    mlfab__free(m->env, area, sizeof *area);
   }
   pthread_mutex_unlock(&m->lock);
-  return map;
+  if (file != NULL) {
+    madvise(map, bytes, MADV_HUGEPAGE); /* a hint */
+    return map;
+  }
+  if (map != NULL) munmap(map, bytes);
+  if (fd >= 0) close(fd);
+  if (area != NULL) mlfab__free(m->env, area, sizeof *area);
+  return NULL;
 }
 
 /* In a forked child the mappings do not exist. */
@@ -65874,11 +65902,12 @@ struct shm_lent {
   uint32_t bytes, place;
 };
 
-/* A file of the peer. */
+/* A file of the peer: mapped, or for want of address space read from its descriptor. */
 struct shm_view {
-  const uint8_t *at;
-  uint64_t number, bytes;
-  uint32_t borrowed; /* frames delivered and not released */
+  const uint8_t *at; /* or NULL */
+  int fd;
+  uint64_t number, bytes; /* number 0: none */
+  uint32_t borrowed;      /* frames delivered and not released */
 };
 
 /* What a link needs for references, from the first one on. */
@@ -65928,6 +65957,7 @@ struct shm_slot {
   struct shm_slot *next, *all;
   struct shm_link *link;
   struct shm_view *view; /* where the bulk is, or NULL: in the ring */
+  uint8_t *bulk;         /* room for the largest bulk, allocated when a view has no mapping */
   uint64_t end;          /* position behind the record */
   uint8_t *large;        /* room for the largest head, allocated at first use */
   _Alignas(16) uint8_t small[SHM_SMALL];
@@ -66244,6 +66274,7 @@ static void shm_hang_up(struct shm *t, struct shm_link *link) {
 
 static void shm_unview(struct shm_view *view) {
   if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+  if (view->number != 0 && view->at == NULL) close(view->fd);
   *view = (struct shm_view){0};
 }
 
@@ -66323,7 +66354,8 @@ static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
 }
 
 /* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
- * process is gone, nobody reads them. 0, or MEMORY: still lent. */
+ * process is gone, nobody reads them. 0, or MEMORY: some is still lent. With token 0 nothing is afterwards: the peer may then read
+ * what is written to pages for which there was no memory. */
 static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
   struct shm_refers *refers = link->refers;
   if (refers == NULL || refers->lent_count == 0) return 0;
@@ -66340,8 +66372,10 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
       if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
       bytes += next->bytes;
     }
-    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes))
-      return MLFAB_ERR_MEMORY;
+    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
+      if (token != 0) return MLFAB_ERR_MEMORY;
+      continue;
+    }
     for (uint32_t k = 0; k < n; k++) {
       struct shm_lent *lent = shm_lent_at(refers, i + k);
       lent->at = NULL;
@@ -66551,8 +66585,9 @@ static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
   return link->refers;
 }
 
-/* The peer passes a file. Takes the place of one that it has used before. 0, or why it is refused. */
-static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int fd) {
+/* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
+static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int *fd_p) {
+  int fd = *fd_p;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return MLFAB_ERR_MEMORY;
   if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_FILES || file->number == 0 ||
@@ -66562,15 +66597,16 @@ static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file 
   if (view->borrowed > 0) return MLFAB_ERR_FRAME;
   shm_unview(view);
   void *map = mlfab__shm_map(NULL, file->bytes, PROT_READ, fd, 0);
-  if (map == NULL) return MLFAB_ERR_MEMORY;
-  *view = (struct shm_view){map, file->number, file->bytes, 0};
+  *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
+  if (map == NULL) *fd_p = -1; /* the view has it */
   return 0;
 }
 
-/* Reads all that the life line has. Its end, or anything that must not be there, ends the link, and shm_scan reports DOWN at the
- * end of the ring. */
-static void shm_hear(struct shm *t, struct shm_link *link) {
-  while (link->fd >= 0) {
+/* Reads what the life line has, up to the file with this number, if it is not 0, and a limited number of packets: a peer may send
+ * without end. The end of the line, or anything that must not be there, ends the link, and shm_scan reports DOWN at the end of the
+ * ring. */
+static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
+  for (int i = 0; i < 2 * SHM_FILES && link->fd >= 0; i++) {
     struct shm_file file;
     uint32_t count;
     int fd = -1, code = 0;
@@ -66579,9 +66615,10 @@ static void shm_hear(struct shm *t, struct shm_link *link) {
     int why = n < 0 ? errno : 0;
     if (n > 0)
       code =
-          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, fd) : MLFAB_ERR_FRAME;
+          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, &fd) : MLFAB_ERR_FRAME;
     shm_close_fd(&fd);
     t->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
+    if (n > 0 && code == 0 && file.number == number) return;
     if (why == EINTR || (n > 0 && code == 0)) continue;
     if (why == EAGAIN) return;
     link->code = code;
@@ -66593,7 +66630,7 @@ static void shm_hear(struct shm *t, struct shm_link *link) {
 /* A link's socket has an event. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   if (link->state != SHM_UP) return shm_meet(t, link, event);
-  shm_hear(t, link);
+  shm_hear(t, link, 0);
   return 0;
 }
 
@@ -66679,6 +66716,8 @@ static void shm_disown(struct shm *t) {
       link->map = NULL;
       link->bell = NULL;
       for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
+        if (link->refers->views[k].at != NULL) link->refers->views[k].number = 0;
+      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
         link->refers->views[k].at = NULL;
       if (link->refers != NULL) link->refers->lent_count = 0;
     }
@@ -66710,6 +66749,7 @@ static void shm_stop(void *self) {
     struct shm_slot *slot = t->all_slots;
     t->all_slots = slot->all;
     if (slot->large != NULL) mlfab__free(&t->env, slot->large, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+    if (slot->bulk != NULL) mlfab__free_aligned(&t->env, slot->bulk, MLFAB_BULK_MAX);
     mlfab__free(&t->env, slot, sizeof *slot);
   }
   if (t->capacity > 0) {
@@ -66992,15 +67032,29 @@ static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
   for (int heard = 0; heard < 2; heard++) {
     for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++) {
       struct shm_view *view = &link->refers->views[i];
-      if (view->number != reference->number || view->at == NULL) continue;
+      if (view->number != reference->number || reference->number == 0) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
                      (bytes <= view->bytes - reference->offset || MLFAB__PLANTED(293))
                  ? view
                  : NULL;
     }
-    if (heard == 0) shm_hear(t, link);
+    if (heard == 0) shm_hear(t, link, reference->number);
   }
   return NULL;
+}
+
+/* The bytes of a view. NULL: no memory for a copy. */
+static const uint8_t *shm_see(struct shm *t, struct shm_slot *slot, uint64_t offset,
+                              uint32_t bytes) {
+  if (slot->view->at != NULL) return slot->view->at + offset;
+  if (slot->bulk == NULL) slot->bulk = mlfab__alloc_aligned(&t->env, MLFAB_BULK_MAX);
+  for (uint32_t done = 0; slot->bulk != NULL && done < bytes;) {
+    ssize_t n = pread(slot->view->fd, slot->bulk + done, bytes - done, (off_t)(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return NULL; /* its size is sealed: the system is short of memory */
+    done += (uint32_t)n;
+  }
+  return slot->bulk;
 }
 
 /* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
@@ -67035,8 +67089,12 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
       code = link->code != 0 ? link->code : MLFAB_ERR_FRAME;
       return shm_down(t, link, code, "referred to memory that it has not passed", event);
     }
+    bulk = shm_see(t, slot, reference.offset, bulk_bytes);
+    if (bulk == NULL) {
+      shm_put_slot(t, slot);
+      return 0;
+    }
     slot->view->borrowed++;
-    bulk = slot->view->at + reference.offset;
   }
   link->rx_position += bytes;
   link->borrowed++;
@@ -67808,6 +67866,8 @@ static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   if (releases == peer->releases || peer->segment == a->own) return;
   peer->releases = releases;
   for (uint32_t i = 1; i < SHM_COLL_MEMORIES; i++) {
+    /* What the peer has offered in this call stays, even if its owner has renewed the pages since. */
+    if (peer->offer.direct && i == peer->offer.entry) continue;
     if (peer->views[i].at != NULL &&
         atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
             peer->views[i].generation)

@@ -167,11 +167,12 @@ struct shm_lent {
   uint32_t bytes, place;
 };
 
-/* A file of the peer. */
+/* A file of the peer: mapped, or for want of address space read from its descriptor. */
 struct shm_view {
-  const uint8_t *at;
-  uint64_t number, bytes;
-  uint32_t borrowed; /* frames delivered and not released */
+  const uint8_t *at; /* or NULL */
+  int fd;
+  uint64_t number, bytes; /* number 0: none */
+  uint32_t borrowed;      /* frames delivered and not released */
 };
 
 /* What a link needs for references, from the first one on. */
@@ -221,6 +222,7 @@ struct shm_slot {
   struct shm_slot *next, *all;
   struct shm_link *link;
   struct shm_view *view; /* where the bulk is, or NULL: in the ring */
+  uint8_t *bulk;         /* room for the largest bulk, allocated when a view has no mapping */
   uint64_t end;          /* position behind the record */
   uint8_t *large;        /* room for the largest head, allocated at first use */
   _Alignas(16) uint8_t small[SHM_SMALL];
@@ -537,6 +539,7 @@ static void shm_hang_up(struct shm *t, struct shm_link *link) {
 
 static void shm_unview(struct shm_view *view) {
   if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+  if (view->number != 0 && view->at == NULL) close(view->fd);
   *view = (struct shm_view){0};
 }
 
@@ -616,7 +619,8 @@ static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
 }
 
 /* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
- * process is gone, nobody reads them. 0, or MEMORY: still lent. */
+ * process is gone, nobody reads them. 0, or MEMORY: some is still lent. With token 0 nothing is afterwards: the peer may then read
+ * what is written to pages for which there was no memory. */
 static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
   struct shm_refers *refers = link->refers;
   if (refers == NULL || refers->lent_count == 0) return 0;
@@ -633,8 +637,10 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
       if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
       bytes += next->bytes;
     }
-    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes))
-      return MLFAB_ERR_MEMORY;
+    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
+      if (token != 0) return MLFAB_ERR_MEMORY;
+      continue;
+    }
     for (uint32_t k = 0; k < n; k++) {
       struct shm_lent *lent = shm_lent_at(refers, i + k);
       lent->at = NULL;
@@ -844,8 +850,9 @@ static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
   return link->refers;
 }
 
-/* The peer passes a file. Takes the place of one that it has used before. 0, or why it is refused. */
-static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int fd) {
+/* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
+static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int *fd_p) {
+  int fd = *fd_p;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return MLFAB_ERR_MEMORY;
   if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_FILES || file->number == 0 ||
@@ -855,15 +862,16 @@ static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file 
   if (view->borrowed > 0) return MLFAB_ERR_FRAME;
   shm_unview(view);
   void *map = mlfab__shm_map(NULL, file->bytes, PROT_READ, fd, 0);
-  if (map == NULL) return MLFAB_ERR_MEMORY;
-  *view = (struct shm_view){map, file->number, file->bytes, 0};
+  *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
+  if (map == NULL) *fd_p = -1; /* the view has it */
   return 0;
 }
 
-/* Reads all that the life line has. Its end, or anything that must not be there, ends the link, and shm_scan reports DOWN at the
- * end of the ring. */
-static void shm_hear(struct shm *t, struct shm_link *link) {
-  while (link->fd >= 0) {
+/* Reads what the life line has, up to the file with this number, if it is not 0, and a limited number of packets: a peer may send
+ * without end. The end of the line, or anything that must not be there, ends the link, and shm_scan reports DOWN at the end of the
+ * ring. */
+static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
+  for (int i = 0; i < 2 * SHM_FILES && link->fd >= 0; i++) {
     struct shm_file file;
     uint32_t count;
     int fd = -1, code = 0;
@@ -872,9 +880,10 @@ static void shm_hear(struct shm *t, struct shm_link *link) {
     int why = n < 0 ? errno : 0;
     if (n > 0)
       code =
-          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, fd) : MLFAB_ERR_FRAME;
+          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, &fd) : MLFAB_ERR_FRAME;
     shm_close_fd(&fd);
     t->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
+    if (n > 0 && code == 0 && file.number == number) return;
     if (why == EINTR || (n > 0 && code == 0)) continue;
     if (why == EAGAIN) return;
     link->code = code;
@@ -886,7 +895,7 @@ static void shm_hear(struct shm *t, struct shm_link *link) {
 /* A link's socket has an event. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   if (link->state != SHM_UP) return shm_meet(t, link, event);
-  shm_hear(t, link);
+  shm_hear(t, link, 0);
   return 0;
 }
 
@@ -972,6 +981,8 @@ static void shm_disown(struct shm *t) {
       link->map = NULL;
       link->bell = NULL;
       for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
+        if (link->refers->views[k].at != NULL) link->refers->views[k].number = 0;
+      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
         link->refers->views[k].at = NULL;
       if (link->refers != NULL) link->refers->lent_count = 0;
     }
@@ -1003,6 +1014,7 @@ static void shm_stop(void *self) {
     struct shm_slot *slot = t->all_slots;
     t->all_slots = slot->all;
     if (slot->large != NULL) mlfab__free(&t->env, slot->large, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+    if (slot->bulk != NULL) mlfab__free_aligned(&t->env, slot->bulk, MLFAB_BULK_MAX);
     mlfab__free(&t->env, slot, sizeof *slot);
   }
   if (t->capacity > 0) {
@@ -1285,15 +1297,29 @@ static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
   for (int heard = 0; heard < 2; heard++) {
     for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++) {
       struct shm_view *view = &link->refers->views[i];
-      if (view->number != reference->number || view->at == NULL) continue;
+      if (view->number != reference->number || reference->number == 0) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
                      (bytes <= view->bytes - reference->offset || MLFAB__PLANTED(293))
                  ? view
                  : NULL;
     }
-    if (heard == 0) shm_hear(t, link);
+    if (heard == 0) shm_hear(t, link, reference->number);
   }
   return NULL;
+}
+
+/* The bytes of a view. NULL: no memory for a copy. */
+static const uint8_t *shm_see(struct shm *t, struct shm_slot *slot, uint64_t offset,
+                              uint32_t bytes) {
+  if (slot->view->at != NULL) return slot->view->at + offset;
+  if (slot->bulk == NULL) slot->bulk = mlfab__alloc_aligned(&t->env, MLFAB_BULK_MAX);
+  for (uint32_t done = 0; slot->bulk != NULL && done < bytes;) {
+    ssize_t n = pread(slot->view->fd, slot->bulk + done, bytes - done, (off_t)(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return NULL; /* its size is sealed: the system is short of memory */
+    done += (uint32_t)n;
+  }
+  return slot->bulk;
 }
 
 /* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
@@ -1328,8 +1354,12 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
       code = link->code != 0 ? link->code : MLFAB_ERR_FRAME;
       return shm_down(t, link, code, "referred to memory that it has not passed", event);
     }
+    bulk = shm_see(t, slot, reference.offset, bulk_bytes);
+    if (bulk == NULL) {
+      shm_put_slot(t, slot);
+      return 0;
+    }
     slot->view->borrowed++;
-    bulk = slot->view->at + reference.offset;
   }
   link->rx_position += bytes;
   link->borrowed++;

@@ -530,6 +530,8 @@ static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   if (releases == peer->releases || peer->segment == a->own) return;
   peer->releases = releases;
   for (uint32_t i = 1; i < SHM_COLL_MEMORIES; i++) {
+    /* What the peer has offered in this call stays, even if its owner has renewed the pages since. */
+    if (peer->offer.direct && i == peer->offer.entry) continue;
     if (peer->views[i].at != NULL &&
         atomic_load_explicit(&peer->segment->entries[i].generation, memory_order_acquire) !=
             peer->views[i].generation)

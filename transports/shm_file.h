@@ -44,8 +44,8 @@ MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, cons
                                            uint64_t bytes, mlfab__shm_span *span_p);
 MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
 MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* Renews the pages of these bytes, which are in an area (else it does nothing). Without descriptors they become private; without
- * memory they stay as they are, and 0 is returned, else 1. From any thread. */
+/* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some stay
+ * as they are, and 0 is returned, else 1. From any thread. */
 MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
                                             uint64_t bytes);
 /* Is there a file with this number? */

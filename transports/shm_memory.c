@@ -1,6 +1,6 @@
 /* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
- * One lock guards the lists. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
+ * One lock guards the lists; areas come and go only with the context's lock besides. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
  * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
  * nothing from the env, whose functions need the context's lock. */
 #include "shm_file.h"
@@ -13,6 +13,7 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 
 #include <assert.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -73,22 +74,13 @@ static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
   return &m->piece[i];
 }
 
-/* A new file and its mapping. NULL: descriptors or memory are missing. */
-static struct shm_memory_file *shm_memory_file(mlfab__shm_memory *m, uint64_t bytes,
-                                               uint8_t **map_p) {
+/* Takes over a file. NULL: there are too many files or pieces. */
+static struct shm_memory_file *shm_memory_enter(mlfab__shm_memory *m, int fd, uint64_t bytes) {
   uint32_t i = 0;
   while (i < m->files && m->file[i].pieces > 0) i++;
   if (i == MLFAB__SHM_FILES || shm_memory_unused(m) == NULL) return NULL;
-  int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
-  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
-  if (map == NULL) {
-    if (fd >= 0) close(fd);
-    return NULL;
-  }
-  madvise(map, bytes, MADV_HUGEPAGE); /* a hint */
-  m->file[i] = (struct shm_memory_file){++m->last_number, bytes, 0, fd};
   if (i == m->files) m->files++;
-  *map_p = map;
+  m->file[i] = (struct shm_memory_file){++m->last_number, bytes, 0, fd};
   return &m->file[i];
 }
 
@@ -155,37 +147,67 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
   return found;
 }
 
-/* [from, from + bytes) are whole pages of an area. */
-static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
-  uint8_t *map = NULL;
-  struct shm_memory_file *file = shm_memory_file(m, bytes, &map);
-  if (file == NULL)
+/* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */
+static uint8_t *shm_memory_fresh(uint64_t bytes, int *fd_p) {
+  int fd = mlfab__shm_file("mlfab-memory", bytes, 0);
+  void *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
+  if (map == NULL) {
+    if (fd >= 0) close(fd);
+    fd = -1;
     map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (map == MAP_FAILED) return 0;
-  memcpy(map, from, bytes);
-  if (mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) {
-    munmap(map, bytes);
-    if (file != NULL) close(file->fd);
-    return 0;
   }
-  shm_memory_cut(m, from, bytes);
-  if (file != NULL && shm_memory_unused(m) != NULL)
-    shm_memory_join(m, file, from, bytes, 0);
-  else if (file != NULL)
-    close(file->fd); /* the pages are mapped here only */
-  return 1;
+  *fd_p = fd;
+  return map == MAP_FAILED ? NULL : map;
 }
 
-MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
+/* [from, from + bytes) are whole pages of an area. Copies without the lock, which others need for every send. */
+static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  int fd;
+  uint8_t *map = shm_memory_fresh(bytes, &fd);
+  if (map == NULL) return 0;
+  memcpy(map, from, bytes);
   pthread_mutex_lock(&m->lock);
-  const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
-  int done = 1;
-  if (area != NULL && bytes > 0) {
-    uint64_t begin = (uint64_t)((const uint8_t *)at - area->at), end = begin + bytes;
-    begin = begin / m->page * m->page;
-    done = shm_memory_replace(m, area->at + begin, (end + m->page - 1) / m->page * m->page - begin);
+  bool done = mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) != MAP_FAILED;
+  if (done) shm_memory_cut(m, from, bytes);
+  struct shm_memory_file *file = done && fd >= 0 ? shm_memory_enter(m, fd, bytes) : NULL;
+  if (file != NULL)
+    shm_memory_join(m, file, from, bytes, 0);
+  else if (fd >= 0)
+    close(fd); /* the pages are mapped here only */
+  pthread_mutex_unlock(&m->lock);
+  if (!done) munmap(map, bytes);
+  return done;
+}
+
+/* The first pages of [from, from + bytes) that are in one area. 0: there are none. */
+static int shm_memory_first(mlfab__shm_memory *m, const uint8_t *from, uint64_t bytes,
+                            uint8_t **at_p, uint64_t *bytes_p) {
+  const struct shm_memory_area *first = NULL;
+  pthread_mutex_lock(&m->lock);
+  for (const struct shm_memory_area *area = m->areas; area != NULL; area = area->next) {
+    bool meets = area->at < from + bytes && from < area->at + area->bytes;
+    if (meets && (first == NULL || area->at < first->at)) first = area;
+  }
+  if (first != NULL) {
+    uint64_t begin = from > first->at ? (uint64_t)(from - first->at) / m->page * m->page : 0;
+    uint64_t end = mlfab__min((uint64_t)(from + bytes - first->at), first->bytes);
+    *at_p = first->at + begin;
+    *bytes_p = (end + m->page - 1) / m->page * m->page - begin;
   }
   pthread_mutex_unlock(&m->lock);
+  return first != NULL;
+}
+
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *m, const void *bytes_at,
+                                            uint64_t bytes) {
+  const uint8_t *from = bytes_at, *to = from + bytes;
+  uint8_t *at;
+  int done = 1;
+  /* Neighbouring areas may be lent one after the other. */
+  while (from < to && shm_memory_first(m, from, (uint64_t)(to - from), &at, &bytes)) {
+    done &= shm_memory_replace(m, at, bytes);
+    from = at + bytes;
+  }
   return done;
 }
 
@@ -221,19 +243,25 @@ static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
 static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
   if (asked == 0 || asked > SIZE_MAX / 2) return NULL;
   uint64_t bytes = (asked + m->page - 1) / m->page * m->page;
-  uint8_t *map = NULL;
-  pthread_mutex_lock(&m->lock);
   struct shm_memory_area *area = mlfab__alloc(m->env, sizeof *area);
-  struct shm_memory_file *file = area == NULL ? NULL : shm_memory_file(m, bytes, &map);
+  int fd = area == NULL ? -1 : mlfab__shm_file("mlfab-memory", bytes, 0);
+  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_file *file = map == NULL ? NULL : shm_memory_enter(m, fd, bytes);
   if (file != NULL) {
     *area = (struct shm_memory_area){m->areas, map, asked, bytes};
     m->areas = area;
     shm_memory_join(m, file, map, bytes, 0);
-  } else if (area != NULL) {
-    mlfab__free(m->env, area, sizeof *area);
   }
   pthread_mutex_unlock(&m->lock);
-  return map;
+  if (file != NULL) {
+    madvise(map, bytes, MADV_HUGEPAGE); /* a hint */
+    return map;
+  }
+  if (map != NULL) munmap(map, bytes);
+  if (fd >= 0) close(fd);
+  if (area != NULL) mlfab__free(m->env, area, sizeof *area);
+  return NULL;
 }
 
 /* In a forked child the mappings do not exist. */

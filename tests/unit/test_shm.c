@@ -455,6 +455,53 @@ static void test_taken_back(void **state) {
   }
 }
 
+/* Areas whose addresses are next to each other are lent one after the other, and taken back together. */
+static void test_neighbours(void **state) {
+  struct end a, b;
+  uint8_t *areas[8], *low = NULL;
+  (void)state;
+  pair_open(&a, &b);
+  for (int i = 0; i < 8; i++) areas[i] = area_alloc(&a, CHUNK);
+  for (int i = 0; i < 64 && low == NULL; i++)
+    if (areas[i / 8] + CHUNK == areas[i % 8]) low = areas[i / 8];
+  assert_non_null(low); /* the system hands out addresses in a row */
+  memset(low, 3, 2 * CHUNK);
+  for (uint32_t i = 0; i < 2; i++) assert_int_equal(bulk_send(&a, low + i * CHUNK, CHUNK, 5), 0);
+  assert_int_equal(table->detach(a.t, a.link, 5), 0);
+  memset(low, 99, 2 * CHUNK);
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
+    assert_false(in_ring(&b, event.bulk));
+    expect_bytes(&event, 3);
+    table->release(b.t, &event);
+  }
+  pair_close(&a, &b);
+}
+
+/* A receiver without address space reads a file instead of mapping it. */
+static void test_not_mapped(void **state) {
+  struct end a, b;
+  (void)state;
+  pair_open(&a, &b);
+  uint8_t *area = area_alloc(&a, AREA);
+  for (int round = 0; round < 3; round++) {
+    memset(area, round, AREA);
+    assert_int_equal(bulk_send(&a, area + CHUNK, CHUNK, 1), 0);
+    mlfab_io_event event = end_next(&b, MLFAB_IO_FRAME);
+    expect_bytes(&event, (uint8_t)round);
+    table->release(b.t, &event);
+    end_next(&a, MLFAB_IO_SENT);
+    struct shm_view *view = &b.t->live[0]->refers->views[0];
+    mlfab__shm_span span;
+    if (round > 0) continue;
+    assert_int_equal(mlfab__shm_memory_find(a.memory, area, AREA, &span), 1);
+    munmap((void *)(uintptr_t)view->at, view->bytes);
+    view->at = NULL;
+    view->fd = dup(span.fd);
+  }
+  pair_close(&a, &b);
+}
+
 /* Memory comes and goes: places of files are used again, and no descriptor and no mapping is left. */
 static void test_files(void **state) {
   struct end a, b;
@@ -855,6 +902,21 @@ static void test_hostile_reference(void **state) {
   }
 }
 
+/* A peer that passes files without end: few of them are looked at at a time. */
+static void test_hostile_files(void **state) {
+  struct end a, b;
+  (void)state;
+  pair_open(&a, &b);
+  int fd = mlfab__shm_file("test", 4096, 0), life = a.t->live[0]->fd;
+  struct shm_file file = {SHM_FILE_MAGIC, 0, 1, 4096};
+  while (file.number < 1000 && shm_packet_post(life, &file, sizeof file, &fd, 1)) file.number++;
+  assert_true(file.number > 2 * SHM_FILES + 1);
+  shm_hear(b.t, b.t->live[0], 0);
+  assert_int_equal(b.t->live[0]->refers->views[0].number, 2 * SHM_FILES);
+  close(fd);
+  pair_close(&a, &b);
+}
+
 /* ---- strangers ---- */
 
 static int stranger(const struct end *end) {
@@ -1180,6 +1242,9 @@ int main(void) {
       cmocka_unit_test(test_return_wakes),
       cmocka_unit_test(test_hostile_reference),
       cmocka_unit_test(test_files_without_descriptors),
+      cmocka_unit_test(test_neighbours),
+      cmocka_unit_test(test_not_mapped),
+      cmocka_unit_test(test_hostile_files),
   };
   table = test_shm_table();
   source_fill();
