@@ -14474,8 +14474,8 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* Within one source and one run of the server's slices. A run may begin anywhere in a page of the source: the first piece
- * then ends with a page, because transports lend whole pages on. */
+/* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
+ * piece ends at the end of a page, so that the later ones begin at pages: a transport can avoid copying whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -59088,6 +59088,7 @@ static int memory_rests(mlfab *ctx, void *what) {
 
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
+  (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP tells of it */
   if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes);
   memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
@@ -66716,9 +66717,7 @@ static void shm_disown(struct shm *t) {
       link->map = NULL;
       link->bell = NULL;
       for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
-        if (link->refers->views[k].at != NULL) link->refers->views[k].number = 0;
-      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
-        link->refers->views[k].at = NULL;
+        if (link->refers->views[k].at != NULL) link->refers->views[k] = (struct shm_view){0};
       if (link->refers != NULL) link->refers->lent_count = 0;
     }
   }

@@ -9,6 +9,7 @@ static int memory_rests(mlfab *ctx, void *what) {
 
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
+  (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP tells of it */
   if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes);
   memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
