@@ -1354,16 +1354,19 @@ typedef struct mlfab_vec {
   uint64_t count; /* elements, 0 allowed */
 } mlfab_vec;
 
-/* Memory that other processes of the host can read in place, which saves copies, when a call's bytes begin at a page and
- * end at a page or at the end of the memory. Blocking collectives of workers on one host use it from the third call on:
- * other workers add in it during a call. Over shared memory a server reads pushes of more than 64 KiB where they are, and
- * workers the data of collectives that do not block, where its pieces are whole pages of 32 KiB and more. Until the call
- * has ended, what is written there spoils this worker's call. It is zero, and begins at a page. Free it with mlfab_free, or close the context. When a
- * call fails, is cancelled or loses its link, its pages are replaced by new ones with the same contents (which takes as
- * long as a copy): pinned pages must be pinned again. At most 255 such memories have pages of their own; more of them,
- * and all where shared memory is not among the transports, are ordinary memory. A peer reads 32 of them in place, and gets
- * copies of the others. mlfab_free waits while another thread is in a
- * blocking collective.
+/* Memory that other processes of the host can read in place, which saves copies. It is zero, and begins at a page. Free
+ * it with mlfab_free, or close the context. It is used for bytes that begin at a page, and end at a page or at the end
+ * of the memory:
+ *
+ *    blocking collectives of workers on one host: from the third call on. Other workers add in it during a call.
+ *    pushes of more than 64 KiB over shared memory: the server reads them in place.
+ *    collectives that do not block, over shared memory: workers read pieces of 32 KiB and more in place.
+ *
+ * Do not write to it before the call has ended: the update or the sum may then be wrong. When a call fails, is
+ * cancelled, or loses its link, the library replaces its pages by new ones with the same contents: this takes as long
+ * as a copy, and pinned pages must be pinned again. A context has 255 such memories, of which a peer reads 32 in place
+ * and gets copies of the others. Beyond that, and where shared memory is not among the transports, it is ordinary
+ * memory. mlfab_free waits while another thread is in a blocking collective.
  * Errors: ARGUMENT (0 bytes), MEMORY. */
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p);
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory);

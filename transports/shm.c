@@ -981,9 +981,7 @@ static void shm_disown(struct shm *t) {
       link->map = NULL;
       link->bell = NULL;
       for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
-        if (link->refers->views[k].at != NULL) link->refers->views[k].number = 0;
-      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
-        link->refers->views[k].at = NULL;
+        if (link->refers->views[k].at != NULL) link->refers->views[k] = (struct shm_view){0};
       if (link->refers != NULL) link->refers->lent_count = 0;
     }
   }

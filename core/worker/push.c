@@ -610,8 +610,8 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* Within one source and one run of the server's slices. A run may begin anywhere in a page of the source: the first piece
- * then ends with a page, because transports lend whole pages on. */
+/* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
+ * piece ends at the end of a page, so that the later ones begin at pages: a transport can avoid copying whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {

@@ -143,7 +143,7 @@ static void takes_back(const char *address, int32_t rank, pid_t server) {
     fill(u, 1000); /* the memory is this worker's again */
     kill(server, SIGCONT);
     CHECK(mlfab_pull(fabric, &weights, 1, NULL, NULL) == 0);
-    /* The pull may have come before the update. */
+    /* The server may answer that pull before it applies the update: pull again behind another update. */
     fill(u, 0);
     CHECK(mlfab_push(fabric, &update, 1, NULL, NULL) == 0);
     CHECK(mlfab_pull(fabric, &weights, 1, NULL, NULL) == 0);
