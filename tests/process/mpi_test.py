@@ -197,7 +197,8 @@ def test_what_was_compiled_in():
 
 
 def test_the_program_finalises_mpi_first():
-    works(2, "init=multiple", "open=1", workers=2)
+    # By hand: MPI_Finalize while a thread is inside MPI is beyond the standard, and MPICH (4.0) drops its lock then.
+    works(2, "init=multiple", "progress=hand", "open=1", workers=2)
 
 
 def test_a_thread_level_that_does_not_suffice():
