@@ -550,7 +550,7 @@ $(BUILD)/bench-collective-gloo: tests/bench/collective_gloo.cc tests/bench/colle
 	@mkdir -p $(@D)
 	$(QUIET)$(CXX) -Wall -Wextra $(CFLAGS) -o $@ $< $(LDFLAGS) -lgloo -lpthread
 
-##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo, OpenBLAS and a paper; a table, and build/bench.tsv
+##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo, OpenBLAS and a paper; a table, build/bench.tsv, and the goals met
 bench: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) $(RANK_BENCHES) $(EAGER_BENCHES) tools examples
 	$(BUILD)/bench $(BUILD)/bench.tsv
@@ -559,6 +559,7 @@ bench: $(filter deps,$(MAKECMDGOALS))
 	$(PYTHON) tests/bench/eager.py $(BUILD) $(BUILD)/bench.tsv
 	$(PYTHON) tests/bench/train.py $(BUILD) $(BUILD)/bench.tsv
 	$(PYTHON) tests/bench/train_eager.py $(BUILD) $(BUILD)/bench.tsv
+	$(PYTHON) tests/bench/goals.py $(BUILD)/bench.tsv
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)
 

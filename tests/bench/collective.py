@@ -14,7 +14,7 @@ seconds. Slowest rank's time, float32, sum, in place.
 
 Peers: Open MPI over shared memory (btl vader; at 100 MB also with malloc told to keep its memory)
 and over TCP (btl tcp), Gloo's algorithms over TCP; MPICH. Over an MPI, that MPI's own. Those that are not installed are left out.
-Limits: see collective_limit.c. It takes a little more than S (110) seconds. Goals are only printed.
+Limits: see collective_limit.c. It takes a little more than S (110) seconds. Goals: goals.py.
 
 Rows of FILE: name ours unit peer peer_value limit_name limit_value.
 SPDX-License-Identifier: MIT
@@ -49,22 +49,6 @@ PEERS = {
     "tcp": (["openmpi-tcp", "gloo-ring", "gloo-halving-doubling", "gloo-bcube"], "loopback"),
 }
 LIMITS = {limit for _, limit in PEERS.values()}
-# How many times faster than the peer ours is to be, by size.
-GOALS = {
-    ("shm", "openmpi-shm", 2): (1.8, 3, 2, 2.5, 5),
-    ("shm", "openmpi-shm-malloc", 2): (None, None, None, None, 2.5),
-    ("shm-alloc", "openmpi-shm", 2): (4, 12, 8, 6, 6),
-    ("tcp", "openmpi-tcp", 2): (1, 1.2, 1, 1.2, 1.7),
-    ("tcp", "best of Gloo", 2): (10, 10, 1.5, 1.8, 1.7),
-    ("shm", "openmpi-shm", 4): (2, 2, 1.5, 2, 3),
-    ("mpi-openmpi", "openmpi-shm", 2): (None, None, 0.83, 0.83, 0.83),
-    ("mpi-openmpi", "openmpi-shm", 4): (None, None, 0.83, 0.83, 0.83),
-    ("mpi-mpich", "mpich", 2): (None, None, 0.83, 0.83, 0.83),
-    ("mpi-mpich", "mpich", 4): (None, None, 0.83, 0.83, 0.83),
-}
-for (how, peer, ranks), goals in list(GOALS.items()):
-    if how.startswith("mpi-"):
-        GOALS[how + "-lend", peer, ranks] = goals
 
 
 class Failure(Exception):
@@ -252,11 +236,8 @@ class Bench:
         if gloo:
             here["best of Gloo"] = here[min(gloo, key=lambda peer: statistics.median(here[peer]))]
         for peer, seconds in here.items():
-            goal = GOALS.get((how, peer, ranks), (None,) * len(SIZES))[list(SIZES).index(size)]
-            line += "  %s %.4g (%.2fx%s)" % (
-                peer, statistics.median(seconds) * 1e6,
-                statistics.median(s / o for s, o in zip(seconds, ours)),
-                ", goal %g" % goal if goal else "")
+            line += "  %s %.4g (%.2fx)" % (peer, statistics.median(seconds) * 1e6,
+                                           statistics.median(s / o for s, o in zip(seconds, ours)))
         print(line, flush=True)
         self.figures += 1
         for peer, microseconds in rows or [("-", "-")]:
