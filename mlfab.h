@@ -1847,8 +1847,8 @@ typedef struct mlfab_transport_options {
    * transport's until close. */
   const struct mlfab_layer *layer;
   void *layer_user;
-  uint32_t lend; /* mlfab_config.mpi_lend */
-  uint32_t reserved;
+  uint32_t lend;                    /* mlfab_config.mpi_lend */
+  uint32_t neighbours;              /* nodes of the fabric, if all are on this host; 0: not known */
   struct mlfab__shm_memory *memory; /* of mlfab_alloc, for the shared memory transport; or NULL */
 } mlfab_transport_options;
 

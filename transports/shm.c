@@ -17,11 +17,19 @@
  * Segment, sealed against shrinking and growing so that no access can fault:
  *
  *    0         control: lane[0] (connector to acceptor), lane[1] (acceptor to connector)
- *    64 KiB    ring of lane 0, 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
+ *    64 KiB    ring of lane 0, at most 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
  *    then      ring of lane 1
  *
  * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split or
- * skipped at the end. Pages are allocated at first use.
+ * skipped at the end. Pages are allocated at first use, but a ring that is in use has all of them in time.
+ *
+ * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
+ * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
+ * the links that there are, if these are more. A ring that is smaller than 2.5 MiB carries no record of more than a
+ * fourth of it, but for its head: the bulk of such a frame is copied into the sender's pool, and the record refers to
+ * it. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
+ * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
+ * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
  *
  * Record, at a multiple of 64 bytes:
  *
@@ -105,9 +113,11 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 
 #define SHM_LINE 64u
 #define SHM_CONTROL 65536u /* a multiple of every page size in use */
-#define SHM_RING 2621440u  /* 2.5 MiB */
-#define SHM_SEGMENT (SHM_CONTROL + 2u * SHM_RING)
-#define SHM_MAPPING (SHM_CONTROL + 4u * SHM_RING)
+#define SHM_RING 2621440u  /* 2.5 MiB: the largest ring */
+#define SHM_RING_LEAST 131072u
+#define SHM_RINGS 25165824u /* 24 MiB: the rings of a node, one a neighbour */
+#define SHM_UNIT 65536u     /* of a pool */
+#define SHM_POOLED 524288u  /* bytes in the pool of a link that has more than two frames there */
 #define SHM_VALID (UINT64_C(1) << 63)
 #define SHM_SLICE_NS UINT64_C(50000000)
 #define SHM_DEAF_NS UINT64_C(100000000)
@@ -124,14 +134,19 @@ enum {
   SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
   SHM_REFER = 32768,  /* shorter bulks are copied: that is cheaper */
   SHM_LENT = 512,     /* maximum references of a link that are not released */
-  SHM_FILES = 32,     /* maximum files of a peer that are mapped */
+  SHM_LENT_FEW = 64,  /* likewise, of a link with a small ring */
+  SHM_FILES = 32,     /* maximum files of a peer that are mapped, */
+  SHM_PLACES,         /* and its pool, which has the last place */
+  SHM_UNITS = 4096,   /* of a pool: 256 MiB of addresses */
   SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
 };
 
 _Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
                        SHM_LINE <
                    SHM_RING,
-               "a ring holds two of the largest frames");
+               "the largest ring holds two of the largest frames");
+_Static_assert(3 * SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX < SHM_RING_LEAST,
+               "every ring holds the largest head with a reference");
 
 /* One direction of a segment. Words of different writers are on different cache lines. */
 struct shm_lane {
@@ -163,8 +178,10 @@ struct shm_reference {
 struct shm_lent {
   uint64_t end; /* position behind the record */
   uint64_t token;
-  const uint8_t *at; /* NULL: taken back */
+  const uint8_t *at; /* NULL: taken back, or in the pool */
   uint32_t bytes, place;
+  bool pooled;          /* in the pool: */
+  uint32_t unit, units; /* where; units 0: lost */
 };
 
 /* A file of the peer: mapped, or for want of address space read from its descriptor. */
@@ -177,10 +194,23 @@ struct shm_view {
 
 /* What a link needs for references, from the first one on. */
 struct shm_refers {
-  uint32_t lent_first, lent_count; /* of `lent`, a ring */
-  uint64_t told[SHM_FILES];        /* numbers of own files that the peer has, by place */
-  struct shm_view views[SHM_FILES];
-  struct shm_lent lent[SHM_LENT];
+  uint32_t lent_first, lent_count, lent_room; /* of `lent`, a ring */
+  uint32_t tokens;           /* how many are lent with a token, that is not in the pool; */
+  uint64_t tokens_end;       /* the position behind the last of them */
+  uint32_t pooled;           /* how many are in the pool, */
+  uint64_t pooled_bytes;     /* and their bytes */
+  uint64_t told[SHM_PLACES]; /* numbers of own files that the peer has, by place */
+  struct shm_view views[SHM_PLACES];
+  struct shm_lent lent[];
+};
+
+/* Where bulks are that are too large for a ring. */
+struct shm_pool {
+  uint8_t *at; /* NULL: there is none */
+  int fd, read_fd;
+  uint64_t number;     /* as of other files; those have smaller ones */
+  uint32_t used, lost; /* units; lost: used by links that have ended */
+  uint64_t bits[SHM_UNITS / 64];
 };
 
 struct shm_link {
@@ -193,6 +223,8 @@ struct shm_link {
   bool touched;   /* is in the list of links whose peer may need a wake-up */
   bool published; /* ... because of a frame; otherwise because of room */
   bool inbound;
+  uint32_t ring; /* bytes of each */
+  uint32_t most; /* bytes of a record that are not in the pool */
   uint32_t tx_offset;
   uint8_t *tx;
   uint64_t head, tail_seen;
@@ -203,7 +235,7 @@ struct shm_link {
   struct shm_bell *bell; /* the peer's */
   int event_fd;          /* the peer's */
   int fd;                /* life line */
-  int segment_fd;        /* until it has been sent */
+  int segment_fd;        /* until it is mapped */
   uint64_t rx_position;  /* behind the last frame delivered */
   uint64_t released;
   uint32_t borrowed; /* frames delivered and not released */
@@ -241,7 +273,10 @@ struct shm {
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
   uint32_t blocked_count, lending; /* links that are blocked; that have something lent */
+  uint32_t neighbours;             /* that are expected; 0: not known */
   mlfab__shm_memory *memory;       /* of the context, or NULL */
+  struct shm_pool pool;
+  uint64_t pools; /* that there were */
   struct shm_slot *free_slots, *all_slots;
   struct shm_sent *sent; /* a ring of sent_capacity, a power of two */
   uint32_t sent_first, sent_capacity;
@@ -291,9 +326,15 @@ static inline _Atomic uint64_t *shm_word(uint8_t *ring, uint32_t offset) {
 
 static inline uint32_t shm_up(uint32_t bytes) { return (bytes + SHM_LINE - 1) & ~(SHM_LINE - 1); }
 
-static inline uint32_t shm_forward(uint32_t offset, uint32_t bytes) {
+static inline uint32_t shm_forward(const struct shm_link *link, uint32_t offset, uint32_t bytes) {
   offset += bytes;
-  return offset >= SHM_RING ? offset - SHM_RING : offset;
+  return offset >= link->ring ? offset - link->ring : offset;
+}
+
+/* Bytes of a ring to one of so many neighbours. */
+static uint32_t shm_share(uint64_t neighbours) {
+  uint64_t share = SHM_RINGS / mlfab__max(neighbours, 1) / SHM_CONTROL * SHM_CONTROL;
+  return (uint32_t)mlfab__min(mlfab__max(share, SHM_RING_LEAST), SHM_RING);
 }
 
 static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
@@ -366,13 +407,18 @@ static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
   return mlfab__shm_map(at, bytes, PROT_READ | PROT_WRITE, fd, offset);
 }
 
-/* Maps control and rings, each ring twice in a row. */
+static size_t shm_mapping(const struct shm_link *link) {
+  return SHM_CONTROL + 4 * (size_t)link->ring;
+}
+
+/* Maps control and rings, each ring twice in a row. The file may be larger than they are. */
 static bool shm_map_segment(struct shm_link *link, int fd) {
-  const uint32_t ring = SHM_RING, control = SHM_CONTROL;
+  const uint32_t ring = link->ring, control = SHM_CONTROL;
   uint8_t *map =
-      mmap(NULL, SHM_MAPPING, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mmap(NULL, shm_mapping(link), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return false;
   link->map = map;
+  link->most = ring < SHM_RING ? ring / 4 : ring;
   if (shm_map(map, control + ring, fd, 0) == NULL ||
       shm_map(map + control + ring, ring, fd, control) == NULL ||
       shm_map(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
@@ -409,8 +455,8 @@ static bool shm_packet_post(int fd, void *packet, size_t bytes, const int *fds, 
   return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
-static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
-  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING, MLFAB_PROTOCOL};
+static bool shm_packet_send(int fd, const int *fds, uint32_t n, uint32_t ring) {
+  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, ring, MLFAB_PROTOCOL};
   return shm_packet_post(fd, &hello, sizeof hello, fds, n);
 }
 
@@ -443,17 +489,21 @@ static ssize_t shm_packet_take(int fd, void *packet, size_t bytes, int *fds, uin
   return n;
 }
 
-/* 0: nothing yet; 1: the packet with `want` descriptors; an error: the end, a packet of another protocol, or anything else,
- * whose descriptors are closed. */
-static int shm_packet_receive(int fd, int *fds, uint32_t want) {
+/* 0: nothing yet; 1: the packet with `want` descriptors and rings of at most *ring_p; an error: the end, a packet of another
+ * protocol, or anything else, whose descriptors are closed. */
+static int shm_packet_receive(int fd, int *fds, uint32_t want, uint32_t *ring_p) {
   struct shm_hello hello;
   uint32_t count;
   ssize_t n = shm_packet_take(fd, &hello, sizeof hello, fds, want, &count);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n < 0) return MLFAB_ERR_REFUSED;
   int known = n == (ssize_t)sizeof hello && count != UINT32_MAX && hello.magic == SHM_MAGIC &&
-              hello.control_bytes == SHM_CONTROL && hello.ring_bytes == SHM_RING;
-  if (known && hello.protocol == MLFAB_PROTOCOL && count == want) return 1;
+              hello.control_bytes == SHM_CONTROL && hello.ring_bytes % SHM_CONTROL == 0 &&
+              hello.ring_bytes >= SHM_RING_LEAST && hello.ring_bytes <= SHM_RING;
+  if (known && hello.protocol == MLFAB_PROTOCOL && count == want && hello.ring_bytes <= *ring_p) {
+    *ring_p = hello.ring_bytes;
+    return 1;
+  }
   for (uint32_t i = 0; i < want; i++) shm_close_fd(&fds[i]);
   return !known || hello.protocol == MLFAB_PROTOCOL ? MLFAB_ERR_REFUSED
          : hello.protocol < MLFAB_PROTOCOL          ? MLFAB_ERR_PROTOCOL_OLDER
@@ -543,15 +593,19 @@ static void shm_unview(struct shm_view *view) {
   *view = (struct shm_view){0};
 }
 
+static size_t shm_refers_bytes(const struct shm_refers *refers) {
+  return sizeof *refers + refers->lent_room * sizeof *refers->lent;
+}
+
 static void shm_free_link(struct shm *t, struct shm_link *link) {
   shm_hang_up(t, link);
   shm_close_fd(&link->event_fd);
   shm_close_fd(&link->segment_fd);
-  if (link->map != NULL) munmap(link->map, SHM_MAPPING);
+  if (link->map != NULL) munmap(link->map, shm_mapping(link));
   if (link->bell != NULL) munmap(link->bell, SHM_CONTROL);
-  for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++)
+  for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++)
     shm_unview(&link->refers->views[i]);
-  if (link->refers != NULL) mlfab__free(&t->env, link->refers, sizeof *link->refers);
+  if (link->refers != NULL) mlfab__free(&t->env, link->refers, shm_refers_bytes(link->refers));
   t->links--;
   mlfab__free(&t->env, link, sizeof *link);
 }
@@ -577,18 +631,99 @@ static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *
   event->token = link->token;
 }
 
+/* ---- the pool ---- */
+
+static void shm_pool_close(struct shm_pool *pool) {
+  if (pool->at != NULL) munmap(pool->at, (size_t)SHM_UNITS * SHM_UNIT);
+  shm_close_fd(&pool->read_fd);
+  shm_close_fd(&pool->fd);
+  *pool = (struct shm_pool){.fd = -1, .read_fd = -1};
+}
+
+/* Begins a pool, in the place of one of which all units are lost: a peer that still reads those keeps their pages to itself.
+ * false: there are no descriptors or addresses, and the pool is as it was. */
+static bool shm_pool_open(struct shm *t) {
+  char path[40];
+  const size_t bytes = (size_t)SHM_UNITS * SHM_UNIT;
+  struct shm_pool pool = {.read_fd = -1, .number = UINT64_C(1) << 63 | (t->pools + 1)};
+  pool.fd = mlfab__shm_file("mlfab-pool", bytes, F_SEAL_SEAL);
+  if (pool.fd >= 0) {
+    snprintf(path, sizeof path, "/proc/self/fd/%d", pool.fd);
+    pool.read_fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peers cannot write */
+    pool.at = pool.read_fd >= 0 ? shm_map(NULL, bytes, pool.fd, 0) : NULL;
+  }
+  if (pool.at == NULL) {
+    shm_pool_close(&pool);
+    return false;
+  }
+  shm_pool_close(&t->pool);
+  t->pool = pool;
+  t->pools++;
+  return true;
+}
+
+/* The ring that this node wishes a new link to have. */
+static uint32_t shm_wish(struct shm *t) {
+  uint32_t ring = shm_share(mlfab__max(t->neighbours, t->live_count + 1));
+  return ring == SHM_RING || t->pool.at != NULL || shm_pool_open(t) ? ring : SHM_RING;
+}
+
+/* The first of n units in a row that are free, the lowest ones, because their pages exist; or SHM_UNITS. */
+static uint32_t shm_pool_find(const struct shm_pool *pool, uint32_t n) {
+  for (uint32_t i = 0, run = 0; i < SHM_UNITS; i++) {
+    if (i % 64 == 0 && pool->bits[i / 64] == UINT64_MAX) {
+      run = 0;
+      i += 63;
+      continue;
+    }
+    run = pool->bits[i / 64] >> i % 64 & 1 ? 0 : run + 1;
+    if (run == n) return i + 1 - n;
+  }
+  return SHM_UNITS;
+}
+
+static void shm_pool_turn(struct shm_pool *pool, uint32_t first, uint32_t n) {
+  for (uint32_t i = first; i < first + n; i++) pool->bits[i / 64] ^= UINT64_C(1) << i % 64;
+}
+
+/* The peer has the descriptor of the pool. false: not now. */
+static bool shm_pool_tell(struct shm *t, struct shm_link *link) {
+  struct shm_file file = {SHM_FILE_MAGIC, SHM_FILES, t->pool.number,
+                          (uint64_t)SHM_UNITS * SHM_UNIT};
+  uint64_t *told = &link->refers->told[SHM_FILES];
+  if (*told == file.number) return true;
+  if (!shm_packet_post(link->fd, &file, sizeof file, &t->pool.read_fd, 1)) return false;
+  *told = file.number;
+  return true;
+}
+
+/* Bytes in the pool have come back; or, lost, the link has ended, and its peer may still read them. */
+static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_lent *lent,
+                          bool lost) {
+  refers->pooled--;
+  refers->pooled_bytes -= lent->bytes;
+  if (lost) {
+    t->pool.lost += lent->units;
+  } else {
+    shm_pool_turn(&t->pool, lent->unit, lent->units);
+    t->pool.used -= lent->units;
+  }
+  lent->units = 0;
+  if (t->pool.lost > 0 && t->pool.lost == t->pool.used) shm_pool_open(t);
+}
+
 /* ---- what is lent ---- */
 
 static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
-  return &refers->lent[(refers->lent_first + i) % SHM_LENT];
+  return &refers->lent[(refers->lent_first + i) % refers->lent_room];
 }
 
 /* Publishes the tail at which this end has something to do: there is room, or all that is lent has come back. What came back
- * before, it sees when something else wakes it. */
+ * before, it sees when something else wakes it. Nobody waits for what is in the pool. */
 static void shm_want(struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
-  if (link->refers != NULL && link->refers->lent_count > 0) {
-    uint64_t end = shm_lent_at(link->refers, link->refers->lent_count - 1)->end;
+  if (link->refers != NULL && link->refers->tokens > 0) {
+    uint64_t end = link->refers->tokens_end;
     if (wants == 0 || end < wants) wants = end;
   }
   if (wants == atomic_load_explicit(&link->wants, memory_order_relaxed)) return;
@@ -611,11 +746,13 @@ static bool shm_see_tail(struct shm_link *link) {
 /* Forgets the first bytes lent. Returns their token, or 0. */
 static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
   struct shm_refers *refers = link->refers;
-  uint64_t token = shm_lent_at(refers, 0)->token;
-  refers->lent_first = (refers->lent_first + 1) % SHM_LENT;
+  struct shm_lent *lent = shm_lent_at(refers, 0);
+  if (lent->pooled && lent->units > 0) shm_pool_back(t, refers, lent, false);
+  if (!lent->pooled) refers->tokens--;
+  refers->lent_first = (refers->lent_first + 1) % refers->lent_room;
   if (--refers->lent_count == 0) t->lending--;
   shm_want(link);
-  return token;
+  return lent->token;
 }
 
 /* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
@@ -627,9 +764,11 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
   bool read = link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM;
   uint64_t released = shm_see_tail(link) ? link->tail_seen : 0;
   for (uint32_t i = 0, n; i < refers->lent_count; i += n) {
-    const struct shm_lent *first = shm_lent_at(refers, i);
+    struct shm_lent *first = shm_lent_at(refers, i);
     uint64_t bytes = first->bytes;
     n = 1;
+    if (token == 0 && first->units > 0 && first->end > released && read && !MLFAB__PLANTED(294))
+      shm_pool_back(t, refers, first, true);
     if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
       continue;
     for (; i + n < refers->lent_count; n++) {
@@ -760,8 +899,7 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   int code = MLFAB_ERR_REFUSED;
   if (connect(link->fd, (struct sockaddr *)&to, bytes) != 0) {
     if (errno == EAGAIN || errno == EINTR) return;
-  } else if (shm_trusted(link->fd, &link->pid) && shm_packet_send(link->fd, fds, 3)) {
-    shm_close_fd(&link->segment_fd);
+  } else if (shm_trusted(link->fd, &link->pid) && shm_packet_send(link->fd, fds, 3, link->ring)) {
     link->state = SHM_CALLING;
     if (shm_watch(t, link->fd, link)) return;
     code = MLFAB_ERR_IO;
@@ -812,42 +950,58 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
 }
 
+/* What a link needs for references. NULL: out of memory. */
+static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
+  const struct shm_refers made = {.lent_room = link->ring < SHM_RING ? SHM_LENT_FEW : SHM_LENT};
+  if (link->refers == NULL) {
+    link->refers = mlfab__alloc(&t->env, shm_refers_bytes(&made));
+    if (link->refers != NULL) link->refers->lent_room = made.lent_room;
+  }
+  return link->refers;
+}
+
+/* Maps what the peer has passed, whose rings are of `ring` bytes. 0, or why not. */
+static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, uint32_t ring) {
+  int bell_fd = fds[link->inbound], event_fd = fds[link->inbound + 1];
+  if (!mlfab__shm_sealed(bell_fd, SHM_CONTROL) || !shm_is_eventfd(event_fd) ||
+      (link->inbound && !mlfab__shm_sealed(fds[0], SHM_CONTROL + 2 * (uint64_t)ring)))
+    return MLFAB_ERR_FRAME;
+  link->ring = link->inbound ? (uint32_t)mlfab__min(ring, shm_wish(t)) : ring;
+  link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
+  if (link->bell == NULL || !shm_map_segment(link, link->inbound ? fds[0] : link->segment_fd))
+    return MLFAB_ERR_MEMORY;
+  shm_close_fd(&link->segment_fd);
+  if (link->ring == SHM_RING) return 0;
+  return shm_refers(t, link) != NULL && (t->pool.at != NULL || shm_pool_open(t)) ? 0
+                                                                                 : MLFAB_ERR_MEMORY;
+}
+
 /* Receives the packet of a half-open link, or its end. 1 when there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   static const char older[] = "has an older protocol than this process ";
   static const char newer[] = "has a newer protocol than this process ";
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
-  int got = shm_packet_receive(link->fd, fds, 2 + own_segment);
+  uint32_t ring = link->inbound ? SHM_RING : link->ring;
+  int got = shm_packet_receive(link->fd, fds, 2 + own_segment, &ring);
   if (got == 0) return 0;
   if (got == MLFAB_ERR_PROTOCOL_OLDER || got == MLFAB_ERR_PROTOCOL_NEWER) {
-    if (link->inbound) shm_packet_send(link->fd, NULL, 0); /* so that the peer can say it, too */
+    if (link->inbound)
+      shm_packet_send(link->fd, NULL, 0, SHM_RING); /* so that the peer can say it, too */
     return shm_give_up(t, link, got, got == MLFAB_ERR_PROTOCOL_OLDER ? older : newer, event);
   }
   if (got < 0) return shm_give_up(t, link, got, "did not follow the protocol ", event);
-  int bell_fd = fds[own_segment];
-  int code = MLFAB_ERR_FRAME;
   link->event_fd = fds[own_segment + 1];
-  if (mlfab__shm_sealed(bell_fd, SHM_CONTROL) && shm_is_eventfd(link->event_fd) &&
-      (!link->inbound || mlfab__shm_sealed(fds[0], SHM_SEGMENT))) {
-    link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
-    code = link->bell != NULL && (!link->inbound || shm_map_segment(link, fds[0]))
-               ? 0
-               : MLFAB_ERR_MEMORY;
-  }
+  int code = shm_map_link(t, link, fds, ring);
   if (link->inbound) close(fds[0]);
-  close(bell_fd);
+  close(fds[own_segment]);
   if (code != 0) return shm_give_up(t, link, code, "passed something that cannot be mapped", event);
-  if (link->inbound && !shm_packet_send(link->fd, own, 2))
+  if (link->inbound && !shm_packet_send(link->fd, own, 2, link->ring))
+    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
+  if (link->ring < SHM_RING && !shm_pool_tell(t, link))
     return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
   shm_establish(t, link, event);
   return 1;
-}
-
-/* What a link needs for references. NULL: out of memory. */
-static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
-  if (link->refers == NULL) link->refers = mlfab__alloc(&t->env, sizeof *link->refers);
-  return link->refers;
 }
 
 /* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
@@ -855,7 +1009,7 @@ static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file 
   int fd = *fd_p;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return MLFAB_ERR_MEMORY;
-  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_FILES || file->number == 0 ||
+  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_PLACES || file->number == 0 ||
       file->bytes == 0 || file->bytes > INT64_MAX || !mlfab__shm_sealed(fd, file->bytes))
     return MLFAB_ERR_FRAME;
   struct shm_view *view = &refers->views[file->place];
@@ -980,12 +1134,13 @@ static void shm_disown(struct shm *t) {
       shm_close_fd(&link->fd);
       link->map = NULL;
       link->bell = NULL;
-      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
+      for (uint32_t k = 0; link->refers != NULL && k < SHM_PLACES; k++)
         if (link->refers->views[k].at != NULL) link->refers->views[k] = (struct shm_view){0};
       if (link->refers != NULL) link->refers->lent_count = 0;
     }
   }
   t->bell = NULL;
+  t->pool.at = NULL;
 }
 
 static void shm_stop(void *self) {
@@ -1022,6 +1177,7 @@ static void shm_stop(void *self) {
   }
   if (t->sent != NULL) mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
   if (t->bell != NULL) munmap(t->bell, SHM_CONTROL);
+  shm_pool_close(&t->pool);
   shm_close_fd(&t->spare_fd);
   shm_close_fd(&t->bell_fd);
   shm_close_fd(&t->event_fd);
@@ -1077,6 +1233,8 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   t->memory = options->size >= offsetof(mlfab_transport_options, memory) + sizeof options->memory
                   ? options->memory
                   : NULL;
+  if (MLFAB__HAS(options, mlfab_transport_options, neighbours)) t->neighbours = options->neighbours;
+  t->pool.fd = t->pool.read_fd = -1;
   t->pid = getpid();
   t->host = host;
   t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = t->spare_fd = -1;
@@ -1123,8 +1281,10 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = mlfab__shm_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
-  if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
+  link->ring = shm_wish(t);
+  link->segment_fd =
+      mlfab__shm_file("mlfab-link", SHM_CONTROL + 2 * (uint64_t)link->ring, F_SEAL_SEAL);
+  if (link->segment_fd < 0) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;
   }
@@ -1159,9 +1319,9 @@ static int shm_block(struct shm *t, struct shm_link *link, uint64_t room) {
  * wait for. 0, AGAIN or PEER_CLOSED. */
 static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
   if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
-  if (link->head - link->tail_seen + bytes + SHM_LINE <= SHM_RING) return 0;
-  uint64_t need = mlfab__max(bytes + SHM_LINE, SHM_RING / 4);
-  return shm_block(t, link, link->head + need - SHM_RING);
+  if (link->head - link->tail_seen + bytes + SHM_LINE <= link->ring) return 0;
+  uint64_t need = mlfab__max(bytes + SHM_LINE, link->ring / 4);
+  return shm_block(t, link, link->head + need - link->ring);
 }
 
 /* Makes room to record one more SENT. */
@@ -1183,7 +1343,7 @@ static bool shm_sent_room(struct shm *t) {
 static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
   uint64_t lent = 0; /* places with something lent, as bits */
   for (uint32_t i = 0; i < refers->lent_count; i++)
-    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % SHM_LENT].place;
+    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % refers->lent_room].place;
   for (uint32_t i = 0; i < SHM_FILES; i++) {
     if (refers->told[i] == 0) return i;
     if (!(lent >> i & 1) && !mlfab__shm_memory_has(t->memory, refers->told[i])) return i;
@@ -1216,14 +1376,46 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
     return 0;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return 0;
-  if (refers->lent_count == SHM_LENT)
-    return shm_block(t, link, shm_lent_at(refers, SHM_LENT / 2)->end);
+  if (refers->lent_count == refers->lent_room)
+    return shm_block(t, link, shm_lent_at(refers, refers->lent_room / 2)->end);
   while (place < SHM_FILES && refers->told[place] != span.number) place++;
   if (place == SHM_FILES) place = shm_tell_file(t, link, &span);
   if (place == SHM_FILES) return 0;
   *reference = (struct shm_reference){span.number, span.offset};
-  *lent = (struct shm_lent){0, 0, bulk, bytes, place};
+  *lent = (struct shm_lent){.at = bulk, .bytes = bytes, .place = place};
   return 1;
+}
+
+/* May the link have so many bytes more in the pool? */
+static bool shm_pool_room(const struct shm_refers *refers, uint32_t bytes) {
+  return refers->lent_count < refers->lent_room &&
+         (refers->pooled < 2 || refers->pooled_bytes + bytes <= SHM_POOLED);
+}
+
+/* Copies a bulk into the pool. 0: *lent_p and *reference_p are filled; or AGAIN, PEER_CLOSED. */
+static int shm_pool_put(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
+                        struct shm_lent *lent, struct shm_reference *reference) {
+  struct shm_refers *refers = link->refers;
+  const uint32_t units = (bytes + SHM_UNIT - 1) / SHM_UNIT;
+  if (!shm_pool_room(refers, bytes)) {
+    if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
+    const struct shm_lent *first = shm_lent_at(refers, 0);
+    for (; refers->lent_count > 0 && first->pooled && first->end <= link->tail_seen;
+         first = shm_lent_at(refers, 0))
+      shm_lent_over(t, link);
+    if (!shm_pool_room(refers, bytes)) return shm_block(t, link, first->end);
+  }
+  uint32_t unit = shm_pool_find(&t->pool, units);
+  if (unit == SHM_UNITS || !shm_pool_tell(t, link)) return shm_block(t, link, 0);
+  memcpy(t->pool.at + (size_t)unit * SHM_UNIT, bulk, bytes);
+  shm_pool_turn(&t->pool, unit, units);
+  t->pool.used += units;
+  refers->pooled++;
+  refers->pooled_bytes += bytes;
+  *reference = (struct shm_reference){t->pool.number, (uint64_t)unit * SHM_UNIT};
+  *lent = (struct shm_lent){
+      .bytes = bytes, .place = SHM_FILES, .pooled = true, .unit = unit, .units = units};
+  return 0;
 }
 
 /* Publishes a record, whose bulk or reference is in its place. The line that the consumer polls is written last, at once:
@@ -1231,7 +1423,7 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
 static void shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
                         uint32_t head_bytes, uint32_t bytes, uint64_t word) {
   uint8_t *at = link->tx + link->tx_offset;
-  uint32_t next = shm_forward(link->tx_offset, bytes);
+  uint32_t next = shm_forward(link, link->tx_offset, bytes);
   memcpy(at + SHM_LINE, head + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
   atomic_store_explicit(shm_word(link->tx, next), 0, memory_order_relaxed);
   memcpy(at + 8, head, SHM_LINE - 8);
@@ -1242,6 +1434,19 @@ static void shm_publish(struct shm *t, struct shm_link *link, const uint8_t *hea
   link->published = true;
   shm_prefetch(link->tx + next + SHM_LINE);
   shm_prefetch(link->tx + next + 2 * SHM_LINE);
+}
+
+/* The record that has just been published refers to these bytes. */
+static void shm_lend(struct shm *t, struct shm_link *link, struct shm_lent *lent, uint64_t token) {
+  struct shm_refers *refers = link->refers;
+  lent->end = link->head;
+  lent->token = token;
+  *shm_lent_at(refers, refers->lent_count) = *lent;
+  if (refers->lent_count++ == 0) t->lending++;
+  if (lent->pooled) return;
+  refers->tokens++;
+  refers->tokens_end = lent->end;
+  shm_want(link);
 }
 
 static int shm_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
@@ -1261,25 +1466,27 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
                    : 0;
   if (refers < 0) return refers;
   uint32_t front = shm_up(8 + head_bytes), bytes = front + (refers ? SHM_LINE : shm_up(bulk_bytes));
-  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > SHM_RING)) {
+  bool pooled = bytes > link->most && bulk_bytes > 0 && !refers;
+  if (pooled) bytes = front + SHM_LINE;
+  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > link->ring)) {
     int code = shm_room(t, link, bytes);
     if (code != 0) return code;
   }
   if (token != 0 && !refers && !shm_sent_room(t)) return shm_block(t, link, 0);
+  if (pooled) {
+    int code = shm_pool_put(t, link, bulk, bulk_bytes, &lent, &reference);
+    if (code != 0) return code;
+  }
   uint8_t *at = link->tx + link->tx_offset + front;
-  if (refers)
+  if (refers || pooled)
     memcpy(at, &reference, sizeof reference);
   else if (bulk_bytes > 0)
     memcpy(at, bulk, bulk_bytes);
-  shm_publish(t, link, head, head_bytes, bytes,
-              SHM_VALID | (refers ? SHM_REFERS : 0) | (uint64_t)head_bytes << 32 | bulk_bytes);
-  if (refers) {
-    lent.end = link->head;
-    lent.token = token;
-    *shm_lent_at(link->refers, link->refers->lent_count) = lent;
-    if (link->refers->lent_count++ == 0) t->lending++;
-    shm_want(link);
-  } else if (token != 0) {
+  shm_publish(
+      t, link, head, head_bytes, bytes,
+      SHM_VALID | (refers || pooled ? SHM_REFERS : 0) | (uint64_t)head_bytes << 32 | bulk_bytes);
+  if (refers || pooled) shm_lend(t, link, &lent, pooled ? 0 : token);
+  if (token != 0 && !refers) {
     uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
     t->sent[(t->sent_first + count) & (t->sent_capacity - 1)] = (struct shm_sent){number, token};
     atomic_store(&t->sent_count, count + 1);
@@ -1293,7 +1500,7 @@ static void shm_flush(void *self) { shm_settle(self); }
 static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
                                     const struct shm_reference *reference, uint32_t bytes) {
   for (int heard = 0; heard < 2; heard++) {
-    for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++) {
+    for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++) {
       struct shm_view *view = &link->refers->views[i];
       if (view->number != reference->number || reference->number == 0) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
@@ -1370,7 +1577,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   event->bulk = bulk_bytes > 0 ? bulk : NULL;
   event->bulk_bytes = bulk_bytes;
   event->opaque = slot;
-  atomic_store_explicit(&link->rx_offset, shm_forward(offset, bytes), memory_order_relaxed);
+  atomic_store_explicit(&link->rx_offset, shm_forward(link, offset, bytes), memory_order_relaxed);
   return 1;
 }
 

@@ -794,6 +794,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.error = error;
   options.timeout_ns = c->timeout_ns;
   options.lend = c->mpi_lend;
+  options.neighbours = choice->neighbours;
   if (!ctx->shm_memory && choice->shm_memory) {
     ctx->shm_memory = choice->shm_memory;
     ctx->memory = ctx->shm_memory->create(&ctx->env);

@@ -32,8 +32,9 @@ enum { MLFAB__CONTEXT_TRANSPORTS = 8 };
 /* A transport that a context is to open. */
 typedef struct mlfab__context_choice {
   const mlfab_transport *table;
-  const char *listen; /* "": the transport chooses */
-  int publish;        /* 1: peers get its address */
+  const char *listen;  /* "": the transport chooses */
+  int publish;         /* 1: peers get its address */
+  uint32_t neighbours; /* as in mlfab_transport_options */
   /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
   const struct mlfab__shm_memory_table *shm_memory;
   const struct mlfab__shm_coll_table *shm_coll;

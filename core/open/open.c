@@ -129,6 +129,18 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
                      t->without);
 }
 
+/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
+static int open_is_remote(const char *address) {
+  const char *other = strchr(address, ',');
+  if (other && open_is_remote(other + 1)) return 1;
+  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
+      open_begins(address, "mpi"))
+    return 0;
+  if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
+  return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
+         !open_begins(address, "[::1]");
+}
+
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
   uint32_t all = 0;
@@ -148,25 +160,13 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     mlfab__context_choice *choice = &choices[(*n_p)++];
     *choice = open_choice(c, table, asked || !c->transports);
+    if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
+      choice->neighbours = nodes;
     choice->shm_memory = t->memory ? t->memory() : NULL;
     choice->shm_coll = t->coll ? t->coll() : NULL;
   }
   return 0;
 }
-
-#if MLFAB_WITH_KEYS
-/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
-static int open_is_remote(const char *address) {
-  const char *other = strchr(address, ',');
-  if (other && open_is_remote(other + 1)) return 1;
-  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
-      open_begins(address, "mpi"))
-    return 0;
-  if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
-  return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
-         !open_begins(address, "[::1]");
-}
-#endif
 
 /* The key, from where the configuration says that it is. With a key the addresses that are given may be of any host. */
 static int open_key(mlfab_config *c, mlfab_error *error) {

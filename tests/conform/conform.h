@@ -55,6 +55,7 @@ typedef struct conform_transport {
   const mlfab_transport *table; /* NULL: every check is skipped, for the reason in `missing` */
   const char *missing;
   uint32_t flags;
+  uint32_t neighbours; /* as in mlfab_transport_options */
   /* Each may be NULL. listen: the address at which end `i` listens (256 bytes); default "". begin and
    * finish: run around every check; begin may set world->user. host: transport_user of end `i`. step: lets
    * time pass where it does not by itself. end: how an end dies; default its close. stranger: a blocking
@@ -298,6 +299,7 @@ static inline void conform_end_open(conform_world *world, int i) {
                                      .listen = listen,
                                      .ifname = "",
                                      .job = "conform",
+                                     .neighbours = transport->neighbours,
                                      .env = &end->env,
                                      .user = transport->host ? transport->host(world, i) : NULL,
                                      .error = &end->error};

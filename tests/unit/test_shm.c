@@ -47,6 +47,8 @@ struct end {
   char address[256];
 };
 
+static uint32_t neighbours; /* that the next end expects */
+
 static void end_open(struct end *end, const char *listen) {
   mlfab_error error;
   void *self = NULL;
@@ -58,6 +60,7 @@ static void end_open(struct end *end, const char *listen) {
                                      .job = "test",
                                      .env = &end->counted.hooks,
                                      .error = &error,
+                                     .neighbours = neighbours,
                                      .memory = end->memory};
   assert_int_equal(table->open(&options, &self, end->address), 0);
   end->t = self;
@@ -183,13 +186,14 @@ static void *stream_produce(void *user) {
   return NULL;
 }
 
-/* Holds up to four frames back before it releases them. */
+/* Holds up to four frames back before it releases them; one, where the ring is small. */
 static void stream_consume(struct end *end, uint64_t count, uint32_t bulk_max) {
   mlfab_io_event held[4];
-  for (uint64_t i = 0; i < count + 4; i++) {
-    mlfab_io_event *slot = &held[i % 4];
-    if (i >= 4) {
-      frame_compare(slot, i - 4, bulk_max);
+  const uint64_t most = end->t->live[0]->ring < RING ? 1 : 4;
+  for (uint64_t i = 0; i < count + most; i++) {
+    mlfab_io_event *slot = &held[i % most];
+    if (i >= most) {
+      frame_compare(slot, i - most, bulk_max);
       table->release(end->t, slot);
     }
     if (i < count) *slot = end_next(end, MLFAB_IO_FRAME);
@@ -317,7 +321,7 @@ static int bulk_send(struct end *end, const uint8_t *bulk, uint32_t bytes, uint6
 
 static int in_ring(const struct end *end, const void *bulk) {
   uintptr_t offset = (uintptr_t)bulk - (uintptr_t)end->t->live[0]->rx;
-  return offset < 2 * RING;
+  return offset < 2 * end->t->live[0]->ring;
 }
 
 static void expect_bytes(const mlfab_io_event *event, uint8_t byte) {
@@ -884,7 +888,7 @@ static void test_hostile_reference(void **state) {
       int fd = memfd_create("test", MFD_ALLOW_SEALING), fds[2] = {fd, fd};
       assert_int_equal(ftruncate(fd, i == 7 ? AREA - 4096 : AREA), 0);
       if (i != 8) assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-      if (i == 9) file.place = SHM_FILES;
+      if (i == 9) file.place = SHM_PLACES;
       if (i == 10) file.bytes = 0;
       assert_true(shm_packet_post(link->fd, &file, sizeof file, fds, i == 11 ? 2 : 1));
       close(fd);
@@ -930,7 +934,7 @@ static int stranger(const struct end *end) {
 /* Passes these descriptors in an otherwise correct packet; they must be refused. */
 static void stranger_passes(struct end *end, int segment, int bell, int event_fd) {
   int fd = stranger(end), fds[3] = {segment, bell, event_fd};
-  assert_true(shm_packet_send(fd, fds, 3));
+  assert_true(shm_packet_send(fd, fds, 3, SHM_RING));
   mlfab_io_event event = end_next(end, MLFAB_IO_REFUSED);
   assert_non_null(event.text);
   close(fd);
@@ -976,6 +980,215 @@ static void test_strangers(void **state) {
   close(segment), close(bell), close(small), close(event_fd), close(unsealed);
   close(pipes[0]), close(pipes[1]);
   pair_close(&end, &peer);
+}
+
+/* ---- small rings ---- */
+
+static void test_share(void **state) {
+  uint32_t last = RING;
+  (void)state;
+  for (uint64_t n = 0; n < 5000; n++) {
+    uint32_t share = shm_share(n);
+    assert_true(share <= last && share >= 2 * CONTROL && share % CONTROL == 0);
+    assert_int_equal(share == RING, n <= 9);
+    /* No more than the budget, and no less by more than what rounding takes. */
+    assert_true(n * share <= 24u << 20 || share == 2 * CONTROL);
+    assert_true(n * (share + CONTROL) > 24u << 20 || share == RING);
+    last = share;
+  }
+  assert_int_equal(shm_share(129), 2 * CONTROL);
+  assert_int_equal(shm_share(UINT64_MAX), 2 * CONTROL);
+}
+
+/* Both ends use the smaller size; links that are there already count, too. */
+static void test_agreed(void **state) {
+  static const uint32_t expected[4][2] = {{0, 0}, {0, 33}, {33, 0}, {20, 129}};
+  (void)state;
+  for (size_t i = 0; i < MLFAB__COUNT(expected); i++) {
+    struct end a, b;
+    neighbours = expected[i][0];
+    end_open(&a, "");
+    neighbours = expected[i][1];
+    end_open(&b, "");
+    neighbours = 0;
+    for (uint32_t links = 1; links <= 30; links++) {
+      assert_int_equal(table->connect(a.t, b.address, links), 0);
+      end_next(&b, MLFAB_IO_UP);
+      end_next(&a, MLFAB_IO_UP);
+      const struct shm_link *ours = a.t->live[links - 1], *theirs = b.t->live[links - 1];
+      uint64_t most = mlfab__max(links, mlfab__max(expected[i][0], expected[i][1]));
+      assert_int_equal(ours->ring, shm_share(most));
+      assert_int_equal(theirs->ring, shm_share(most));
+    }
+    pair_close(&a, &b);
+  }
+}
+
+/* All is released, and polled: nothing is in the pool. */
+static void expect_pool_empty(struct end *end) {
+  mlfab_io_event event;
+  while (table->poll(end->t, &event)) continue;
+  for (size_t i = 0; i < MLFAB__COUNT(end->t->pool.bits); i++)
+    assert_int_equal(end->t->pool.bits[i], 0);
+  assert_int_equal(end->t->pool.used + end->t->pool.lost, 0);
+  assert_int_equal(end->t->lending, 0);
+}
+
+static void test_small_stress(void **state) {
+  static const uint32_t bulks[3] = {30000, 200000, MLFAB_BULK_MAX};
+  (void)state;
+  for (uint32_t k = 0; k < 3; k++) {
+    struct end a, b;
+    pthread_t thread;
+    pair_open(&a, &b);
+    struct stream stream = {&a, k == 2 ? 500 : 3000, bulks[k]};
+    assert_int_equal(pthread_create(&thread, NULL, stream_produce, &stream), 0);
+    stream_consume(&b, stream.count, bulks[k]);
+    pthread_join(thread, NULL);
+    assert_int_equal(a.t->live[0]->ring, 2 * CONTROL);
+    assert_true(a.t->live[0]->head > 4 * CONTROL); /* it has wrapped */
+    assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
+    expect_pool_empty(&a);
+    pair_close(&a, &b);
+  }
+}
+
+/* Two of the largest bulks are under way at once, in the lowest places of the pool, and half a MiB of others. */
+static void test_small_full(void **state) {
+  struct end a, b;
+  mlfab_io_event event;
+  (void)state;
+  pair_open(&a, &b);
+  for (uint32_t round = 0; round < 40; round++) {
+    const uint32_t bytes = round % 2 ? MLFAB_BULK_MAX : 131072 - 64, most = round % 2 ? 2 : 4;
+    for (uint32_t k = 0; k < most; k++)
+      assert_int_equal(bulk_send(&a, source + k * 64, bytes, round + 1), 0);
+    assert_int_equal(bulk_send(&a, source, bytes, round + 1), MLFAB_ERR_AGAIN);
+    assert_int_equal(bulk_send(&a, source, 1000, 0), 0); /* small ones pass */
+    /* They are copied, so the buffer comes back at once. */
+    for (uint32_t k = 0; k < most; k++)
+      assert_int_equal(end_next(&a, MLFAB_IO_SENT).token, round + 1);
+    assert_int_equal(table->poll(a.t, &event), 0); /* no room, so no event */
+    for (uint32_t k = 0; k < most; k++) {
+      event = end_next(&b, MLFAB_IO_FRAME);
+      assert_int_equal(event.bulk_bytes, bytes);
+      assert_false(in_ring(&b, event.bulk));
+      assert_true(memcmp(event.bulk, source + k * 64, bytes) == 0);
+      table->release(b.t, &event);
+      if (k == 0) end_next(&a, MLFAB_IO_WRITABLE);
+    }
+    event = end_next(&b, MLFAB_IO_FRAME);
+    assert_true(in_ring(&b, event.bulk));
+    table->release(b.t, &event);
+    assert_int_equal(a.t->pool.bits[1] | a.t->pool.bits[2], 0);
+    expect_pool_empty(&a);
+  }
+  pair_close(&a, &b);
+}
+
+/* A link ends while its peer reads from the pool: the peer goes on reading what was sent, though others are sent more. */
+static void test_small_lost(void **state) {
+  struct end a, b, c;
+  (void)state;
+  pair_open(&a, &b);
+  end_open(&c, "");
+  assert_int_equal(table->connect(a.t, c.address, 8), 0);
+  end_next(&c, MLFAB_IO_UP);
+  const uint32_t first = a.link, second = end_next(&a, MLFAB_IO_UP).link;
+  mlfab_io_event held[2], event;
+  assert_int_equal(bulk_send(&a, source, 100000, 0), 0);
+  assert_int_equal(bulk_send(&a, source + 64, MLFAB_BULK_MAX, 0), 0);
+  for (int i = 0; i < 2; i++) held[i] = end_next(&b, MLFAB_IO_FRAME);
+  a.link = second;
+  assert_int_equal(bulk_send(&a, source, 65536, 0), 0);
+  uint64_t number = a.t->pool.number;
+  table->disconnect(a.t, first);
+  assert_int_equal(a.t->pool.lost, 18);
+  for (uint32_t round = 0; round < 30; round++) {
+    assert_int_equal(bulk_send(&a, source + 128 + 64 * round, MLFAB_BULK_MAX, 0), 0);
+    for (int k = 0; k < (round == 0 ? 2 : 1); k++) {
+      event = end_next(&c, MLFAB_IO_FRAME);
+      if (event.bulk_bytes == MLFAB_BULK_MAX)
+        assert_true(memcmp(event.bulk, source + 128 + 64 * round, MLFAB_BULK_MAX) == 0);
+      table->release(c.t, &event);
+    }
+    while (table->poll(a.t, &event)) continue;
+    /* Nothing else is in it: the next pool begins. */
+    assert_int_equal(a.t->pool.number, number + 1);
+  }
+  expect_pool_empty(&a);
+  assert_true(memcmp(held[0].bulk, source, 100000) == 0);
+  assert_true(memcmp(held[1].bulk, source + 64, MLFAB_BULK_MAX) == 0);
+  end_next(&b, MLFAB_IO_DOWN);
+  for (int i = 0; i < 2; i++) table->release(b.t, &held[i]);
+  end_close(&c);
+  pair_close(&a, &b);
+}
+
+/* Many links, some of whose peers do not read: the others go on. */
+static void test_small_many(void **state) {
+  enum { LINKS = 40 };
+  struct end a, b;
+  uint32_t links[LINKS];
+  (void)state;
+  end_open(&a, "");
+  end_open(&b, "");
+  for (uint32_t i = 0; i < LINKS; i++) {
+    assert_int_equal(table->connect(a.t, b.address, i), 0);
+    end_next(&b, MLFAB_IO_UP);
+    links[i] = end_next(&a, MLFAB_IO_UP).link;
+  }
+  for (uint32_t i = 0; i < LINKS; i++) {
+    int code;
+    a.link = links[i];
+    do code = bulk_send(&a, source, MLFAB_BULK_MAX, 0);
+    while (code == 0);
+    assert_int_equal(code, MLFAB_ERR_AGAIN);
+  }
+  assert_int_equal(a.t->pool.used, 2 * LINKS * 16);
+  mlfab_io_event event;
+  for (uint32_t i = 0; i < 2 * LINKS; i++) {
+    event = end_next(&b, MLFAB_IO_FRAME);
+    assert_true(memcmp(event.bulk, source, MLFAB_BULK_MAX) == 0);
+    table->release(b.t, &event);
+  }
+  for (uint32_t i = 0; i < LINKS; i++) end_next(&a, MLFAB_IO_WRITABLE);
+  expect_pool_empty(&a);
+  pair_close(&a, &b);
+}
+
+/* Sizes that a ring cannot have, from a peer that connects, and in an answer. */
+static void test_hostile_size(void **state) {
+  static const uint32_t sizes[] = {0, CONTROL, 2 * CONTROL + 4096, RING + CONTROL, UINT32_MAX};
+  struct end end;
+  (void)state;
+  end_open(&end, "");
+  for (size_t i = 0; i < MLFAB__COUNT(sizes) + 1; i++) {
+    uint32_t size = i < MLFAB__COUNT(sizes) ? sizes[i] : 2 * CONTROL;
+    int segment = mlfab__shm_file("s", CONTROL + 2 * (uint64_t)RING, F_SEAL_SEAL);
+    int bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC);
+    int fds[3] = {segment, bell, event_fd}, fd = stranger(&end);
+    /* The last one would do, but the file has another size. */
+    assert_true(shm_packet_send(fd, fds, 3, size));
+    end_next(&end, MLFAB_IO_REFUSED);
+    close(fd);
+
+    char name[64], address[80];
+    struct sockaddr_un at;
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(name, sizeof name, "size-%d-%zu", (int)getpid(), i);
+    snprintf(address, sizeof address, "shm:%s", name);
+    socklen_t bytes = shm_sockaddr(name, &at);
+    assert_int_equal(bind(listener, (struct sockaddr *)(void *)&at, bytes), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(table->connect(end.t, address, 5), 0);
+    assert_true((fd = accept(listener, NULL, NULL)) >= 0);
+    /* Larger than what was asked for. */
+    assert_true(shm_packet_send(fd, &fds[1], 2, i < MLFAB__COUNT(sizes) ? size : 3 * CONTROL));
+    end_next(&end, MLFAB_IO_DOWN);
+    close(fd), close(listener), close(segment), close(bell), close(event_fd);
+  }
+  end_close(&end);
 }
 
 /* Processes of two builds: each learns that the other one's protocol is older or newer than its own. */
@@ -1137,8 +1350,11 @@ static void test_no_memory(void **state) {
     end_open(&a, "");
     memset(&b, 0, sizeof b);
     fail_in = k;
-    mlfab_transport_options options = {
-        .size = sizeof options, .listen = "", .env = &hooks, .error = &error};
+    mlfab_transport_options options = {.size = sizeof options,
+                                       .listen = "",
+                                       .env = &hooks,
+                                       .error = &error,
+                                       .neighbours = neighbours};
     if (table->open(&options, &self, b.address) != 0) {
       assert_int_equal(error.code, MLFAB_ERR_MEMORY);
       table->close(a.t);
@@ -1218,6 +1434,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_stress),
       cmocka_unit_test(test_full),
+      cmocka_unit_test(test_share),
+      cmocka_unit_test(test_agreed),
       cmocka_unit_test(test_allocations),
       cmocka_unit_test(test_borrowed_beyond_down),
       cmocka_unit_test(test_no_lost_wake),
@@ -1246,9 +1464,21 @@ int main(void) {
       cmocka_unit_test(test_not_mapped),
       cmocka_unit_test(test_hostile_files),
   };
+  const struct CMUnitTest small[] = {
+      cmocka_unit_test(test_small_stress),      cmocka_unit_test(test_small_full),
+      cmocka_unit_test(test_small_lost),        cmocka_unit_test(test_small_many),
+      cmocka_unit_test(test_hostile_size),      cmocka_unit_test(test_borrowed_beyond_down),
+      cmocka_unit_test(test_allocations),       cmocka_unit_test(test_no_lost_wake),
+      cmocka_unit_test(test_wait_beside),       cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_hostile_word),      cmocka_unit_test(test_hostile_noise),
+      cmocka_unit_test(test_no_memory),         cmocka_unit_test(test_taken_back),
+      cmocka_unit_test(test_hostile_reference),
+  };
   table = test_shm_table();
   source_fill();
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  int failures = cmocka_run_group_tests(tests, NULL, NULL);
+  neighbours = 129;
+  return failures + cmocka_run_group_tests(small, NULL, NULL);
 }
 
 #else
