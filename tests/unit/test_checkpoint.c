@@ -55,7 +55,7 @@ static void open_run(run *r, memory_disk *d, const char *resume, uint64_t every)
   c.env = &env;
   c.on_event = event;
   c.user = r;
-  c.timeout_ns = 20 * SECOND;
+  c.timeout_ns = 120 * SECOND;
   c.block_bytes = 4096;
   c.chunk_bytes = 4096;
   snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, DIR);
