@@ -24,10 +24,10 @@ GROUPS = [
     {"base": "base error env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels_cblas kernels packet"},
-    {"model": "sync layout version optimizer memory store image windows"},
+    {"model": "sync layout version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
-    {"worker": "sources cache pull push worker worker_role",
-     "server": "lazy blocks clock queue apply round serve server server_role",
+    {"worker": "sources cache view pull push worker worker_role",
+     "server": "lazy blocks views clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm membership membership_records partial_run stochastic user_dag barrier trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",

@@ -587,8 +587,8 @@ static void shm_hang_up(struct shm *t, struct shm_link *link) {
   shm_close_fd(&link->fd);
 }
 
-static void shm_unview(struct shm_view *view) {
-  if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+static void shm_unview(struct shm *t, struct shm_view *view) {
+  if (view->at != NULL) mlfab__shm_memory_unmap(t->memory, view->at, view->bytes);
   if (view->number != 0 && view->at == NULL) close(view->fd);
   *view = (struct shm_view){0};
 }
@@ -604,7 +604,7 @@ static void shm_free_link(struct shm *t, struct shm_link *link) {
   if (link->map != NULL) munmap(link->map, shm_mapping(link));
   if (link->bell != NULL) munmap(link->bell, SHM_CONTROL);
   for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++)
-    shm_unview(&link->refers->views[i]);
+    shm_unview(t, &link->refers->views[i]);
   if (link->refers != NULL) mlfab__free(&t->env, link->refers, shm_refers_bytes(link->refers));
   t->links--;
   mlfab__free(&t->env, link, sizeof *link);
@@ -1014,8 +1014,8 @@ static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file 
     return MLFAB_ERR_FRAME;
   struct shm_view *view = &refers->views[file->place];
   if (view->borrowed > 0) return MLFAB_ERR_FRAME;
-  shm_unview(view);
-  void *map = mlfab__shm_map(NULL, file->bytes, PROT_READ, fd, 0);
+  shm_unview(t, view);
+  const uint8_t *map = mlfab__shm_memory_map(t->memory, fd, file->bytes, file->number);
   *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
   if (map == NULL) *fd_p = -1; /* the view has it */
   return 0;
@@ -1371,7 +1371,7 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
   uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) ||
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 ||
       (!span.alone && !MLFAB__PLANTED(291)))
     return 0;
   struct shm_refers *refers = shm_refers(t, link);

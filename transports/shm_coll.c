@@ -372,7 +372,7 @@ static int shm_coll_create(mlfab__env *env, mlfab__shm_memory *memory, mlfab__sh
   void *map = NULL;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
     map = mlfab__shm_map(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, a->fd, 0);
-  a->slots = map == NULL ? NULL : mlfab__shm_memory_functions()->alloc(memory, sizeof *a->slots);
+  a->slots = map == NULL ? NULL : mlfab__shm_memory_functions()->alloc(memory, sizeof *a->slots, 0);
   if (a->slots == NULL) {
     if (map != NULL) munmap(map, sizeof *a->own);
     if (a->fd >= 0) close(a->fd);
@@ -413,7 +413,7 @@ static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   }
   /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
   shm_coll_drop_peers(a);
-  mlfab__shm_memory_functions()->release(a->memory, a->slots);
+  mlfab__shm_memory_functions()->release(a->memory, a->slots, 0);
   if (!child) munmap(a->own, sizeof *a->own);
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);

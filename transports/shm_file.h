@@ -44,8 +44,7 @@ MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, cons
                                            uint64_t bytes, mlfab__shm_span *span_p);
 MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
 MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some stay
- * as they are, and 0 is returned, else 1. From any thread. */
+/* As in the table. From any thread. */
 MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
                                             uint64_t bytes);
 /* Is there a file with this number? */
@@ -53,6 +52,11 @@ MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t nu
 /* Who is told of files that are closed; one at a time, NULL: nobody. */
 MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
                                              void *user);
+/* map: a file of another process, sealed against shrinking, which has this number there; NULL on failure. unmap gives up that hold. memory may be NULL. */
+MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *memory, int fd,
+                                                     uint64_t bytes, uint64_t number);
+MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const uint8_t *at,
+                                             uint64_t bytes);
 #endif
 
 #endif

@@ -1,5 +1,8 @@
 /* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
+ * Pages of a guarded area are renewed into one file for all of the area, at the same offsets, until some are renewed again: so an
+ * area has few files, however many stretches are renewed.
+ *
  * One lock guards the lists; areas come and go only with the context's lock besides. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
  * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
  * nothing from the env, whose functions need the context's lock. */
@@ -35,6 +38,16 @@ struct shm_memory_area {
   struct shm_memory_area *next;
   uint8_t *at;
   uint64_t asked, bytes; /* bytes: whole pages */
+  bool guarded;
+  struct shm_memory_file *fresh; /* guarded: pages are renewed into it; or NULL */
+  uint64_t *taken;               /* bits: the pages of `fresh` that were used */
+};
+
+struct shm_memory_map {
+  struct shm_memory_map *next;
+  const uint8_t *at;
+  uint64_t bytes, number;
+  uint32_t holds;
 };
 
 struct mlfab__shm_memory {
@@ -42,6 +55,7 @@ struct mlfab__shm_memory {
   pid_t pid;
   pthread_mutex_t lock;
   struct shm_memory_area *areas;
+  struct shm_memory_map *maps;
   uint64_t page, last_number;
   uint32_t files, npieces; /* slots that have been used */
   struct shm_memory_file file[MLFAB__SHM_FILES];
@@ -84,9 +98,21 @@ static struct shm_memory_file *shm_memory_enter(mlfab__shm_memory *m, int fd, ui
   return &m->file[i];
 }
 
-/* These addresses belong to the file. There is an unused piece. */
+/* These addresses belong to the file. There is an unused piece. What lies beside it in memory and in the file becomes one piece
+ * with it. */
 static void shm_memory_join(mlfab__shm_memory *m, struct shm_memory_file *file, uint8_t *at,
                             uint64_t bytes, uint64_t offset) {
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    struct shm_memory_piece *piece = &m->piece[i];
+    if (piece->file != file) continue;
+    bool before = piece->at + piece->bytes == at && piece->offset + piece->bytes == offset;
+    bool behind = at + bytes == piece->at && offset + bytes == piece->offset;
+    if (!before && !behind) continue;
+    if (before) at = piece->at, offset = piece->offset;
+    bytes += piece->bytes;
+    piece->file = NULL;
+    file->pieces--;
+  }
   *shm_memory_unused(m) = (struct shm_memory_piece){file, at, bytes, offset};
   file->pieces++;
 }
@@ -132,8 +158,9 @@ MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *m, const voi
     *span = (mlfab__shm_span){piece->file->number, piece->offset + offset, piece->file->bytes,
                               piece->file->fd, 0};
     span->alone =
-        begin % m->page == 0 &&
-        (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE));
+        area->guarded ||
+        (begin % m->page == 0 &&
+         (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE)));
     return 1;
   }
   return 0;
@@ -145,6 +172,11 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
   int found = mlfab__shm_memory_look(m, at, bytes, span);
   pthread_mutex_unlock(&m->lock);
   return found;
+}
+
+static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
+  mlfab__shm_span span;
+  return mlfab__shm_memory_find(m, at, bytes, &span) ? span.number : 0;
 }
 
 /* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */
@@ -160,8 +192,66 @@ static uint8_t *shm_memory_fresh(uint64_t bytes, int *fd_p) {
   return map == MAP_FAILED ? NULL : map;
 }
 
+/* Bytes of a bit for each page. */
+static size_t shm_memory_bits(const mlfab__shm_memory *m, uint64_t bytes) {
+  return (size_t)((bytes / m->page + 63) / 64 * 8);
+}
+
+/* Gives up the file that an area's pages were renewed into. With the lock. */
+static void shm_memory_stale(mlfab__shm_memory *m, struct shm_memory_area *area) {
+  struct shm_memory_piece hold = {.file = area->fresh};
+  if (area->fresh != NULL) shm_memory_leave(m, &hold);
+  area->fresh = NULL;
+}
+
+/* Were any of these pages of the area's fresh file used? `take`: they are now. */
+static bool shm_memory_taken(const mlfab__shm_memory *m, const struct shm_memory_area *area,
+                             uint64_t offset, uint64_t bytes, bool take) {
+  bool taken = false;
+  for (uint64_t p = offset / m->page; p < (offset + bytes) / m->page; p++) {
+    taken |= area->taken[p / 64] >> p % 64 & 1;
+    if (take) area->taken[p / 64] |= UINT64_C(1) << p % 64;
+  }
+  return taken;
+}
+
+/* The same as shm_memory_replace, of a guarded area: all that write to it, and renew it, have the context's lock. */
+static bool shm_memory_refresh(mlfab__shm_memory *m, struct shm_memory_area *area, uint8_t *from,
+                               uint64_t bytes) {
+  uint64_t offset = (uint64_t)(from - area->at);
+  pthread_mutex_lock(&m->lock);
+  if (area->fresh != NULL && shm_memory_taken(m, area, offset, bytes, false))
+    shm_memory_stale(m, area);
+  if (area->fresh == NULL) {
+    int fd = mlfab__shm_file("mlfab-memory", area->bytes, 0);
+    area->fresh = fd < 0 ? NULL : shm_memory_enter(m, fd, area->bytes);
+    if (fd >= 0 && area->fresh == NULL) close(fd);
+    if (area->fresh != NULL) area->fresh->pieces = 1; /* the area's hold */
+    memset(area->taken, 0, shm_memory_bits(m, area->bytes));
+  }
+  int fd = area->fresh == NULL ? -1 : area->fresh->fd;
+  pthread_mutex_unlock(&m->lock);
+  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, offset);
+  if (map == NULL) return false;
+  memcpy(map, from, bytes);
+  pthread_mutex_lock(&m->lock);
+  bool done = mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) != MAP_FAILED;
+  if (done) {
+    shm_memory_cut(m, from, bytes);
+    shm_memory_taken(m, area, offset, bytes, true);
+    if (shm_memory_unused(m) != NULL) shm_memory_join(m, area->fresh, from, bytes, offset);
+  }
+  pthread_mutex_unlock(&m->lock);
+  if (!done) munmap(map, bytes);
+  return done;
+}
+
 /* [from, from + bytes) are whole pages of an area. Copies without the lock, which others need for every send. */
 static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_area *area = shm_memory_area_of(m, from, bytes);
+  pthread_mutex_unlock(&m->lock);
+  if (area != NULL && area->guarded && shm_memory_refresh(m, area, from, bytes)) return 1;
   int fd;
   uint8_t *map = shm_memory_fresh(bytes, &fd);
   if (map == NULL) return 0;
@@ -228,6 +318,68 @@ MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *m, mlfab__shm_go
   pthread_mutex_unlock(&m->lock);
 }
 
+/* ---- files of other processes ---- */
+
+MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *m, int fd, uint64_t bytes,
+                                                     uint64_t number) {
+  struct shm_memory_map *map = m == NULL ? NULL : mlfab__alloc(m->env, sizeof *map);
+  if (m != NULL && map == NULL) return NULL;
+  const uint8_t *at = mlfab__shm_map(NULL, bytes, PROT_READ, fd, 0);
+  if (at == NULL && map != NULL) mlfab__free(m->env, map, sizeof *map);
+  if (at == NULL || map == NULL) return at;
+  pthread_mutex_lock(&m->lock);
+  *map = (struct shm_memory_map){m->maps, at, bytes, number, 1};
+  m->maps = map;
+  pthread_mutex_unlock(&m->lock);
+  return at;
+}
+
+static int shm_memory_hold(mlfab__shm_memory *m, const void *bytes_at, uint64_t bytes,
+                           uint64_t number, const uint8_t **from_p, uint64_t *bytes_p) {
+  const uint8_t *at = bytes_at;
+  mlfab__shm_span span;
+  int found = 0;
+  pthread_mutex_lock(&m->lock);
+  for (struct shm_memory_map *map = m->maps; map != NULL && !found; map = map->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)map->at;
+    if (map->number != number || offset >= map->bytes || bytes > map->bytes - offset) continue;
+    map->holds++;
+    *from_p = map->at;
+    *bytes_p = map->bytes;
+    found = 1;
+  }
+  if (!found && mlfab__shm_memory_look(m, at, bytes, &span) && span.number == number) {
+    const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+    *from_p = area->at;
+    *bytes_p = area->bytes;
+    found = 1;
+  }
+  pthread_mutex_unlock(&m->lock);
+  return found;
+}
+
+static void shm_memory_drop(mlfab__shm_memory *m, const void *from) {
+  bool here = m->pid == getpid(); /* as in shm_memory_release */
+  if (here) pthread_mutex_lock(&m->lock);
+  struct shm_memory_map **link = &m->maps;
+  while (*link != NULL && (*link)->at != from) link = &(*link)->next;
+  struct shm_memory_map *map = *link;
+  if (map != NULL && --map->holds == 0) {
+    *link = map->next;
+    if (here) munmap((void *)(uintptr_t)map->at, map->bytes);
+    mlfab__free(m->env, map, sizeof *map);
+  }
+  if (here) pthread_mutex_unlock(&m->lock);
+}
+
+MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *m, const uint8_t *at,
+                                             uint64_t bytes) {
+  if (m != NULL)
+    shm_memory_drop(m, at);
+  else
+    munmap((void *)(uintptr_t)at, bytes);
+}
+
 /* ---- for the context ---- */
 
 static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
@@ -240,16 +392,19 @@ static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
   return m;
 }
 
-static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
+static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked, int guarded) {
   if (asked == 0 || asked > SIZE_MAX / 2) return NULL;
   uint64_t bytes = (asked + m->page - 1) / m->page * m->page;
   struct shm_memory_area *area = mlfab__alloc(m->env, sizeof *area);
-  int fd = area == NULL ? -1 : mlfab__shm_file("mlfab-memory", bytes, 0);
+  uint64_t *taken =
+      area != NULL && guarded ? mlfab__alloc(m->env, shm_memory_bits(m, bytes)) : NULL;
+  int fd =
+      area == NULL || (guarded && taken == NULL) ? -1 : mlfab__shm_file("mlfab-memory", bytes, 0);
   uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
   pthread_mutex_lock(&m->lock);
   struct shm_memory_file *file = map == NULL ? NULL : shm_memory_enter(m, fd, bytes);
   if (file != NULL) {
-    *area = (struct shm_memory_area){m->areas, map, asked, bytes};
+    *area = (struct shm_memory_area){m->areas, map, asked, bytes, guarded != 0, NULL, taken};
     m->areas = area;
     shm_memory_join(m, file, map, bytes, 0);
   }
@@ -260,36 +415,46 @@ static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
   }
   if (map != NULL) munmap(map, bytes);
   if (fd >= 0) close(fd);
+  if (taken != NULL) mlfab__free(m->env, taken, shm_memory_bits(m, bytes));
   if (area != NULL) mlfab__free(m->env, area, sizeof *area);
   return NULL;
 }
 
-/* In a forked child the mappings do not exist. */
-static void shm_memory_release(mlfab__shm_memory *m, void *at) {
-  pthread_mutex_lock(&m->lock);
+/* In a forked child the mappings do not exist, and a thread that is not there may have the lock. */
+static void shm_memory_release(mlfab__shm_memory *m, void *at, int emptied) {
+  bool here = m->pid == getpid();
+  if (here) pthread_mutex_lock(&m->lock);
   struct shm_memory_area **in = &m->areas;
   while (*in != NULL && (*in)->at != at) in = &(*in)->next;
   struct shm_memory_area *area = *in;
   assert(area != NULL);
   *in = area->next;
+  if (here && emptied) madvise(area->at, area->bytes, MADV_REMOVE);
   shm_memory_cut(m, area->at, area->bytes);
-  if (m->pid == getpid()) munmap(area->at, area->bytes);
+  shm_memory_stale(m, area);
+  if (here) munmap(area->at, area->bytes);
+  if (area->taken != NULL) mlfab__free(m->env, area->taken, shm_memory_bits(m, area->bytes));
   mlfab__free(m->env, area, sizeof *area);
-  pthread_mutex_unlock(&m->lock);
+  if (here) pthread_mutex_unlock(&m->lock);
 }
 
 static void shm_memory_destroy(mlfab__shm_memory **memory_p) {
   mlfab__shm_memory *m = *memory_p;
   if (m == NULL) return;
   *memory_p = NULL;
-  while (m->areas != NULL) shm_memory_release(m, m->areas->at);
+  while (m->areas != NULL) shm_memory_release(m, m->areas->at, 0);
+  while (m->maps != NULL) {
+    m->maps->holds = 1;
+    shm_memory_drop(m, m->maps->at);
+  }
   pthread_mutex_destroy(&m->lock);
   mlfab__free(m->env, m, sizeof *m);
 }
 
 MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void) {
-  static const mlfab__shm_memory_table table = {shm_memory_create, shm_memory_destroy,
-                                                shm_memory_alloc, shm_memory_release};
+  static const mlfab__shm_memory_table table = {
+      shm_memory_create,  shm_memory_destroy,      shm_memory_alloc, shm_memory_release,
+      shm_memory_file_of, mlfab__shm_memory_renew, shm_memory_hold,  shm_memory_drop};
   return &table;
 }
 

@@ -12,7 +12,10 @@
  *   (M1) Pieces (stretches of addresses that belong to one file in one row) do not overlap. A page in no piece is private.
  *   (M2) A file's number is never used again. `gone` is called before its descriptor is closed.
  *   (M3) Bytes are lent to others only if their pages hold nothing else of the caller's (`alone`), because renewing copies whole
- *        pages, and another thread may write to what else is in them meanwhile. */
+ *        pages, and another thread may write to what else is in them meanwhile; or if the area is guarded.
+ *
+ * A map is a file of another process, mapped for reading. Who maps it has the first hold; it is unmapped with the last.
+ * Invariant: (M4) maps do not overlap areas, nor each other. */
 #ifndef MLFAB__SHM_MEMORY_H
 #define MLFAB__SHM_MEMORY_H
 
@@ -25,10 +28,21 @@ typedef struct mlfab__shm_memory_table {
   mlfab__shm_memory *(*create)(mlfab__env *env);
   /* Frees all areas, too. NULL: does nothing. */
   void (*destroy)(mlfab__shm_memory **memory_p);
-  /* An area of at least `bytes`, zeroed. NULL: there are no descriptors or no memory; use ordinary memory. */
-  void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes);
-  /* `area` is what alloc returned. */
-  void (*release)(mlfab__shm_memory *memory, void *area);
+  /* An area of at least `bytes`, zeroed. guarded: only this context writes to it, while it is locked, so all of its pages may be
+   * renewed at any time. NULL: there are no descriptors or no memory; use ordinary memory. */
+  void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes, int guarded);
+  /* `area` is what alloc returned. emptied: what other processes still map of it has no pages any more. */
+  void (*release)(mlfab__shm_memory *memory, void *area, int emptied);
+  /* The number of the file that has these bytes; 0: there is none, or not one. */
+  uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
+  /* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some
+   * stay as they are, and 0 is returned, else 1. */
+  int (*renew)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
+  /* hold: are these bytes in a file with this number (file) of another process that is mapped here, or of this one? 1: they stay
+   * readable until `drop`, and [*from_p, *from_p + *bytes_p), which contains them, with them; 0: they are not. drop: `from`. */
+  int (*hold)(mlfab__shm_memory *memory, const void *at, uint64_t bytes, uint64_t file,
+              const uint8_t **from_p, uint64_t *bytes_p);
+  void (*drop)(mlfab__shm_memory *memory, const void *from);
 } mlfab__shm_memory_table;
 
 /* NULL when MLFAB_WITH_SHM is 0. */

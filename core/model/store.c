@@ -71,12 +71,28 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
 
+/* Memory for a block; `more` follow. */
+static uint8_t *store_data(mlfab__env *env, const mlfab__store *store, uint64_t more) {
+  if (store->memory || !store->slab)
+    return mlfab__memory_take(store->memory, env, store->block_bytes);
+  return mlfab__slab_take(env, store->slab, store->block_bytes, (uint32_t)more);
+}
+
+static void store_give_data(mlfab__env *env, const mlfab__store *store, uint8_t *data) {
+  if (store->memory || !store->slab)
+    mlfab__memory_give(store->memory, env, data, store->block_bytes);
+  else
+    mlfab__slab_give(env, store->slab, data);
+}
+
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
-                                      const mlfab__layout *layout, uint32_t server,
-                                      uint32_t block_bytes, int sums, uint32_t states, int ghost) {
+                                      mlfab__slab *slab, const mlfab__layout *layout,
+                                      uint32_t server, uint32_t block_bytes, int sums,
+                                      uint32_t states, int ghost) {
   memset(store, 0, sizeof *store);
   store->layout = layout;
   store->memory = ghost ? NULL : memory;
+  store->slab = slab;
   store->block_bytes = block_bytes;
   store->ghost = ghost;
   store->changes = 1;
@@ -88,15 +104,15 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
   store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
   if (!store->blocks) goto no_memory;
-  for (uint32_t i = store->nblocks; i-- > 0;) {
+  for (uint32_t i = 0; i < store->nblocks; i++) {
     if (!ghost) {
-      store->blocks[i].data = mlfab__memory_take(store->memory, env, store->block_bytes);
+      store->blocks[i].data = store_data(env, store, store->nblocks - 1 - i);
       if (!store->blocks[i].data) goto no_memory;
     }
-    store->blocks[i].next_free = store->free_head;
-    store->free_head = i;
-    store->free_count++;
+    store->blocks[i].next_free = i + 1 < store->nblocks ? i + 1 : MLFAB__NO_BLOCK;
   }
+  store->free_head = 0;
+  store->free_count = store->nblocks;
   for (uint32_t p = 0; p < store->positions; p++) {
     store->w[p] = mlfab__store_take(store);
     if (!ghost)
@@ -139,16 +155,12 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
   mlfab__free(env, state, store->positions * sizeof *state);
 }
 
-MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+/* All but the blocks. */
+static void store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
   for (uint32_t i = 0; store->tags && i < store->nslices; i++)
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
-  for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
-    if (store->blocks[i].shadow) mlfab__memory_forget(store->memory, &store->blocks[i]);
-    mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
-  }
-  mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   store_free_states(env, store, store->s0);
   store_free_states(env, store, store->s1);
   mlfab__free(env, store->w, store->positions * sizeof *store->w);
@@ -156,7 +168,40 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->sum, store->positions * sizeof *store->sum);
   mlfab__free(env, store->slices, store->nslices * sizeof *store->slices);
   mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
+}
+
+static void store_free_block(mlfab__env *env, const mlfab__store *store, mlfab__block *block) {
+  if (block->shadow) mlfab__memory_forget(store->memory, block);
+  store_give_data(env, store, block->data);
+  block->data = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+  store_free_places(env, store);
+  for (uint32_t i = 0; store->blocks && i < store->nblocks; i++)
+    store_free_block(env, store, &store->blocks[i]);
+  mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   memset(store, 0, sizeof *store);
+}
+
+MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store) {
+  uint32_t *places[] = {store->w, store->next, store->sum};
+  for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
+    for (uint32_t p = 0; p < store->positions; p++)
+      mlfab__store_put(store, &places[k][p], MLFAB__NO_BLOCK);
+  }
+  store_free_places(env, store);
+  for (uint32_t i = 0; i < store->nblocks; i++) {
+    if (store->blocks[i].refs == 0) store_free_block(env, store, &store->blocks[i]);
+  }
+  const mlfab__store left = {.memory = store->memory,
+                             .slab = store->slab,
+                             .block_bytes = store->block_bytes,
+                             .blocks = store->blocks,
+                             .nblocks = store->nblocks,
+                             .free_head = MLFAB__NO_BLOCK,
+                             .ghost = store->ghost};
+  *store = left;
 }
 
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
@@ -196,10 +241,9 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
   memcpy(more, store->blocks, store->nblocks * sizeof *more);
   for (uint64_t i = 0; i < n; i++) {
     mlfab__block *block = &more[store->nblocks + i];
-    if (!store->ghost) block->data = mlfab__memory_take(store->memory, env, store->block_bytes);
+    if (!store->ghost) block->data = store_data(env, store, n - 1 - i);
     if (block->data || store->ghost) continue;
-    while (i-- > 0)
-      mlfab__memory_give(store->memory, env, more[store->nblocks + i].data, store->block_bytes);
+    while (i-- > 0) store_give_data(env, store, more[store->nblocks + i].data);
     mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }

@@ -23,13 +23,14 @@
 
 #include "layout.h"
 #include "memory.h"
+#include "slab.h"
 #include "version.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
 
 struct mlfab__block {
-  uint8_t *data; /* in the store's memory; NULL for ghosts */
+  uint8_t *data; /* in the store's memory, or of its slab; NULL for ghosts */
   uint32_t refs;
   uint32_t next_free;
   void *shadow; /* the copy that the host can read, or NULL: mlfab__store_lend */
@@ -57,6 +58,7 @@ typedef struct mlfab__holder {
 typedef struct mlfab__store {
   const mlfab__layout *layout;
   mlfab__memory *memory; /* of blocks and states; NULL: the host's */
+  mlfab__slab *slab;     /* of blocks in memory of the host; or NULL */
   uint64_t bytes;        /* sum over its slices */
   uint32_t nslices, nlocal;
   mlfab__shard_slice *slices; /* ascending by number, and so by offset */
@@ -85,15 +87,18 @@ typedef struct mlfab__piece {
   uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* memory: where blocks and states are, or NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
+/* memory: where blocks and states are, or NULL: memory of the host, the blocks in `slab` unless that is NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
  * arrays. Errors: MEMORY, nothing left allocated. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
-                                      const mlfab__layout *layout, uint32_t server,
-                                      uint32_t block_bytes, int sums, uint32_t states, int ghost);
+                                      mlfab__slab *slab, const mlfab__layout *layout,
+                                      uint32_t server, uint32_t block_bytes, int sums,
+                                      uint32_t states, int ghost);
 /* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
  * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
+/* Frees all but the blocks that have references from outside of the store; unref, then free them. There are no holders. */
+MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store);
 /* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece);

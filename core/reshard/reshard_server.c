@@ -119,9 +119,9 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   if (code) return code;
   mlfab__layout_assign(&shift->layout, shift->owners);
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
-  code = mlfab__store_init(env, &shift->store, server->store.memory, &shift->layout, server->number,
-                           server->config->block_bytes, mlfab__clock_rounds(server), states,
-                           options->ghost != 0);
+  code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
+                           &shift->layout, server->number, server->config->block_bytes,
+                           mlfab__clock_rounds(server), states, options->ghost != 0);
   if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;
@@ -411,7 +411,7 @@ static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   *b = c;
 }
 
-/* A kept slice swaps its blocks with the unused ones of the new store. */
+/* A kept slice swaps its blocks with the unused ones of the new store; what a view reads stays where it is. */
 static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
   mlfab__store *from = &server->store;
   mlfab__shard_slice *s = &to->slices[local];
@@ -422,7 +422,11 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   assert(from->block_bytes == to->block_bytes);
   for (uint32_t i = 0; i < s->count; i++) {
     uint32_t p = old->first + i, q = s->first + i;
-    reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
+    const mlfab__block *w = &from->blocks[from->w[p]];
+    if (w->refs > 1 && !MLFAB__PLANTED(312))
+      memcpy(to->blocks[to->w[q]].data, w->data, to->block_bytes);
+    else
+      reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
@@ -449,7 +453,7 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
   }
   mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
-  mlfab__store_free(env, &server->store);
+  mlfab__views_retire(server);
   mlfab__layout_free(env, &server->layout);
   server->layout = shift->layout;
   server->store = shift->store;

@@ -40,8 +40,9 @@ static void open_side(side *s, uint32_t server, uint32_t states, int ghost) {
   uint32_t owners[SLICES];
   for (uint32_t i = 0; i < SLICES; i++) owners[i] = server;
   mlfab__layout_assign(&s->layout, owners);
-  assert_int_equal(
-      mlfab__store_init(&s->env, &s->store, NULL, &s->layout, server, BLOCK, 1, states, ghost), 0);
+  assert_int_equal(mlfab__store_init(&s->env, &s->store, NULL, NULL, &s->layout, server, BLOCK, 1,
+                                     states, ghost),
+                   0);
 }
 
 static void close_side(side *s) {

@@ -308,7 +308,7 @@ static void test_borrowed_beyond_down(void **state) {
 enum { AREA = 3 << 20, CHUNK = 256 << 10 };
 
 static uint8_t *area_alloc(struct end *end, uint64_t bytes) {
-  return mlfab__shm_memory_functions()->alloc(end->memory, bytes);
+  return mlfab__shm_memory_functions()->alloc(end->memory, bytes, 0);
 }
 
 /* Sends a frame with this bulk. */
@@ -525,7 +525,7 @@ static void test_files(void **state) {
       end_next(&a, MLFAB_IO_SENT);
     }
     for (uint32_t i = 0; i < SHM_FILES + 4; i++)
-      mlfab__shm_memory_functions()->release(a.memory, areas[i]);
+      mlfab__shm_memory_functions()->release(a.memory, areas[i], 0);
   }
   assert_int_equal(entries("/proc/self/fd"), descriptors);
   pair_close(&a, &b);

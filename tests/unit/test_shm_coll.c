@@ -54,11 +54,11 @@ static uint64_t setting(const char *name, uint64_t otherwise) {
   } while (0)
 
 static void *memory_alloc(mlfab__shm_memory *memory, uint64_t bytes) {
-  return mlfab__shm_memory_functions()->alloc(memory, bytes);
+  return mlfab__shm_memory_functions()->alloc(memory, bytes, 0);
 }
 
 static void memory_release(mlfab__shm_memory *memory, void *area) {
-  mlfab__shm_memory_functions()->release(memory, area);
+  mlfab__shm_memory_functions()->release(memory, area, 0);
 }
 
 /* A barrier of all members. */

@@ -98,7 +98,7 @@ static void test_pieces(void **state) {
     if (seed % 2) scatter(&prng, &layout);
     for (uint32_t server = 0; server < servers; server++) {
       mlfab__store s;
-      assert_int_equal(mlfab__store_init(&env, &s, NULL, &layout, server, blocks[seed % 5],
+      assert_int_equal(mlfab__store_init(&env, &s, NULL, NULL, &layout, server, blocks[seed % 5],
                                          (int)(seed & 1), (uint32_t)(seed % 3), 0),
                        0);
       walk(&s, server, 1u << 30);
@@ -178,9 +178,9 @@ static void test_references(void **state) {
     mlfab__store s;
     mlfab__rng_seed(&prng, seed);
     random_layout(&prng, 1, &layout);
-    assert_int_equal(
-        mlfab__store_init(&env, &s, NULL, &layout, 0, 256, 1, (uint32_t)(seed % 3), seed % 4 == 0),
-        0);
+    assert_int_equal(mlfab__store_init(&env, &s, NULL, NULL, &layout, 0, 256, 1,
+                                       (uint32_t)(seed % 3), seed % 4 == 0),
+                     0);
     check_refs(&s, NULL, 0);
     shuffle(&prng, &s);
     mlfab__store_free(&env, &s);
@@ -217,7 +217,7 @@ static void test_memory(void **state) {
     mlfab__store s;
     assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
     left = k;
-    code = mlfab__store_init(&poor, &s, NULL, &layout, 0, 4096, 1, 2, 0);
+    code = mlfab__store_init(&poor, &s, NULL, NULL, &layout, 0, 4096, 1, 2, 0);
     if (!code) {
       uint32_t blocks = s.nblocks, spare = s.free_count;
       for (left = 0; left < 2; left++) {
@@ -236,7 +236,7 @@ static void test_memory(void **state) {
         mlfab__store_free(&poor, &s);
         assert_int_equal(poor.bytes, 0);
         left = 100000;
-        assert_int_equal(mlfab__store_init(&poor, &s, NULL, &layout, 0, 4096, 1, 2, 0), 0);
+        assert_int_equal(mlfab__store_init(&poor, &s, NULL, NULL, &layout, 0, 4096, 1, 2, 0), 0);
       }
       mlfab__store_free(&poor, &s);
     }
@@ -339,7 +339,7 @@ static void test_grains(void **state) {
     mlfab__rng_seed(&prng, seed);
     random_layout(&prng, 1, &layout);
     uint32_t tags = 1u << mlfab__rng_below(&prng, 17);
-    assert_int_equal(mlfab__store_init(&env, &s, NULL, &layout, 0, 4096, 0, 0, 0), 0);
+    assert_int_equal(mlfab__store_init(&env, &s, NULL, NULL, &layout, 0, 4096, 0, 0, 0), 0);
     uint64_t before = env.bytes, wanted = 0;
     assert_int_equal(mlfab__store_tag(&env, &s, tags), 0);
     for (uint32_t i = 0; i < s.nslices; i++) {

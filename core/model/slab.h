@@ -1,0 +1,42 @@
+/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 3.
+ *
+ * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
+ * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
+ * an area is freed when none of its blocks is in use.
+ *
+ * Invariants: `used` counts the blocks of an area that were taken and not given back; the others are in `free`, in such an order
+ * that an area from which nothing was given back yields ascending addresses. */
+#ifndef MLFAB__SLAB_H
+#define MLFAB__SLAB_H
+
+#include "../base/env.h"
+#include "../base/shm_memory.h"
+
+typedef struct mlfab__slab_area {
+  struct mlfab__slab_area *next;
+  uint8_t *at;
+  uint32_t *free; /* indices */
+  uint32_t count, used;
+  uint64_t stride; /* bytes of a block, a multiple of 64; of large blocks, of pages */
+  int shared;
+} mlfab__slab_area;
+
+/* All zero: empty, with private areas. */
+typedef struct mlfab__slab {
+  const mlfab__shm_memory_table *on; /* NULL: areas are private */
+  mlfab__shm_memory *memory;
+  mlfab__slab_area *areas;
+  int empties; /* nobody reads areas that are freed now: see release in shm_memory.h */
+} mlfab__slab;
+
+/* A block of `bytes`, aligned to 64, of any content. `more`: number of blocks that will be asked for next; they are in the same new
+ * area if there has to be one. NULL: no memory. */
+MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
+                                          uint32_t more);
+/* NULL: does nothing. */
+MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
+/* The area of a block. */
+MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
+                                                            const uint8_t *at);
+
+#endif
