@@ -1296,7 +1296,10 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  *   (M1) Pieces (stretches of addresses that belong to one file in one row) do not overlap. A page in no piece is private.
  *   (M2) A file's number is never used again. `gone` is called before its descriptor is closed.
  *   (M3) Bytes are lent to others only if their pages hold nothing else of the caller's (`alone`), because renewing copies whole
- *        pages, and another thread may write to what else is in them meanwhile. */
+ *        pages, and another thread may write to what else is in them meanwhile; or if the area is guarded.
+ *
+ * A map is a file of another process, mapped for reading. Who maps it has the first hold; it is unmapped with the last.
+ * Invariant: (M4) maps do not overlap areas, nor each other. */
 
 typedef struct mlfab__shm_memory mlfab__shm_memory;
 
@@ -1305,10 +1308,21 @@ typedef struct mlfab__shm_memory_table {
   mlfab__shm_memory *(*create)(mlfab__env *env);
   /* Frees all areas, too. NULL: does nothing. */
   void (*destroy)(mlfab__shm_memory **memory_p);
-  /* An area of at least `bytes`, zeroed. NULL: there are no descriptors or no memory; use ordinary memory. */
-  void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes);
-  /* `area` is what alloc returned. */
-  void (*release)(mlfab__shm_memory *memory, void *area);
+  /* An area of at least `bytes`, zeroed. guarded: only this context writes to it, while it is locked, so all of its pages may be
+   * renewed at any time. NULL: there are no descriptors or no memory; use ordinary memory. */
+  void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes, int guarded);
+  /* `area` is what alloc returned. emptied: what other processes still map of it has no pages any more. */
+  void (*release)(mlfab__shm_memory *memory, void *area, int emptied);
+  /* The number of the file that has these bytes; 0: there is none, or not one. */
+  uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
+  /* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some
+   * stay as they are, and 0 is returned, else 1. */
+  int (*renew)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
+  /* hold: are these bytes in a file with this number (file) of another process that is mapped here, or of this one? 1: they stay
+   * readable until `drop`, and [*from_p, *from_p + *bytes_p), which contains them, with them; 0: they are not. drop: `from`. */
+  int (*hold)(mlfab__shm_memory *memory, const void *at, uint64_t bytes, uint64_t file,
+              const uint8_t **from_p, uint64_t *bytes_p);
+  void (*drop)(mlfab__shm_memory *memory, const void *from);
 } mlfab__shm_memory_table;
 
 /* NULL when MLFAB_WITH_SHM is 0. */
@@ -1600,7 +1614,8 @@ typedef struct mlfab__header {
   X(MOMENT_HAS, 122)          \
   X(MIRROR, 123)              \
   X(MIRROR_HAS, 124)          \
-  X(PLACE, 125)
+  X(PLACE, 125)               \
+  X(VIEW, 126)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
@@ -1818,7 +1833,8 @@ typedef struct mlfab__withdraw { /* worker -> server: forget this update unless 
 typedef struct mlfab__pull {
   uint64_t request;
   uint64_t progress; /* number of rounds that this worker has pushed */
-  uint32_t epoch;    /* of the cache */
+  uint32_t epoch; /* of the cache; of a view: how often the worker has asked this server for it */
+  uint32_t flags; /* VIEW: answered by VIEW frames */
   uint32_t segments;
   uint32_t sinces; /* 0: no cache */
 } mlfab__pull;
@@ -1833,6 +1849,29 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
   uint32_t slice, flags;
   uint32_t epoch; /* epoch of the commit numbers */
 } mlfab__model;
+
+enum { MLFAB__PULL_VIEW = 1 };
+
+/* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
+ * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so a run is readable where
+ * the bulk came by reference to the file that contains it (base/shm_memory.h). */
+typedef struct mlfab__view_run {
+  uint64_t offset, bytes; /* in the flat model */
+  uint64_t at;
+} mlfab__view_run;
+#define MLFAB__VIEW_RUNS_MAX 1024 /* of a frame */
+#define MLFAB__VIEW_LEAST \
+  32768u /* bytes of a bulk that a transport of one host refers to, where it can */
+
+typedef struct mlfab__view {
+  uint64_t request;
+  uint64_t version; /* the largest of a slice */
+  uint64_t file;    /* its number at the server */
+  uint32_t ask;   /* epoch of the PULL: what was told of an earlier one is void, it was cancelled */
+  uint32_t flags; /* MLFAB__MODEL_LAST */
+  uint32_t runs;
+  uint64_t oldest; /* the smallest version of a slice */
+} mlfab__view;
 
 /* Pulls through a distributor. The server sends MODEL frames for a request of its own, with this bit set,
  * to the distributor's worker, where the aggregator role takes them. */
@@ -2034,11 +2073,12 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * VIEW_RUNS_MAX, TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
 #define MLFAB__WIRE_LISTS(X)     \
+  X(view, mlfab__view_run)       \
   X(tree_ask, uint32_t)          \
   X(tree_plan, mlfab__tree_node) \
   X(adopt, uint32_t)             \
@@ -2389,6 +2429,8 @@ WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
+WIRE_FIELDS(view_run, mlfab__view_run, N(offset) N(bytes) N(at))
+WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(request) N(version) N(file) N(ask) N(flags) N(oldest))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
@@ -2402,7 +2444,7 @@ WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_W
 WIRE_FIELDS(push, mlfab__push,
             N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
                 N(parts))
-WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
+WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch) N(flags))
 
 /* The versions or commits of slices. */
 static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
@@ -2581,7 +2623,8 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 static int wire_has_bulk(unsigned type) {
   if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
-  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT;
+  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT ||
+         type == MLFAB__VIEW;
 }
 
 /* Numbers of removed types are not reused, so there are gaps. */
@@ -6208,6 +6251,120 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
 
 
 /* ==============================================================================================
+ * core/model/slab.h
+ * ============================================================================================== */
+/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 3.
+ *
+ * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
+ * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
+ * an area is freed when none of its blocks is in use.
+ *
+ * Invariants: `used` counts the blocks of an area that were taken and not given back; the others are in `free`, in such an order
+ * that an area from which nothing was given back yields ascending addresses. */
+
+typedef struct mlfab__slab_area {
+  struct mlfab__slab_area *next;
+  uint8_t *at;
+  uint32_t *free; /* indices */
+  uint32_t count, used;
+  uint64_t stride; /* bytes of a block, a multiple of 64; of large blocks, of pages */
+  int shared;
+} mlfab__slab_area;
+
+/* All zero: empty, with private areas. */
+typedef struct mlfab__slab {
+  const mlfab__shm_memory_table *on; /* NULL: areas are private */
+  mlfab__shm_memory *memory;
+  mlfab__slab_area *areas;
+  int empties; /* nobody reads areas that are freed now: see release in shm_memory.h */
+} mlfab__slab;
+
+/* A block of `bytes`, aligned to 64, of any content. `more`: number of blocks that will be asked for next; they are in the same new
+ * area if there has to be one. NULL: no memory. */
+MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
+                                          uint32_t more);
+/* NULL: does nothing. */
+MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
+/* The area of a block. */
+MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
+                                                            const uint8_t *at);
+
+
+/* ==============================================================================================
+ * core/model/slab.c
+ * ============================================================================================== */
+/* slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
+
+/* Blocks of a new area, at least: pages that are not written to take no memory. */
+enum { SLAB_LEAST_BYTES = 2 << 20, SLAB_LEAST = 64 };
+/* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
+enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
+
+MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
+                                                            const uint8_t *at) {
+  const mlfab__slab_area *area = slab->areas;
+  while (area && (uintptr_t)at - (uintptr_t)area->at >= area->count * area->stride)
+    area = area->next;
+  return area;
+}
+
+static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {
+  if (area->at && area->shared)
+    slab->on->release(slab->memory, area->at, slab->empties);
+  else
+    mlfab__free_aligned(env, area->at, area->count * area->stride);
+  mlfab__free(env, area->free, area->count * sizeof *area->free);
+  mlfab__free(env, area, sizeof *area);
+}
+
+static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab *slab, uint64_t stride,
+                                       uint32_t count) {
+  if (count > SIZE_MAX / 2 / stride) return NULL;
+  mlfab__slab_area *area = mlfab__alloc(env, sizeof *area);
+  if (!area) return NULL;
+  area->stride = stride;
+  area->count = count;
+  area->free = mlfab__alloc_array(env, count, sizeof *area->free);
+  if (area->free && slab->on) area->at = slab->on->alloc(slab->memory, count * stride, 1);
+  area->shared = area->at != NULL;
+  if (area->free && !area->at) area->at = mlfab__alloc_aligned(env, count * stride);
+  if (!area->at) {
+    slab_free_area(env, slab, area);
+    return NULL;
+  }
+  for (uint32_t i = 0; i < count; i++) area->free[i] = count - 1 - i;
+  area->next = slab->areas;
+  slab->areas = area;
+  return area;
+}
+
+MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
+                                          uint32_t more) {
+  uint32_t unit = bytes > SLAB_LARGE ? SLAB_PAGE : 64;
+  uint64_t stride = ((uint64_t)bytes + unit - 1) / unit * unit;
+  mlfab__slab_area *area = slab->areas;
+  while (area && (area->stride != stride || area->used == area->count)) area = area->next;
+  if (!area) {
+    uint64_t least = slab->on ? mlfab__min(SLAB_LEAST, SLAB_LEAST_BYTES / stride) : 0;
+    area = slab_new_area(env, slab, stride, (uint32_t)mlfab__max((uint64_t)more + 1, least));
+  }
+  if (!area) return NULL;
+  return area->at + area->free[area->count - ++area->used] * stride;
+}
+
+MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at) {
+  if (!at) return;
+  mlfab__slab_area **link = &slab->areas;
+  while ((uintptr_t)at - (uintptr_t)(*link)->at >= (*link)->count * (*link)->stride)
+    link = &(*link)->next;
+  mlfab__slab_area *area = *link;
+  area->free[area->count - area->used--] = (uint32_t)((uint64_t)(at - area->at) / area->stride);
+  if (area->used > 0) return;
+  *link = area->next;
+  slab_free_area(env, slab, area);
+}
+
+/* ==============================================================================================
  * core/model/store.h
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
@@ -6235,7 +6392,7 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
 #define MLFAB__NO_SLICE 0xffffffffu
 
 struct mlfab__block {
-  uint8_t *data; /* in the store's memory; NULL for ghosts */
+  uint8_t *data; /* in the store's memory, or of its slab; NULL for ghosts */
   uint32_t refs;
   uint32_t next_free;
   void *shadow; /* the copy that the host can read, or NULL: mlfab__store_lend */
@@ -6263,6 +6420,7 @@ typedef struct mlfab__holder {
 typedef struct mlfab__store {
   const mlfab__layout *layout;
   mlfab__memory *memory; /* of blocks and states; NULL: the host's */
+  mlfab__slab *slab;     /* of blocks in memory of the host; or NULL */
   uint64_t bytes;        /* sum over its slices */
   uint32_t nslices, nlocal;
   mlfab__shard_slice *slices; /* ascending by number, and so by offset */
@@ -6291,15 +6449,18 @@ typedef struct mlfab__piece {
   uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* memory: where blocks and states are, or NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
+/* memory: where blocks and states are, or NULL: memory of the host, the blocks in `slab` unless that is NULL. sums: 1 when rounds are summed. states: number of the optimizer's state
  * arrays. Errors: MEMORY, nothing left allocated. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
-                                      const mlfab__layout *layout, uint32_t server,
-                                      uint32_t block_bytes, int sums, uint32_t states, int ghost);
+                                      mlfab__slab *slab, const mlfab__layout *layout,
+                                      uint32_t server, uint32_t block_bytes, int sums,
+                                      uint32_t states, int ghost);
 /* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
  * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
+/* Frees all but the blocks that have references from outside of the store; unref, then free them. There are no holders. */
+MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store);
 /* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece);
@@ -6433,12 +6594,28 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
 
+/* Memory for a block; `more` follow. */
+static uint8_t *store_data(mlfab__env *env, const mlfab__store *store, uint64_t more) {
+  if (store->memory || !store->slab)
+    return mlfab__memory_take(store->memory, env, store->block_bytes);
+  return mlfab__slab_take(env, store->slab, store->block_bytes, (uint32_t)more);
+}
+
+static void store_give_data(mlfab__env *env, const mlfab__store *store, uint8_t *data) {
+  if (store->memory || !store->slab)
+    mlfab__memory_give(store->memory, env, data, store->block_bytes);
+  else
+    mlfab__slab_give(env, store->slab, data);
+}
+
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
-                                      const mlfab__layout *layout, uint32_t server,
-                                      uint32_t block_bytes, int sums, uint32_t states, int ghost) {
+                                      mlfab__slab *slab, const mlfab__layout *layout,
+                                      uint32_t server, uint32_t block_bytes, int sums,
+                                      uint32_t states, int ghost) {
   memset(store, 0, sizeof *store);
   store->layout = layout;
   store->memory = ghost ? NULL : memory;
+  store->slab = slab;
   store->block_bytes = block_bytes;
   store->ghost = ghost;
   store->changes = 1;
@@ -6450,15 +6627,15 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
   store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
   if (!store->blocks) goto no_memory;
-  for (uint32_t i = store->nblocks; i-- > 0;) {
+  for (uint32_t i = 0; i < store->nblocks; i++) {
     if (!ghost) {
-      store->blocks[i].data = mlfab__memory_take(store->memory, env, store->block_bytes);
+      store->blocks[i].data = store_data(env, store, store->nblocks - 1 - i);
       if (!store->blocks[i].data) goto no_memory;
     }
-    store->blocks[i].next_free = store->free_head;
-    store->free_head = i;
-    store->free_count++;
+    store->blocks[i].next_free = i + 1 < store->nblocks ? i + 1 : MLFAB__NO_BLOCK;
   }
+  store->free_head = 0;
+  store->free_count = store->nblocks;
   for (uint32_t p = 0; p < store->positions; p++) {
     store->w[p] = mlfab__store_take(store);
     if (!ghost)
@@ -6501,16 +6678,12 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
   mlfab__free(env, state, store->positions * sizeof *state);
 }
 
-MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+/* All but the blocks. */
+static void store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
   for (uint32_t i = 0; store->tags && i < store->nslices; i++)
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
-  for (uint32_t i = 0; store->blocks && i < store->nblocks; i++) {
-    if (store->blocks[i].shadow) mlfab__memory_forget(store->memory, &store->blocks[i]);
-    mlfab__memory_give(store->memory, env, store->blocks[i].data, store->block_bytes);
-  }
-  mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   store_free_states(env, store, store->s0);
   store_free_states(env, store, store->s1);
   mlfab__free(env, store->w, store->positions * sizeof *store->w);
@@ -6518,7 +6691,40 @@ MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->sum, store->positions * sizeof *store->sum);
   mlfab__free(env, store->slices, store->nslices * sizeof *store->slices);
   mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
+}
+
+static void store_free_block(mlfab__env *env, const mlfab__store *store, mlfab__block *block) {
+  if (block->shadow) mlfab__memory_forget(store->memory, block);
+  store_give_data(env, store, block->data);
+  block->data = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+  store_free_places(env, store);
+  for (uint32_t i = 0; store->blocks && i < store->nblocks; i++)
+    store_free_block(env, store, &store->blocks[i]);
+  mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   memset(store, 0, sizeof *store);
+}
+
+MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store) {
+  uint32_t *places[] = {store->w, store->next, store->sum};
+  for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
+    for (uint32_t p = 0; p < store->positions; p++)
+      mlfab__store_put(store, &places[k][p], MLFAB__NO_BLOCK);
+  }
+  store_free_places(env, store);
+  for (uint32_t i = 0; i < store->nblocks; i++) {
+    if (store->blocks[i].refs == 0) store_free_block(env, store, &store->blocks[i]);
+  }
+  const mlfab__store left = {.memory = store->memory,
+                             .slab = store->slab,
+                             .block_bytes = store->block_bytes,
+                             .blocks = store->blocks,
+                             .nblocks = store->nblocks,
+                             .free_head = MLFAB__NO_BLOCK,
+                             .ghost = store->ghost};
+  *store = left;
 }
 
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
@@ -6558,10 +6764,9 @@ MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uin
   memcpy(more, store->blocks, store->nblocks * sizeof *more);
   for (uint64_t i = 0; i < n; i++) {
     mlfab__block *block = &more[store->nblocks + i];
-    if (!store->ghost) block->data = mlfab__memory_take(store->memory, env, store->block_bytes);
+    if (!store->ghost) block->data = store_data(env, store, n - 1 - i);
     if (block->data || store->ghost) continue;
-    while (i-- > 0)
-      mlfab__memory_give(store->memory, env, more[store->nblocks + i].data, store->block_bytes);
+    while (i-- > 0) store_give_data(env, store, more[store->nblocks + i].data);
     mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }
@@ -7643,7 +7848,9 @@ enum mlfab_call_kind {
   MLFAB_CALL_STOCHASTIC_CLOSE = 23, /* id; no request */
   /* options: mlfab_checkpoint_options or NULL; info_p: mlfab_checkpoint_info or NULL */
   MLFAB_CALL_CHECKPOINT = 24,
-  MLFAB_CALL_RESTORE = 25 /* data: the directory, a text that it reads only; no request */
+  MLFAB_CALL_RESTORE = 25,   /* data: the directory, a text that it reads only; no request */
+  MLFAB_CALL_PULL_VIEW = 26, /* bufs, n, info_p: mlfab_view; options: mlfab_pull_options or NULL */
+  MLFAB_CALL_VIEW_RELEASE = 27 /* count: the view's id, data: its parts; no request */
 };
 
 /* A call. Members that its kind does not take are ignored. */
@@ -12634,11 +12841,32 @@ typedef struct mlfab__push_codec {
   void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
+/* Bytes of a view: view.c. */
+typedef struct mlfab__worker_run {
+  uint64_t offset, bytes; /* in the model */
+  const uint8_t *at;
+  const uint8_t *held; /* the memory that a frame was about, at its first run; else NULL */
+  uint32_t server;     /* that has told it */
+} mlfab__worker_run;
+
+typedef struct mlfab__worker_view {
+  uint8_t used, all;
+  uint8_t copied;   /* it is pulled into memory of its own */
+  uint64_t request; /* once it is out */
+  mlfab_view *out;  /* until then */
+  mlfab__worker_run *runs;
+  uint32_t nruns, run_room, nparts, part_room;
+  mlfab_view_part *parts;
+  uint8_t *memory;
+  uint64_t memory_bytes;
+} mlfab__worker_view;
+
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
   uint8_t begun;    /* the hop has sent some of it */
   uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
   uint32_t attempt; /* number of the newest route; frames of older ones are void */
+  uint32_t ask; /* of a view: how often it was asked for; what is told of earlier ones is void */
   /* With a cache: */
   uint8_t asked;         /* this pull is the one that asks */
   uint8_t changed;       /* some of the slice has changed */
@@ -12660,6 +12888,7 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t version;
   mlfab__arrives_fn *arrives; /* or NULL */
   void *arrives_user;
+  mlfab__worker_view *view; /* that this pull makes, or NULL */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -12770,6 +12999,9 @@ struct mlfab__worker {
   uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
+  mlfab__worker_view views[MLFAB_VIEWS_MAX];
+  const mlfab__shm_memory_table *shared; /* memory that processes of the host share, or NULL */
+  mlfab__shm_memory *shared_memory;
   mlfab__sync_change change;
   uint32_t founding; /* servers that the fabric begins with */
   uint32_t epoch;    /* of the layout */
@@ -12819,6 +13051,11 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
+/* *out describes the view when the request has ended. */
+MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
+                                            uint32_t n, const mlfab_pull_options *options,
+                                            mlfab_view *out, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error);
 /* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
  * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
  * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
@@ -12887,6 +13124,26 @@ MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggr
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
+/* Views: view.c. share: memory in which views may be. begin: a free place, for `out`, of bufs that begin with this tensor. Errors:
+ * ARGUMENT, UNSUPPORTED, LIMIT. forget: what this server, or MLFAB_ALL, has told. take: a VIEW frame. Errors: UNSUPPORTED (its
+ * bulk is no reference), FRAME, MEMORY. copy: the view becomes a copy: its memory is that of the fetch's sources. Errors: MEMORY.
+ * finish: fills `out`. Errors: MEMORY. */
+MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
+                                         mlfab__shm_memory *memory);
+MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
+                                      mlfab__worker_view **view_p, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
+                                        uint32_t server);
+MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
+                                     uint32_t server, const mlfab__view *in,
+                                     const mlfab__view_run *told, const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch);
+MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch);
+MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view);
+/* mlfab_view_release. Errors: ARGUMENT. */
+MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
+                                               const void *parts, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
@@ -12967,6 +13224,8 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
 /* Withdraws every update without waiting, and frees what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 /* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */
@@ -12986,6 +13245,8 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
+/* The model is dropped. */
+MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
 /* The layout has changed: divides undecided updates and pulls anew; sends a change of consistency to all
  * servers again. */
@@ -13381,6 +13642,248 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
 }
 
 /* ==============================================================================================
+ * core/worker/view.c
+ * ============================================================================================== */
+/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See worker.h, and ../server/views.c.
+ *
+ * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
+ * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
+ * checked against it. Otherwise, or if the server says UNSUPPORTED, everything is asked for again as an ordinary pull into
+ * memory of the view's own: it is a copy then. A copy has all of the view, so that it is of the same kind everywhere.
+ *
+ *    free --pull_view--> MAPPED --all servers have told--> OUT --release--> free
+ *                           '--no reference--> COPIED --pulled--> OUT
+ *
+ * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
+ * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
+
+#include <stdlib.h>
+
+enum { VIEW_RUNS_MOST = 1 << 20 }; /* of a view */
+
+MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
+                                         mlfab__shm_memory *memory) {
+  worker->shared = on;
+  worker->shared_memory = memory;
+}
+
+MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
+                                      mlfab__worker_view **view_p, mlfab_error *error) {
+  *view_p = NULL;
+  if (out->size < sizeof *out)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p->size is not set");
+  if (worker->define.options.ghost)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: a view of ghost tensors");
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX && !*view_p; i++) {
+    if (!worker->views[i].used) *view_p = &worker->views[i];
+  }
+  if (!*view_p)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                       "pull_view: %d views are out; mlfab_view_release ends one", MLFAB_VIEWS_MAX);
+  (*view_p)->out = out;
+  (*view_p)->all = tensor == MLFAB_ALL;
+  return 0;
+}
+
+/* --- what a server has told --- */
+
+MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
+                                        uint32_t server) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    if (view->runs[i].server != server && server != MLFAB_ALL) {
+      view->runs[kept++] = view->runs[i];
+    } else if (view->runs[i].held) {
+      worker->shared->drop(worker->shared_memory, view->runs[i].held);
+    }
+  }
+  view->nruns = kept;
+}
+
+static int view_before(const void *one, const void *two) {
+  const mlfab__worker_run *a = one, *b = two;
+  return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+/* Do the runs of a server cover its segments, exactly once? Sorts all runs by their offsets. */
+static int view_whole(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
+  mlfab__worker_view *view = fetch->view;
+  const mlfab__segment *segment = worker->lists->segments;
+  uint64_t bytes, done = 0;
+  uint32_t n = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes), at = 0;
+  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    const mlfab__worker_run *run = &view->runs[i];
+    if (run->server != server) continue;
+    if (at < n && done == segment[at].bytes) at++, done = 0;
+    if (at == n || run->offset != segment[at].offset + done ||
+        run->bytes > segment[at].bytes - done)
+      return 0;
+    done += run->bytes;
+  }
+  return n > 0 && at == n - 1 && done == segment[at].bytes;
+}
+
+/* Is this place of the model, at this address, between two elements, and aligned to those of the tensor of byte `in`? */
+static int view_between(const mlfab__layout *layout, uint64_t offset, uint64_t in,
+                        uint64_t address) {
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, in);
+  uint64_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  return (offset - tensor->offset) % width == 0 && address % width == 0;
+}
+
+/* Does a run lie in memory [from, from + bytes), and has it whole, aligned elements? Types do not become wider within the model. */
+static int view_fits(const mlfab__worker *worker, const mlfab__view_run *run, const uint8_t *from,
+                     uint64_t at, uint64_t bytes) {
+  const mlfab__layout *layout = &worker->layout;
+  uint64_t address = (uint64_t)(uintptr_t)from + at, end = run->offset + run->bytes;
+  if (at >= bytes || run->bytes == 0 || run->bytes > bytes - at || run->offset >= layout->bytes ||
+      run->bytes > layout->bytes - run->offset)
+    return 0;
+  return view_between(layout, run->offset, run->offset, address) &&
+         view_between(layout, end, end - 1, address + run->bytes);
+}
+
+/* Adds what a frame tells of memory [from, from + bytes), which is held. Errors: MEMORY, FRAME. */
+static int view_add(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server,
+                    const mlfab__view *in, const mlfab__view_run *told, const uint8_t *bulk,
+                    const uint8_t *from, uint64_t bytes) {
+  if (view->nruns > VIEW_RUNS_MOST - in->runs) return MLFAB_ERR_FRAME;
+  mlfab__worker_run *runs = mlfab__grow(worker->env, view->runs, &view->run_room,
+                                        (uint64_t)view->nruns + in->runs, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  view->runs = runs;
+  for (uint32_t i = 0; i < in->runs; i++) {
+    uint64_t at = (uint64_t)(uintptr_t)bulk - (uint64_t)(uintptr_t)from + told[i].at;
+    if (!view_fits(worker, &told[i], from, at, bytes)) return MLFAB_ERR_FRAME;
+    runs[view->nruns + i] =
+        (mlfab__worker_run){told[i].offset, told[i].bytes, from + at, NULL, server};
+  }
+  runs[view->nruns].held = from;
+  view->nruns += in->runs;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
+                                     uint32_t server, const mlfab__view *in,
+                                     const mlfab__view_run *told, const mlfab__frame_in *frame) {
+  const uint8_t *from = NULL;
+  uint64_t bytes = 0;
+  if (in->runs == 0 || !frame->bulk || frame->bulk_bytes == 0) return MLFAB_ERR_FRAME;
+  if (!worker->shared || !worker->shared->hold(worker->shared_memory, frame->bulk,
+                                               frame->bulk_bytes, in->file, &from, &bytes))
+    return MLFAB_ERR_UNSUPPORTED;
+  int code = view_add(worker, fetch->view, server, in, told, frame->bulk, from, bytes);
+  if (code) {
+    worker->shared->drop(worker->shared_memory, from);
+    return code;
+  }
+  if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
+  return view_whole(worker, fetch, server) || MLFAB__PLANTED(313) ? 0 : MLFAB_ERR_FRAME;
+}
+
+/* --- copies --- */
+
+MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch) {
+  mlfab__worker_view *view = fetch->view;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < fetch->nsources; i++) bytes += (fetch->sources[i].bytes + 63) / 64 * 64;
+  mlfab__view_forget(worker, view, MLFAB_ALL);
+  view->copied = 1;
+  view->memory = mlfab__alloc_aligned(worker->env, bytes);
+  if (!view->memory) return MLFAB_ERR_MEMORY;
+  view->memory_bytes = bytes;
+  uint8_t *at = view->memory;
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
+    fetch->sources[i].data = at;
+    at += (fetch->sources[i].bytes + 63) / 64 * 64;
+  }
+  return 0;
+}
+
+/* --- parts --- */
+
+/* Appends bytes of a source, as elements. Errors: MEMORY. */
+static int view_part(mlfab__worker *worker, mlfab__worker_view *view, const mlfab__source *source,
+                     uint64_t in_source, uint64_t bytes, const uint8_t *at) {
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  mlfab_view_part *parts = mlfab__grow(worker->env, view->parts, &view->part_room,
+                                       (uint64_t)view->nparts + 1, sizeof *parts);
+  if (!parts) return MLFAB_ERR_MEMORY;
+  view->parts = parts;
+  mlfab_view_part *last = view->nparts > 0 ? &parts[view->nparts - 1] : NULL;
+  uint32_t id = view->all ? MLFAB_ALL : tensor->id;
+  if (last && in_source > 0 && (const uint8_t *)last->data + last->count * width == at) {
+    last->count += bytes / width;
+    return 0;
+  }
+  parts[view->nparts++] =
+      (mlfab_view_part){at, in_source / width, bytes / width, id, tensor->dtype};
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch) {
+  mlfab__worker_view *view = fetch->view;
+  int code = 0;
+  uint32_t r = 0;
+  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
+  for (uint32_t i = 0; i < fetch->nsources && !code; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (view->copied) code = view_part(worker, view, source, 0, source->bytes, source->data);
+    for (uint64_t at = 0; at < source->bytes && !view->copied && !code;) {
+      const mlfab__worker_run *run = &view->runs[r];
+      uint64_t in_run = source->offset + at - run->offset;
+      uint64_t bytes = mlfab__min(source->bytes - at, run->bytes - in_run);
+      code = view_part(worker, view, source, at, bytes, run->at + in_run);
+      at += bytes;
+      if (in_run + bytes == run->bytes) r++;
+    }
+  }
+  if (code) return code;
+  view->request = fetch->request;
+  mlfab_view *out = view->out;
+  out->copied = view->copied != 0;
+  out->id = view->request;
+  out->version = fetch->version;
+  out->parts = view->parts;
+  out->nparts = view->nparts;
+  view->out = NULL;
+  return 0;
+}
+
+/* --- the end --- */
+
+MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
+  mlfab__view_forget(worker, view, MLFAB_ALL);
+  mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
+  mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
+  mlfab__free_aligned(worker->env, view->memory, view->memory_bytes);
+  memset(view, 0, sizeof *view);
+}
+
+MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
+                                               const void *parts, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    if (id != 0 && worker->views[i].request == id && worker->views[i].parts == parts)
+      view = &worker->views[i];
+  }
+  if (!view)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "view_release: this is no view of this context, or it was released before");
+  mlfab__pull_cancel cancel = {id};
+  for (uint32_t s = 0; s < worker->servers && !view->copied; s++)
+    MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+  mlfab__view_drop(worker, view);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) mlfab__view_drop(worker, &worker->views[i]);
+}
+
+/* ==============================================================================================
  * core/worker/pull.c
  * ============================================================================================== */
 /* pull.c - the worker role: pulls. See worker.h.
@@ -13396,13 +13899,25 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
 
 #include <stdio.h>
 
+static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
+
 /* From this size on a model does not stay in a cache, so pulls write past the caches. */
 enum { PULL_STREAM_BYTES = 64 << 20 };
 
+/* Is it a view that is not a copy? Then servers answer with VIEW frames. */
+static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
+
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  if (fetch->view && mlfab__view_finish(worker, fetch)) {
+    (void)pull_stop(worker, fetch);
+    mlfab__request_finish(worker->requests, request, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                          "pull_view: out of memory");
+    return;
+  }
   mlfab__cache_done(worker, fetch);
   fetch->request = 0;
+  fetch->view = NULL;
   worker->pull_count++;
   worker->stats->pulls_finished++;
   mlfab__request_succeed(worker->requests, request, now_ns);
@@ -13427,9 +13942,11 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes) {
+  if (worker->cache.bytes && !pull_maps(fetch)) {
     mlfab__cache_ask(worker, server, fetch, &pull);
   } else {
+    pull.flags = pull_maps(fetch) ? MLFAB__PULL_VIEW : 0;
+    if (pull_maps(fetch)) pull.epoch = ++fetch->parts[server].ask;
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   }
   /* The first weights belong to no round: other workers may be waiting for this one. */
@@ -13447,7 +13964,7 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
   mlfab__fetch *next = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(fetch)) continue;
     if (fetch->parts[server].asked) return;
     if (!next || fetch->request < next->request) next = fetch;
   }
@@ -13457,7 +13974,7 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
 }
 
 static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  if (worker->cache.bytes) {
+  if (worker->cache.bytes && !pull_maps(fetch)) {
     pull_turn(worker, server);
   } else {
     pull_ask(worker, server, fetch);
@@ -13470,9 +13987,11 @@ static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!fetch->parts[s].waiting) continue;
+    if (!fetch->parts[s].waiting && !(pull_maps(fetch) && fetch->parts[s].asked)) continue;
     MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
   }
+  if (fetch->view) mlfab__view_drop(worker, fetch->view);
+  fetch->view = NULL;
   fetch->request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
   worker->due = 1;
@@ -13492,9 +14011,10 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
-MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_pull_options *given, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
+static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                     const mlfab_pull_options *given, mlfab_view *out, uint64_t now_ns,
+                     mlfab_request *request_p, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
   mlfab_pull_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
@@ -13510,16 +14030,20 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
   code = mlfab__request_room(worker->requests, MLFAB__REQUEST_PULL, error);
   if (code) return code;
+  if (out && options.flags)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: it takes no flags");
+  if (out) code = mlfab__view_begin(worker, out, bufs ? bufs->tensor : 0, &view, error);
+  if (code) return code;
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, worker->cache.bytes != NULL, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, view || worker->cache.bytes, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && !worker->cache.bytes) {
+    if (segments == UINT32_MAX && (view || !worker->cache.bytes)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -13527,6 +14051,9 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts[s].waiting = segments > 0;
     fetch->parts[s].hop = MLFAB__NO_NODE;
   }
+  for (uint32_t i = 0; view && i < fetch->nsources; i++) fetch->sources[i].data = NULL;
+  if (view) view->used = 1;
+  fetch->view = view;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -13546,10 +14073,24 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_pull_options *options, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  return pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
+                                            uint32_t n, const mlfab_pull_options *options,
+                                            mlfab_view *out, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  if (!out) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p is NULL");
+  return pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
+}
+
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
   mlfab__fetch *fetch = pull_find(worker, request);
-  if (!fetch || worker->cache.bytes) return 0;
+  if (!fetch || fetch->view || worker->cache.bytes) return 0;
   fetch->arrives = fn;
   fetch->arrives_user = user;
   return 1;
@@ -13630,7 +14171,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
   int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
-  if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
+  if (model->slice >= layout->nslices || pull_maps(fetch)) return MLFAB_ERR_FRAME;
   if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
   if (slice->server != server || model->offset < slice->offset ||
@@ -13683,6 +14224,67 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
     return;
   }
   if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+}
+
+/* --- views --- */
+
+/* Asks all servers for the bytes of a view that cannot be read in place. */
+static void pull_copy(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  mlfab__pull_cancel cancel = {fetch->request};
+  uint64_t bytes;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].asked)
+      MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+  }
+  if (mlfab__view_copy(worker, fetch)) {
+    mlfab__request_finish(worker->requests, pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
+                          MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
+    return;
+  }
+  fetch->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__fetch_part *part = &fetch->parts[s];
+    part->hop = MLFAB__NO_NODE;
+    part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
+    fetch->nwaiting += part->waiting;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
+      pull_begin(worker, s, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__view in;
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  if (mlfab__port_refuse(&worker->port, server, frame,
+                         mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
+    return;
+  mlfab__fetch *fetch = pull_find(worker, in.request);
+  /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
+  if (!fetch || !pull_maps(fetch) || !fetch->parts[server].waiting ||
+      in.ask != fetch->parts[server].ask)
+    return;
+  int code = mlfab__view_take(worker, fetch, server, &in, runs, frame);
+  if (code == MLFAB_ERR_UNSUPPORTED) {
+    pull_copy(worker, fetch, now_ns);
+    return;
+  }
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for a view"
+                                               : "a VIEW frame that does not fit the pull");
+    return;
+  }
+  fetch->version = mlfab__max(fetch->version, in.version);
+  for (uint32_t i = 0; i < in.runs && !MLFAB__PLANTED(314); i++) {
+    uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
+    for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
+      worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
+  }
+  if (in.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
 }
 
 /* --- routes --- */
@@ -13766,6 +14368,11 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
+  if (fetch->view &&
+      fail.code == MLFAB_ERR_UNSUPPORTED) { /* of several servers the others say it, too */
+    if (pull_maps(fetch)) pull_copy(worker, fetch, now_ns);
+    return;
+  }
   fetch->parts[server].waiting = 0;
   mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
                         fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
@@ -13776,10 +14383,12 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
-    if (fetch->request == 0 || !fetch->parts[server].asked) continue;
+    /* What a server has told of a view stays, and it is told when the view ends. */
+    if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting)
+      continue;
     /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
-    if (fetch->parts[server].waiting)
-      MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
     fetch->parts[server].asked = 0;
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
@@ -13792,14 +14401,20 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__cache_void(worker, MLFAB_ALL);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
     uint64_t bytes;
     uint32_t segments = 0;
     if (fetch->request == 0) continue;
+    if (fetch->view) mlfab__view_forget(worker, fetch->view, MLFAB_ALL);
     fetch->nwaiting = 0;
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
+      /* A server that has told has a view under this number. */
+      if (pull_maps(fetch) && part->asked)
+        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes) segments = segments > 0; /* a pull asks for whole slices */
+      if (worker->cache.bytes && !pull_maps(fetch))
+        segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;
@@ -13821,6 +14436,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
         fetch->after_seq <= seq)
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
     pull_ask(worker, server, fetch);
   }
 }
@@ -13849,6 +14465,15 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   }
   if (fetch) pull_stop(worker, fetch);
   mlfab__request_expire(worker->requests, request, code, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->view) mlfab__view_drop(worker, fetch->view);
+    fetch->view = NULL;
+    fetch->request = 0;
+  }
 }
 
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
@@ -15370,7 +15995,7 @@ static void worker_free_model(mlfab__worker *worker) {
   mlfab__push_forget(worker);
   if (worker->packed) worker->packed->free(worker);
   mlfab__cache_free(worker);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
+  mlfab__pull_forget(worker);
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
   mlfab__free(env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
@@ -15390,6 +16015,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   worker_free_model(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
+  mlfab__view_free(worker);
   if (worker->mover) worker->mover->free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
@@ -16216,6 +16842,9 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
       break;
+    case MLFAB__VIEW:
+      mlfab__pull_view(worker, server, frame, now_ns);
+      break;
     case MLFAB__PULL_VIA:
       mlfab__pull_rerouted(worker, server, frame);
       break;
@@ -16672,6 +17301,8 @@ typedef struct mlfab__server_pull {
   uint64_t tag;       /* its tag in the clocks' buffers */
   int held;           /* mlfab__pull_held */
   int poor;           /* there is no memory to copy its bytes to */
+  int view, pins;     /* it asks for a view; it has one: see views.c */
+  uint32_t ask;       /* of a view: as the worker counts */
   int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
@@ -16681,6 +17312,28 @@ typedef struct mlfab__server_pull {
   /* number of its newest route, ascending over the server; workers ignore frames of older ones */
   uint32_t attempt;
 } mlfab__server_pull;
+
+/* Bytes of a view, contiguous in the model and in a file. */
+typedef struct mlfab__server_run {
+  const uint8_t *at;
+  uint64_t offset, bytes; /* in the model */
+  uint64_t file;
+  uint32_t block; /* of the first byte */
+} mlfab__server_run;
+
+/* Blocks that a worker reads in place: views.c. */
+typedef struct mlfab__server_view {
+  uint64_t request;         /* 0: free */
+  uint64_t version, oldest; /* of its slices */
+  mlfab__store *store;
+  uint32_t *blocks;
+  mlfab__server_run *runs; /* by file and address */
+  uint32_t nblocks, block_room, nruns, run_room;
+  uint32_t next;    /* run: to be told; of a lost view, to be renewed */
+  uint32_t ask;     /* of its pull */
+  uint64_t renewed; /* bytes from the first block of the next run on */
+  int lost;
+} mlfab__server_view;
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
@@ -16709,6 +17362,7 @@ typedef struct mlfab__server_peer {
   uint64_t host;
   double link_in, link_out; /* last reported rates of its host; negative: unknown */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
+  mlfab__server_view views[MLFAB_VIEWS_MAX];
   uint32_t pulling;                    /* those of `pulls` that are open */
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
@@ -16935,9 +17589,13 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
-  int copies;  /* some pull waits for bytes that are being copied from a device */
-  int due;     /* v_train has moved: look at waiting pulls that this may release */
-  int changed; /* the consistency has changed: look at all waiting pulls */
+  int copies;           /* some pull waits for bytes that are being copied from a device */
+  int due;              /* v_train has moved: look at waiting pulls that this may release */
+  int changed;          /* the consistency has changed: look at all waiting pulls */
+  uint32_t views, lost; /* that are out, or lost; that are lost: views.c */
+  struct mlfab__server_retired *retired, *spare;
+  uint32_t *late; /* blocks that were lent to lost links, until these are gone: see blocks.c */
+  uint32_t nlate, late_room;
 } mlfab__server_serve;
 
 /* Slices on the move: reshard_server.c. */
@@ -17007,8 +17665,10 @@ struct mlfab__server {
   const mlfab__server_keeper *keeper; /* or NULL */
   struct mlfab__keeper *keeping;      /* its state */
   uint32_t term;                      /* as in HELLO_ACK */
+  int closing;                        /* it is being freed */
   int asleep;            /* a copy that does not serve: nothing is decided or applied by itself */
   mlfab__memory *memory; /* of the model: of a device, or NULL */
+  mlfab__slab slab;      /* of the blocks, in memory of the host */
   uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
@@ -17021,6 +17681,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+/* Before there is a model: its blocks will be in memory that processes of the host share. */
+MLFAB__INTERNAL void mlfab__server_share(mlfab__server *server, const mlfab__shm_memory_table *on,
+                                         mlfab__shm_memory *memory);
 /* In a forked child: what is on a device is the parent's, and is left alone. */
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
@@ -17097,6 +17760,9 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
+/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. */
+MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server);
 /* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
 /* A new block for place[position]. With `fill`, a copy of `from`, or zeros if that is MLFAB__NO_BLOCK.
@@ -17340,6 +18006,26 @@ static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server)
 }
 /* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
+/* Views: views.c. pin: makes the view that the pull asks for. Errors: LIMIT, MEMORY, UNSUPPORTED (the worker has to pull a copy). */
+MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull);
+/* As of mlfab__server_next and _taken. taken: 1 when the pull is over. */
+MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
+                                      mlfab__frame_out *frame);
+MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
+                                       const mlfab__frame_out *frame);
+/* Has the worker a view of this number that is not lost? */
+MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
+                                     uint64_t request);
+/* The worker has released it; nothing happens if there is none. */
+MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request);
+/* The worker's link is lost; the worker has closed its context: a view that was lost before may be another process's. */
+MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server);
+/* Frees the store, but for what views have. */
+MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server);
+
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
@@ -17409,6 +18095,349 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
     mlfab__memory_zero(store->memory, data, store->block_bytes);
   mlfab__store_put(store, place, block);
   return 0;
+}
+
+/* Blocks that were lent to lost links are free. */
+MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
+  for (uint32_t i = 0; i < server->serve.nlate; i++)
+    mlfab__store_unref(&server->store, server->serve.late[i]);
+  server->serve.nlate = 0;
+}
+
+/* Takes back the blocks lent to a link. The node may have given the link up only now, so that the transport lends them until it
+ * has been told: nothing is written to them before the next tick. */
+MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  if (peer->nsends == 0) return;
+  uint32_t *late = mlfab__grow(server->env, server->serve.late, &server->serve.late_room,
+                               (uint64_t)server->serve.nlate + peer->nsends, sizeof *late);
+  if (late) server->serve.late = late;
+  for (uint32_t i = 0; i < peer->nsends; i++) {
+    if (late && !MLFAB__PLANTED(315))
+      late[server->serve.nlate++] = peer->sends[i];
+    else
+      mlfab__store_unref(&server->store, peer->sends[i]);
+  }
+  peer->nsends = 0;
+}
+
+/* ==============================================================================================
+ * core/server/views.c
+ * ============================================================================================== */
+/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h.
+ *
+ * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
+ * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
+ * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
+ * copy.
+ *
+ *    free --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
+ *                      '--its link is lost--> LOST --all pages are renewed--> free
+ *
+ * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
+ * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
+ *
+ * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
+ * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
+ * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
+
+#include <stdlib.h>
+
+enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
+
+/* A store that the server has no more. */
+struct mlfab__server_retired {
+  struct mlfab__server_retired *next;
+  mlfab__store store;
+};
+
+/* The worker's view that is OUT; a lost one may have the same number. */
+static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
+                                      uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->peers[worker].views[i];
+    if (request != 0 && view->request == request && !view->lost) return view;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
+                                     uint64_t request) {
+  return views_find(server, worker, request) != NULL;
+}
+
+/* Is there a view of this store? */
+static int views_of(const mlfab__server *server, const mlfab__store *store) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      const mlfab__server_view *view = &server->peers[w].views[i];
+      if (view->request != 0 && view->store == store) return 1;
+    }
+  }
+  return 0;
+}
+
+static void views_drop(mlfab__server *server, mlfab__server_view *view) {
+  mlfab__store *store = view->store;
+  for (uint32_t i = 0; i < view->nblocks; i++) mlfab__store_unref(store, view->blocks[i]);
+  view->request = 0;
+  view->nblocks = view->nruns = 0;
+  server->serve.views--;
+  server->serve.lost -= view->lost != 0;
+  view->lost = 0;
+  if (store == &server->store || views_of(server, store)) return;
+  struct mlfab__server_retired **at = &server->serve.retired;
+  while (&(*at)->store != store) at = &(*at)->next;
+  struct mlfab__server_retired *gone = *at;
+  *at = gone->next;
+  mlfab__store_free(server->env, &gone->store);
+  mlfab__free(server->env, gone, sizeof *gone);
+}
+
+/* --- what a view is of --- */
+
+/* Appends bytes of a block. Errors: MEMORY. */
+static int views_append(mlfab__server *server, mlfab__server_view *view, uint32_t block,
+                        const mlfab__server_run *piece) {
+  mlfab__env *env = server->env;
+  uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
+                                 sizeof *blocks);
+  if (!blocks) return MLFAB_ERR_MEMORY;
+  view->blocks = blocks;
+  mlfab__server_run *runs =
+      mlfab__grow(env, view->runs, &view->run_room, (uint64_t)view->nruns + 1, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  view->runs = runs;
+  mlfab__store_ref(&server->store, block);
+  blocks[view->nblocks++] = block;
+  mlfab__server_run *last = view->nruns > 0 ? &runs[view->nruns - 1] : NULL;
+  if (last && last->file == piece->file && last->at + last->bytes == piece->at &&
+      last->offset + last->bytes == piece->offset)
+    last->bytes += piece->bytes;
+  else
+    runs[view->nruns++] = *piece;
+  return 0;
+}
+
+/* Lists the bytes that a pull asks for. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+static int views_list(mlfab__server *server, const mlfab__server_pull *pull,
+                      mlfab__server_view *view) {
+  mlfab__store *store = &server->store;
+  const mlfab__slab *slab = &server->slab;
+  if (store->ghost || store->memory || !slab->on) return MLFAB_ERR_UNSUPPORTED;
+  for (uint32_t i = 0; i < pull->segments_used; i++) {
+    uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes;
+    while (offset < end) {
+      const mlfab__shard_slice *s =
+          &store->slices[store->local[mlfab__layout_slice_at(&server->layout, offset)]];
+      uint64_t in_slice = offset - s->offset, in_block = in_slice % store->block_bytes;
+      uint64_t bytes =
+          mlfab__min(mlfab__min(end, s->offset + s->bytes) - offset, store->block_bytes - in_block);
+      uint32_t block = store->w[s->first + (uint32_t)(in_slice / store->block_bytes)];
+      mlfab__server_run piece = {store->blocks[block].data + in_block, offset, bytes, 0, block};
+      piece.file = slab->on->file(slab->memory, piece.at, bytes);
+      if (piece.file == 0) return MLFAB_ERR_UNSUPPORTED;
+      if (views_append(server, view, block, &piece)) return MLFAB_ERR_MEMORY;
+      view->version = mlfab__max(view->version, s->version);
+      view->oldest = mlfab__min(view->oldest, s->version);
+      offset += bytes;
+    }
+  }
+  return 0;
+}
+
+static int views_before(const void *one, const void *two) {
+  const mlfab__server_run *a = one, *b = two;
+  if (a->file != b->file) return a->file < b->file ? -1 : 1;
+  return a->at < b->at ? -1 : a->at > b->at;
+}
+
+/* The largest run in the same file as this one. */
+static const mlfab__server_run *views_largest(const mlfab__server_view *view, uint32_t run) {
+  uint64_t file = view->runs[run].file;
+  const mlfab__server_run *largest = &view->runs[run];
+  while (run > 0 && view->runs[run - 1].file == file) run--;
+  for (; run < view->nruns && view->runs[run].file == file; run++)
+    if (view->runs[run].bytes > largest->bytes) largest = &view->runs[run];
+  return largest;
+}
+
+/* Can each frame have a bulk that a transport refers to? */
+static int views_tells(const mlfab__server_view *view) {
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    if ((i == 0 || view->runs[i].file != view->runs[i - 1].file) &&
+        views_largest(view, i)->bytes < MLFAB__VIEW_LEAST + 8)
+      return 0;
+  }
+  return view->nruns > 0 && view->nruns <= VIEW_RUNS;
+}
+
+/* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
+static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
+  mlfab__server_view *views = server->peers[worker].views;
+  int code = MLFAB_ERR_LIMIT;
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    *view_p = &views[i];
+    if (views[i].request == 0) return 0;
+    if (views[i].lost) code = MLFAB_ERR_UNSUPPORTED;
+  }
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull) {
+  mlfab__env *env = server->env;
+  mlfab__server_view *view;
+  int code = views_place(server, pull->worker, &view);
+  if (code) return code;
+  if (!server->serve.spare) server->serve.spare = mlfab__alloc(env, sizeof *server->serve.spare);
+  if (!server->serve.spare) return MLFAB_ERR_MEMORY;
+  view->request = pull->request;
+  view->store = &server->store;
+  view->version = 0;
+  view->oldest = UINT64_MAX;
+  view->ask = pull->ask;
+  view->next = 0;
+  server->serve.views++;
+  code = views_list(server, pull, view);
+  if (!code && view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, views_before);
+  if (!code && !views_tells(view)) code = MLFAB_ERR_UNSUPPORTED;
+  if (code) views_drop(server, view);
+  pull->pins = !code;
+  return code;
+}
+
+/* --- frames --- */
+
+MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
+                                      mlfab__frame_out *frame) {
+  const mlfab__server_view *view = views_find(server, pull->worker, pull->request);
+  const mlfab__server_run *first = &view->runs[view->next];
+  const mlfab__server_run *largest = views_largest(view, view->next);
+  const uint8_t *bulk = largest->at + (8 - (uintptr_t)largest->at % 8) % 8;
+  mlfab__view out = {view->request, view->version, first->file, view->ask, 0, 0, view->oldest};
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  for (; out.runs < MLFAB__VIEW_RUNS_MAX && view->next + out.runs < view->nruns; out.runs++) {
+    const mlfab__server_run *run = first + out.runs;
+    if (run->file != first->file) break;
+    runs[out.runs] = (mlfab__view_run){run->offset, run->bytes,
+                                       (uint64_t)(uintptr_t)run->at - (uint64_t)(uintptr_t)bulk};
+  }
+  if (view->next + out.runs == view->nruns) out.flags = MLFAB__MODEL_LAST;
+  frame->type = MLFAB__VIEW;
+  frame->bulk = bulk;
+  frame->bulk_bytes = MLFAB__VIEW_LEAST;
+  frame->token = (uint64_t)largest->block + 1;
+  frame->note[0] = out.runs;
+  frame->meta_bytes = mlfab__encode_view(frame->meta, &out, runs);
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
+                                       const mlfab__frame_out *frame) {
+  mlfab__server_view *view = views_find(server, pull->worker, pull->request);
+  for (uint64_t i = 0; i < frame->note[0]; i++)
+    server->stats->pull_raw_bytes += view->runs[view->next++].bytes;
+  return view->next == view->nruns;
+}
+
+/* --- the end of views --- */
+
+MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request) {
+  mlfab__server_view *view = views_find(server, worker, request);
+  if (view) views_drop(server, view);
+}
+
+static uint64_t views_whole(uint64_t bytes, uint64_t block) {
+  return (bytes + block - 1) / block * block;
+}
+
+/* Renews the pages of a lost view, at most this many bytes and a block, and drops it when all are. Whole blocks, so that a block
+ * that is of whole pages stays in one file. */
+static void views_renew(mlfab__server *server, mlfab__server_view *view, uint64_t most) {
+  const mlfab__slab *slab = &server->slab;
+  uint64_t block = view->store->block_bytes;
+  for (uint64_t done = 0, n; view->next < view->nruns && done < most; done += n) {
+    const mlfab__server_run *run = &view->runs[view->next];
+    const uint8_t *first = view->store->blocks[run->block].data;
+    uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
+    n = mlfab__min(all - view->renewed, views_whole(mlfab__min(most - done, VIEW_RENEWS), block));
+    /* Without memory for it the reader may see later commits. */
+    if (!MLFAB__PLANTED(311)) (void)slab->on->renew(slab->memory, first + view->renewed, n);
+    view->renewed += n;
+    if (view->renewed < all) continue;
+    view->renewed = 0;
+    view->next++;
+  }
+  if (view->next == view->nruns) views_drop(server, view);
+}
+
+MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->peers[worker].views[i];
+    if (view->request == 0 || view->lost) continue;
+    view->lost = 1;
+    view->next = 0;
+    view->renewed = 0;
+    server->serve.lost++;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->peers[worker].views[i];
+    if (view->request != 0 && !view->lost) views_drop(server, view);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers && server->serve.lost > 0; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      mlfab__server_view *view = &server->peers[w].views[i];
+      if (!view->lost) continue;
+      views_renew(server, view, VIEW_RENEWS);
+      return;
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  int read = server->closing || server->serve.views > 0 || server->serve.nlate > 0;
+  mlfab__blocks_late(server);
+  if (server->serve.views == 0 || !views_of(server, &server->store)) {
+    /* Workers map areas until another file takes their place; nobody reads them now. */
+    server->slab.empties = !read;
+    mlfab__store_free(env, &server->store);
+    server->slab.empties = 0;
+    return;
+  }
+  struct mlfab__server_retired *retired = server->serve.spare;
+  server->serve.spare = NULL;
+  mlfab__store_retire(env, &server->store);
+  retired->store = server->store;
+  retired->next = server->serve.retired;
+  server->serve.retired = retired;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      mlfab__server_view *view = &server->peers[w].views[i];
+      if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
+    }
+  }
+  memset(&server->store, 0, sizeof server->store);
+}
+
+MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      mlfab__server_view *view = &server->peers[w].views[i];
+      if (view->request != 0) views_drop(server, view);
+      mlfab__free(server->env, view->blocks, view->block_room * sizeof *view->blocks);
+      mlfab__free(server->env, view->runs, view->run_room * sizeof *view->runs);
+    }
+  }
+  if (server->serve.spare)
+    mlfab__free(server->env, server->serve.spare, sizeof *server->serve.spare);
+  server->serve.spare = NULL;
 }
 
 /* ==============================================================================================
@@ -19814,6 +20843,7 @@ MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull 
   mlfab__blocks_unpin(server, pull);
   serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
+  pull->view = pull->pins = 0;
   pull->held = MLFAB__PULL_GOES;
   pull->attempt = 0;
 }
@@ -19853,10 +20883,24 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
+/* Pins the view that a pull asks for; when that cannot be, the pull has failed. */
+static int serve_view(mlfab__server *server, mlfab__server_pull *pull) {
+  int code = mlfab__views_pin(server, pull);
+  if (!code) return 0;
+  mlfab__serve_fail(server, pull->worker, pull->request, code,
+                    code == MLFAB_ERR_LIMIT    ? "too many views are out"
+                    : code == MLFAB_ERR_MEMORY ? "out of memory for a view"
+                                               : "the model is not in shared memory");
+  mlfab__serve_end(server, pull);
+  return code;
+}
+
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
-  if (server->policy) server->policy->pull_goes(server, pull);
+  if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL && serve_view(server, pull))
+    return;
+  if (server->policy && !pull->view) server->policy->pull_goes(server, pull);
   server->port.ready(server->port.self, pull->worker);
 }
 
@@ -19923,7 +20967,8 @@ static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
     mlfab__serve_end(server, pull);
     return;
   }
-  if (!server->policy || !server->policy->pull_hold(server, pull)) mlfab__serve_begin(server, pull);
+  if (!server->policy || pull->view || !server->policy->pull_hold(server, pull))
+    mlfab__serve_begin(server, pull);
 }
 
 /* Looks at a clock's delayed pulls that are due, and starts those that may be answered. `passes`: they have
@@ -19996,7 +21041,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = pull->offered = pull->poor = 0;
+  pull->waiting = pull->offered = pull->poor = pull->view = pull->pins = 0;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -20030,7 +21075,9 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                          mlfab__decode_pull(frame->meta, frame->meta_bytes, &in,
                                             server->lists->segments, server->lists->versions) ||
                              in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
-                             mlfab__serve_find(server, worker, in.request)))
+                             in.flags > MLFAB__PULL_VIEW || (in.flags && in.sinces > 0) ||
+                             mlfab__serve_find(server, worker, in.request) ||
+                             mlfab__views_has(server, worker, in.request)))
     return;
   if (server->phase != MLFAB__MODEL_STANDS) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
@@ -20046,7 +21093,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
       return;
     }
   }
-  if (serve_cache(server, worker, &in)) return;
+  int view = (in.flags & MLFAB__PULL_VIEW) != 0 && in.segments > 0;
+  if (!view && serve_cache(server, worker, &in)) return;
   mlfab_pull_info info = {worker, server->number, in.progress, bytes};
   if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
@@ -20061,7 +21109,9 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
-  if (server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
+  pull->view = view;
+  pull->ask = in.epoch;
+  if (!view && server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
     return;
@@ -20085,6 +21135,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
   if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* a worker cannot cancel a spread */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
+  mlfab__views_end(server, worker, cancel.request);
   if (!pull) return;
   mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
@@ -20112,11 +21163,14 @@ static uint32_t serve_lent(const mlfab__server *server) {
 }
 
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+  mlfab__serve_walk walk = {NULL, 0};
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL || MLFAB__PLANTED(231)) return;
-  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     if (!mlfab__server_goes(pull)) continue;
+    if (pull->view && !pull->pins && serve_view(server, pull)) continue;
     server->port.ready(server->port.self, pull->worker);
     pull->offered = 1;
+    if (pull->view) continue;
     if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
     uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
     mlfab__blocks_pin(server, pull,
@@ -20133,7 +21187,10 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
-    int pinned = p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK : p->offered;
+    int pinned = p->view                ? p->pins
+                 : p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK
+                                        : p->offered;
+    if (p->view && !pinned) continue;
     if (shows == MLFAB__SHOWS_PINNED && !pinned) continue;
     if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
       pull = p;
@@ -20218,6 +21275,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
+  if (pull->view) return mlfab__views_next(server, pull, frame);
   int there = pull->segments_used > 0 ? serve_bytes(server, pull, &model, frame) : 1;
   if (there < 0)
     server->serve.copies = pull->poor = 1; /* `next` posts nothing: see mlfab__serve_tick */
@@ -20265,6 +21323,10 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     mlfab__store_ref(&server->store, block);
     peer->sends[peer->nsends++] = block;
   }
+  if (pull->view) {
+    if (mlfab__views_taken(server, pull, frame)) serve_out(server, pull);
+    return;
+  }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
   pull->progress_ns = now_ns;
   /* The link makes progress: a spread behind another pull of this worker is not stalled. */
@@ -20289,18 +21351,13 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
   }
 }
 
-/* Takes back the blocks lent to a link. */
-static void serve_unlend(mlfab__server *server, uint32_t worker) {
-  mlfab__server_peer *peer = &server->peers[worker];
-  for (uint32_t i = 0; i < peer->nsends; i++) mlfab__store_unref(&server->store, peer->sends[i]);
-  peer->nsends = 0;
-}
-
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
-    if (pull->request != 0) mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
+    if (pull->request == 0) continue;
+    if (pull->view) mlfab__views_end(server, worker, pull->request);
+    mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
   }
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
     if (peer->pulls[k].request != 0) mlfab__serve_end(server, &peer->pulls[k]);
@@ -20310,7 +21367,8 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
 
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) {
   mlfab__serve_stop(server, worker);
-  serve_unlend(server, worker);
+  mlfab__blocks_unlend(server, worker);
+  mlfab__views_lost(server, worker);
 }
 
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
@@ -20347,6 +21405,8 @@ static void serve_copies(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (server->serve.copies) serve_copies(server);
+  mlfab__blocks_late(server);
+  if (server->serve.lost > 0) mlfab__views_tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
     if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
@@ -20369,8 +21429,14 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }
-    serve_unlend(server, w);
+    mlfab__blocks_unlend(server, w);
   }
+  mlfab__blocks_late(server);
+  mlfab__free(server->env, server->serve.late,
+              server->serve.late_room * sizeof *server->serve.late);
+  server->serve.late = NULL;
+  server->serve.late_room = 0;
+  mlfab__views_free(server);
 }
 
 /* ==============================================================================================
@@ -20454,7 +21520,7 @@ static void server_free_model(mlfab__server *server) {
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
   server->queue.ahead = NULL;
   mlfab__clock_free(server);
-  mlfab__store_free(env, &server->store);
+  mlfab__views_retire(server);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
   server->definition = NULL;
@@ -20465,6 +21531,7 @@ static void server_free_model(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   if (!env) return;
+  server->closing = 1;
   if (server->move.hooks) server->move.hooks->free(server);
   if (server->keeper) server->keeper->stop(server);
   if (server->keeper) server->keeper->free(server);
@@ -20481,7 +21548,14 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
   if (server->memory) server->memory->on->free(server->memory);
+  assert(!server->slab.areas);
   memset(server, 0, sizeof *server);
+}
+
+MLFAB__INTERNAL void mlfab__server_share(mlfab__server *server, const mlfab__shm_memory_table *on,
+                                         mlfab__shm_memory *memory) {
+  server->slab.on = on;
+  server->slab.memory = memory;
 }
 
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
@@ -20599,6 +21673,7 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns) {
+  if (left) mlfab__views_left(server, worker);
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
   server->peers[worker].absent = 1;
@@ -20689,9 +21764,9 @@ static int server_memory(mlfab__server *server, const mlfab_model_options *optio
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
   int code =
-      mlfab__store_init(env, &server->store, server->memory, &server->layout, server->number,
-                        server->config->block_bytes, mlfab__sync_rounds(options->consistency.kind),
-                        states, options->ghost != 0);
+      mlfab__store_init(env, &server->store, server->memory, &server->slab, &server->layout,
+                        server->number, server->config->block_bytes,
+                        mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
   uint64_t shard = server->store.bytes;
   if (code || shard == 0) return code;
   server->queue.ahead = mlfab__alloc_array(env, server->store.nslices, sizeof *server->queue.ahead);
@@ -44865,9 +45940,9 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   if (code) return code;
   mlfab__layout_assign(&shift->layout, shift->owners);
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
-  code = mlfab__store_init(env, &shift->store, server->store.memory, &shift->layout, server->number,
-                           server->config->block_bytes, mlfab__clock_rounds(server), states,
-                           options->ghost != 0);
+  code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
+                           &shift->layout, server->number, server->config->block_bytes,
+                           mlfab__clock_rounds(server), states, options->ghost != 0);
   if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;
@@ -45157,7 +46232,7 @@ static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   *b = c;
 }
 
-/* A kept slice swaps its blocks with the unused ones of the new store. */
+/* A kept slice swaps its blocks with the unused ones of the new store; what a view reads stays where it is. */
 static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
   mlfab__store *from = &server->store;
   mlfab__shard_slice *s = &to->slices[local];
@@ -45168,7 +46243,11 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   assert(from->block_bytes == to->block_bytes);
   for (uint32_t i = 0; i < s->count; i++) {
     uint32_t p = old->first + i, q = s->first + i;
-    reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
+    const mlfab__block *w = &from->blocks[from->w[p]];
+    if (w->refs > 1 && !MLFAB__PLANTED(312))
+      memcpy(to->blocks[to->w[q]].data, w->data, to->block_bytes);
+    else
+      reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
@@ -45195,7 +46274,7 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
   }
   mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
-  mlfab__store_free(env, &server->store);
+  mlfab__views_retire(server);
   mlfab__layout_free(env, &server->layout);
   server->layout = shift->layout;
   server->store = shift->store;
@@ -56111,6 +57190,10 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_PULL:
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
+    case MLFAB_CALL_PULL_VIEW:
+      return mlfab__worker_pull_view(worker, c->bufs, c->n, c->options, c->info_p, now, r, error);
+    case MLFAB_CALL_VIEW_RELEASE:
+      return mlfab__worker_view_release(worker, c->count, c->data, error);
     case MLFAB_CALL_FINISH:
       code = mlfab__worker_finish(worker, timeout, now, r, error);
       if (!code)
@@ -56164,7 +57247,9 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, CALLS_BUFFERS},
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
-                   [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE}};
+                   [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE},
+                   [MLFAB_CALL_PULL_VIEW] = {calls_core, 0},
+                   [MLFAB_CALL_VIEW_RELEASE] = {calls_core, CALLS_AT_ONCE}};
 
 /* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {
@@ -56226,7 +57311,7 @@ MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_
   uint64_t timeout_ns = 0;
   if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
     at = offsetof(mlfab_push_options, timeout_ns);
-  else if (call->kind == MLFAB_CALL_PULL)
+  else if (call->kind == MLFAB_CALL_PULL || call->kind == MLFAB_CALL_PULL_VIEW)
     at = offsetof(mlfab_pull_options, timeout_ns);
   else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
     at = offsetof(mlfab_collective, timeout_ns);
@@ -56817,8 +57902,9 @@ enum { MLFAB__CONTEXT_TRANSPORTS = 8 };
 /* A transport that a context is to open. */
 typedef struct mlfab__context_choice {
   const mlfab_transport *table;
-  const char *listen; /* "": the transport chooses */
-  int publish;        /* 1: peers get its address */
+  const char *listen;  /* "": the transport chooses */
+  int publish;         /* 1: peers get its address */
+  uint32_t neighbours; /* as in mlfab_transport_options */
   /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
   const struct mlfab__shm_memory_table *shm_memory;
   const struct mlfab__shm_coll_table *shm_coll;
@@ -57906,6 +58992,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.error = error;
   options.timeout_ns = c->timeout_ns;
   options.lend = c->mpi_lend;
+  options.neighbours = choice->neighbours;
   if (!ctx->shm_memory && choice->shm_memory) {
     ctx->shm_memory = choice->shm_memory;
     ctx->memory = ctx->shm_memory->create(&ctx->env);
@@ -58053,6 +59140,11 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
+  }
+  if (!code && ctx->memory && ctx->node->parts) {
+    const mlfab__parts *parts = ctx->node->parts;
+    if (parts->server) mlfab__server_share(parts->server, ctx->shm_memory, ctx->memory);
+    if (parts->worker) mlfab__worker_share(parts->worker, ctx->shm_memory, ctx->memory);
   }
   if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
@@ -59089,7 +60181,7 @@ static int memory_rests(mlfab *ctx, void *what) {
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
   (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP tells of it */
-  if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes);
+  if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes, 0);
   memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
@@ -59143,7 +60235,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
-    if (found->shared) ctx->shm_memory->release(ctx->memory, found->at);
+    if (found->shared) ctx->shm_memory->release(ctx->memory, found->at, 0);
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
@@ -59266,6 +60358,33 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p) {
   return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
+}
+
+MLFAB_API int mlfab_pull_view(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_pull_options *options, mlfab_view *view_p) {
+  SUBMIT(PULL_VIEW, NULL, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
+}
+
+MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                                    const mlfab_pull_options *options, mlfab_view *view_p,
+                                    mlfab_request *request_p) {
+  SUBMIT_START(PULL_VIEW, request_p, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
+}
+
+MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  const mlfab_call call = {.size = sizeof call,
+                           .kind = MLFAB_CALL_VIEW_RELEASE,
+                           .count = view ? view->id : 0,
+                           .data = view ? (void *)(uintptr_t)view->parts : NULL};
+  int code = mlfab__submit(ctx, &call, 0, NULL, NULL);
+  mlfab__context_leave(ctx);
+  if (code) return code;
+  view->id = 0;
+  view->parts = NULL;
+  view->nparts = 0;
+  return 0;
 }
 
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
@@ -65374,8 +66493,7 @@ MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, cons
                                            uint64_t bytes, mlfab__shm_span *span_p);
 MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
 MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some stay
- * as they are, and 0 is returned, else 1. From any thread. */
+/* As in the table. From any thread. */
 MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
                                             uint64_t bytes);
 /* Is there a file with this number? */
@@ -65383,6 +66501,11 @@ MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t nu
 /* Who is told of files that are closed; one at a time, NULL: nobody. */
 MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
                                              void *user);
+/* map: a file of another process, sealed against shrinking, which has this number there; NULL on failure. unmap gives up that hold. memory may be NULL. */
+MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *memory, int fd,
+                                                     uint64_t bytes, uint64_t number);
+MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const uint8_t *at,
+                                             uint64_t bytes);
 #endif
 
 
@@ -65441,6 +66564,9 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
  * ============================================================================================== */
 /* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
+ * Pages of a guarded area are renewed into one file for all of the area, at the same offsets, until some are renewed again: so an
+ * area has few files, however many stretches are renewed.
+ *
  * One lock guards the lists; areas come and go only with the context's lock besides. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
  * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
  * nothing from the env, whose functions need the context's lock. */
@@ -65475,6 +66601,16 @@ struct shm_memory_area {
   struct shm_memory_area *next;
   uint8_t *at;
   uint64_t asked, bytes; /* bytes: whole pages */
+  bool guarded;
+  struct shm_memory_file *fresh; /* guarded: pages are renewed into it; or NULL */
+  uint64_t *taken;               /* bits: the pages of `fresh` that were used */
+};
+
+struct shm_memory_map {
+  struct shm_memory_map *next;
+  const uint8_t *at;
+  uint64_t bytes, number;
+  uint32_t holds;
 };
 
 struct mlfab__shm_memory {
@@ -65482,6 +66618,7 @@ struct mlfab__shm_memory {
   pid_t pid;
   pthread_mutex_t lock;
   struct shm_memory_area *areas;
+  struct shm_memory_map *maps;
   uint64_t page, last_number;
   uint32_t files, npieces; /* slots that have been used */
   struct shm_memory_file file[MLFAB__SHM_FILES];
@@ -65524,9 +66661,21 @@ static struct shm_memory_file *shm_memory_enter(mlfab__shm_memory *m, int fd, ui
   return &m->file[i];
 }
 
-/* These addresses belong to the file. There is an unused piece. */
+/* These addresses belong to the file. There is an unused piece. What lies beside it in memory and in the file becomes one piece
+ * with it. */
 static void shm_memory_join(mlfab__shm_memory *m, struct shm_memory_file *file, uint8_t *at,
                             uint64_t bytes, uint64_t offset) {
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    struct shm_memory_piece *piece = &m->piece[i];
+    if (piece->file != file) continue;
+    bool before = piece->at + piece->bytes == at && piece->offset + piece->bytes == offset;
+    bool behind = at + bytes == piece->at && offset + bytes == piece->offset;
+    if (!before && !behind) continue;
+    if (before) at = piece->at, offset = piece->offset;
+    bytes += piece->bytes;
+    piece->file = NULL;
+    file->pieces--;
+  }
   *shm_memory_unused(m) = (struct shm_memory_piece){file, at, bytes, offset};
   file->pieces++;
 }
@@ -65572,8 +66721,9 @@ MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *m, const voi
     *span = (mlfab__shm_span){piece->file->number, piece->offset + offset, piece->file->bytes,
                               piece->file->fd, 0};
     span->alone =
-        begin % m->page == 0 &&
-        (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE));
+        area->guarded ||
+        (begin % m->page == 0 &&
+         (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE)));
     return 1;
   }
   return 0;
@@ -65585,6 +66735,11 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
   int found = mlfab__shm_memory_look(m, at, bytes, span);
   pthread_mutex_unlock(&m->lock);
   return found;
+}
+
+static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
+  mlfab__shm_span span;
+  return mlfab__shm_memory_find(m, at, bytes, &span) ? span.number : 0;
 }
 
 /* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */
@@ -65600,8 +66755,66 @@ static uint8_t *shm_memory_fresh(uint64_t bytes, int *fd_p) {
   return map == MAP_FAILED ? NULL : map;
 }
 
+/* Bytes of a bit for each page. */
+static size_t shm_memory_bits(const mlfab__shm_memory *m, uint64_t bytes) {
+  return (size_t)((bytes / m->page + 63) / 64 * 8);
+}
+
+/* Gives up the file that an area's pages were renewed into. With the lock. */
+static void shm_memory_stale(mlfab__shm_memory *m, struct shm_memory_area *area) {
+  struct shm_memory_piece hold = {.file = area->fresh};
+  if (area->fresh != NULL) shm_memory_leave(m, &hold);
+  area->fresh = NULL;
+}
+
+/* Were any of these pages of the area's fresh file used? `take`: they are now. */
+static bool shm_memory_taken(const mlfab__shm_memory *m, const struct shm_memory_area *area,
+                             uint64_t offset, uint64_t bytes, bool take) {
+  bool taken = false;
+  for (uint64_t p = offset / m->page; p < (offset + bytes) / m->page; p++) {
+    taken |= area->taken[p / 64] >> p % 64 & 1;
+    if (take) area->taken[p / 64] |= UINT64_C(1) << p % 64;
+  }
+  return taken;
+}
+
+/* The same as shm_memory_replace, of a guarded area: all that write to it, and renew it, have the context's lock. */
+static bool shm_memory_refresh(mlfab__shm_memory *m, struct shm_memory_area *area, uint8_t *from,
+                               uint64_t bytes) {
+  uint64_t offset = (uint64_t)(from - area->at);
+  pthread_mutex_lock(&m->lock);
+  if (area->fresh != NULL && shm_memory_taken(m, area, offset, bytes, false))
+    shm_memory_stale(m, area);
+  if (area->fresh == NULL) {
+    int fd = mlfab__shm_file("mlfab-memory", area->bytes, 0);
+    area->fresh = fd < 0 ? NULL : shm_memory_enter(m, fd, area->bytes);
+    if (fd >= 0 && area->fresh == NULL) close(fd);
+    if (area->fresh != NULL) area->fresh->pieces = 1; /* the area's hold */
+    memset(area->taken, 0, shm_memory_bits(m, area->bytes));
+  }
+  int fd = area->fresh == NULL ? -1 : area->fresh->fd;
+  pthread_mutex_unlock(&m->lock);
+  uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, offset);
+  if (map == NULL) return false;
+  memcpy(map, from, bytes);
+  pthread_mutex_lock(&m->lock);
+  bool done = mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from) != MAP_FAILED;
+  if (done) {
+    shm_memory_cut(m, from, bytes);
+    shm_memory_taken(m, area, offset, bytes, true);
+    if (shm_memory_unused(m) != NULL) shm_memory_join(m, area->fresh, from, bytes, offset);
+  }
+  pthread_mutex_unlock(&m->lock);
+  if (!done) munmap(map, bytes);
+  return done;
+}
+
 /* [from, from + bytes) are whole pages of an area. Copies without the lock, which others need for every send. */
 static int shm_memory_replace(mlfab__shm_memory *m, uint8_t *from, uint64_t bytes) {
+  pthread_mutex_lock(&m->lock);
+  struct shm_memory_area *area = shm_memory_area_of(m, from, bytes);
+  pthread_mutex_unlock(&m->lock);
+  if (area != NULL && area->guarded && shm_memory_refresh(m, area, from, bytes)) return 1;
   int fd;
   uint8_t *map = shm_memory_fresh(bytes, &fd);
   if (map == NULL) return 0;
@@ -65668,6 +66881,68 @@ MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *m, mlfab__shm_go
   pthread_mutex_unlock(&m->lock);
 }
 
+/* ---- files of other processes ---- */
+
+MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *m, int fd, uint64_t bytes,
+                                                     uint64_t number) {
+  struct shm_memory_map *map = m == NULL ? NULL : mlfab__alloc(m->env, sizeof *map);
+  if (m != NULL && map == NULL) return NULL;
+  const uint8_t *at = mlfab__shm_map(NULL, bytes, PROT_READ, fd, 0);
+  if (at == NULL && map != NULL) mlfab__free(m->env, map, sizeof *map);
+  if (at == NULL || map == NULL) return at;
+  pthread_mutex_lock(&m->lock);
+  *map = (struct shm_memory_map){m->maps, at, bytes, number, 1};
+  m->maps = map;
+  pthread_mutex_unlock(&m->lock);
+  return at;
+}
+
+static int shm_memory_hold(mlfab__shm_memory *m, const void *bytes_at, uint64_t bytes,
+                           uint64_t number, const uint8_t **from_p, uint64_t *bytes_p) {
+  const uint8_t *at = bytes_at;
+  mlfab__shm_span span;
+  int found = 0;
+  pthread_mutex_lock(&m->lock);
+  for (struct shm_memory_map *map = m->maps; map != NULL && !found; map = map->next) {
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)map->at;
+    if (map->number != number || offset >= map->bytes || bytes > map->bytes - offset) continue;
+    map->holds++;
+    *from_p = map->at;
+    *bytes_p = map->bytes;
+    found = 1;
+  }
+  if (!found && mlfab__shm_memory_look(m, at, bytes, &span) && span.number == number) {
+    const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+    *from_p = area->at;
+    *bytes_p = area->bytes;
+    found = 1;
+  }
+  pthread_mutex_unlock(&m->lock);
+  return found;
+}
+
+static void shm_memory_drop(mlfab__shm_memory *m, const void *from) {
+  bool here = m->pid == getpid(); /* as in shm_memory_release */
+  if (here) pthread_mutex_lock(&m->lock);
+  struct shm_memory_map **link = &m->maps;
+  while (*link != NULL && (*link)->at != from) link = &(*link)->next;
+  struct shm_memory_map *map = *link;
+  if (map != NULL && --map->holds == 0) {
+    *link = map->next;
+    if (here) munmap((void *)(uintptr_t)map->at, map->bytes);
+    mlfab__free(m->env, map, sizeof *map);
+  }
+  if (here) pthread_mutex_unlock(&m->lock);
+}
+
+MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *m, const uint8_t *at,
+                                             uint64_t bytes) {
+  if (m != NULL)
+    shm_memory_drop(m, at);
+  else
+    munmap((void *)(uintptr_t)at, bytes);
+}
+
 /* ---- for the context ---- */
 
 static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
@@ -65680,16 +66955,19 @@ static mlfab__shm_memory *shm_memory_create(mlfab__env *env) {
   return m;
 }
 
-static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
+static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked, int guarded) {
   if (asked == 0 || asked > SIZE_MAX / 2) return NULL;
   uint64_t bytes = (asked + m->page - 1) / m->page * m->page;
   struct shm_memory_area *area = mlfab__alloc(m->env, sizeof *area);
-  int fd = area == NULL ? -1 : mlfab__shm_file("mlfab-memory", bytes, 0);
+  uint64_t *taken =
+      area != NULL && guarded ? mlfab__alloc(m->env, shm_memory_bits(m, bytes)) : NULL;
+  int fd =
+      area == NULL || (guarded && taken == NULL) ? -1 : mlfab__shm_file("mlfab-memory", bytes, 0);
   uint8_t *map = fd < 0 ? NULL : mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, fd, 0);
   pthread_mutex_lock(&m->lock);
   struct shm_memory_file *file = map == NULL ? NULL : shm_memory_enter(m, fd, bytes);
   if (file != NULL) {
-    *area = (struct shm_memory_area){m->areas, map, asked, bytes};
+    *area = (struct shm_memory_area){m->areas, map, asked, bytes, guarded != 0, NULL, taken};
     m->areas = area;
     shm_memory_join(m, file, map, bytes, 0);
   }
@@ -65700,36 +66978,46 @@ static void *shm_memory_alloc(mlfab__shm_memory *m, uint64_t asked) {
   }
   if (map != NULL) munmap(map, bytes);
   if (fd >= 0) close(fd);
+  if (taken != NULL) mlfab__free(m->env, taken, shm_memory_bits(m, bytes));
   if (area != NULL) mlfab__free(m->env, area, sizeof *area);
   return NULL;
 }
 
-/* In a forked child the mappings do not exist. */
-static void shm_memory_release(mlfab__shm_memory *m, void *at) {
-  pthread_mutex_lock(&m->lock);
+/* In a forked child the mappings do not exist, and a thread that is not there may have the lock. */
+static void shm_memory_release(mlfab__shm_memory *m, void *at, int emptied) {
+  bool here = m->pid == getpid();
+  if (here) pthread_mutex_lock(&m->lock);
   struct shm_memory_area **in = &m->areas;
   while (*in != NULL && (*in)->at != at) in = &(*in)->next;
   struct shm_memory_area *area = *in;
   assert(area != NULL);
   *in = area->next;
+  if (here && emptied) madvise(area->at, area->bytes, MADV_REMOVE);
   shm_memory_cut(m, area->at, area->bytes);
-  if (m->pid == getpid()) munmap(area->at, area->bytes);
+  shm_memory_stale(m, area);
+  if (here) munmap(area->at, area->bytes);
+  if (area->taken != NULL) mlfab__free(m->env, area->taken, shm_memory_bits(m, area->bytes));
   mlfab__free(m->env, area, sizeof *area);
-  pthread_mutex_unlock(&m->lock);
+  if (here) pthread_mutex_unlock(&m->lock);
 }
 
 static void shm_memory_destroy(mlfab__shm_memory **memory_p) {
   mlfab__shm_memory *m = *memory_p;
   if (m == NULL) return;
   *memory_p = NULL;
-  while (m->areas != NULL) shm_memory_release(m, m->areas->at);
+  while (m->areas != NULL) shm_memory_release(m, m->areas->at, 0);
+  while (m->maps != NULL) {
+    m->maps->holds = 1;
+    shm_memory_drop(m, m->maps->at);
+  }
   pthread_mutex_destroy(&m->lock);
   mlfab__free(m->env, m, sizeof *m);
 }
 
 MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void) {
-  static const mlfab__shm_memory_table table = {shm_memory_create, shm_memory_destroy,
-                                                shm_memory_alloc, shm_memory_release};
+  static const mlfab__shm_memory_table table = {
+      shm_memory_create,  shm_memory_destroy,      shm_memory_alloc, shm_memory_release,
+      shm_memory_file_of, mlfab__shm_memory_renew, shm_memory_hold,  shm_memory_drop};
   return &table;
 }
 
@@ -65757,11 +67045,19 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
  * Segment, sealed against shrinking and growing so that no access can fault:
  *
  *    0         control: lane[0] (connector to acceptor), lane[1] (acceptor to connector)
- *    64 KiB    ring of lane 0, 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
+ *    64 KiB    ring of lane 0, at most 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
  *    then      ring of lane 1
  *
  * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split or
- * skipped at the end. Pages are allocated at first use.
+ * skipped at the end. Pages are allocated at first use, but a ring that is in use has all of them in time.
+ *
+ * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
+ * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
+ * the links that there are, if these are more. A ring that is smaller than 2.5 MiB carries no record of more than a
+ * fourth of it, but for its head: the bulk of such a frame is copied into the sender's pool, and the record refers to
+ * it. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
+ * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
+ * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
  *
  * Record, at a multiple of 64 bytes:
  *
@@ -65841,9 +67137,11 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 
 #define SHM_LINE 64u
 #define SHM_CONTROL 65536u /* a multiple of every page size in use */
-#define SHM_RING 2621440u  /* 2.5 MiB */
-#define SHM_SEGMENT (SHM_CONTROL + 2u * SHM_RING)
-#define SHM_MAPPING (SHM_CONTROL + 4u * SHM_RING)
+#define SHM_RING 2621440u  /* 2.5 MiB: the largest ring */
+#define SHM_RING_LEAST 131072u
+#define SHM_RINGS 25165824u /* 24 MiB: the rings of a node, one a neighbour */
+#define SHM_UNIT 65536u     /* of a pool */
+#define SHM_POOLED 524288u  /* bytes in the pool of a link that has more than two frames there */
 #define SHM_VALID (UINT64_C(1) << 63)
 #define SHM_SLICE_NS UINT64_C(50000000)
 #define SHM_DEAF_NS UINT64_C(100000000)
@@ -65860,14 +67158,19 @@ enum {
   SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
   SHM_REFER = 32768,  /* shorter bulks are copied: that is cheaper */
   SHM_LENT = 512,     /* maximum references of a link that are not released */
-  SHM_FILES = 32,     /* maximum files of a peer that are mapped */
+  SHM_LENT_FEW = 64,  /* likewise, of a link with a small ring */
+  SHM_FILES = 32,     /* maximum files of a peer that are mapped, */
+  SHM_PLACES,         /* and its pool, which has the last place */
+  SHM_UNITS = 4096,   /* of a pool: 256 MiB of addresses */
   SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
 };
 
 _Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
                        SHM_LINE <
                    SHM_RING,
-               "a ring holds two of the largest frames");
+               "the largest ring holds two of the largest frames");
+_Static_assert(3 * SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX < SHM_RING_LEAST,
+               "every ring holds the largest head with a reference");
 
 /* One direction of a segment. Words of different writers are on different cache lines. */
 struct shm_lane {
@@ -65899,8 +67202,10 @@ struct shm_reference {
 struct shm_lent {
   uint64_t end; /* position behind the record */
   uint64_t token;
-  const uint8_t *at; /* NULL: taken back */
+  const uint8_t *at; /* NULL: taken back, or in the pool */
   uint32_t bytes, place;
+  bool pooled;          /* in the pool: */
+  uint32_t unit, units; /* where; units 0: lost */
 };
 
 /* A file of the peer: mapped, or for want of address space read from its descriptor. */
@@ -65913,10 +67218,23 @@ struct shm_view {
 
 /* What a link needs for references, from the first one on. */
 struct shm_refers {
-  uint32_t lent_first, lent_count; /* of `lent`, a ring */
-  uint64_t told[SHM_FILES];        /* numbers of own files that the peer has, by place */
-  struct shm_view views[SHM_FILES];
-  struct shm_lent lent[SHM_LENT];
+  uint32_t lent_first, lent_count, lent_room; /* of `lent`, a ring */
+  uint32_t tokens;           /* how many are lent with a token, that is not in the pool; */
+  uint64_t tokens_end;       /* the position behind the last of them */
+  uint32_t pooled;           /* how many are in the pool, */
+  uint64_t pooled_bytes;     /* and their bytes */
+  uint64_t told[SHM_PLACES]; /* numbers of own files that the peer has, by place */
+  struct shm_view views[SHM_PLACES];
+  struct shm_lent lent[];
+};
+
+/* Where bulks are that are too large for a ring. */
+struct shm_pool {
+  uint8_t *at; /* NULL: there is none */
+  int fd, read_fd;
+  uint64_t number;     /* as of other files; those have smaller ones */
+  uint32_t used, lost; /* units; lost: used by links that have ended */
+  uint64_t bits[SHM_UNITS / 64];
 };
 
 struct shm_link {
@@ -65929,6 +67247,8 @@ struct shm_link {
   bool touched;   /* is in the list of links whose peer may need a wake-up */
   bool published; /* ... because of a frame; otherwise because of room */
   bool inbound;
+  uint32_t ring; /* bytes of each */
+  uint32_t most; /* bytes of a record that are not in the pool */
   uint32_t tx_offset;
   uint8_t *tx;
   uint64_t head, tail_seen;
@@ -65939,7 +67259,7 @@ struct shm_link {
   struct shm_bell *bell; /* the peer's */
   int event_fd;          /* the peer's */
   int fd;                /* life line */
-  int segment_fd;        /* until it has been sent */
+  int segment_fd;        /* until it is mapped */
   uint64_t rx_position;  /* behind the last frame delivered */
   uint64_t released;
   uint32_t borrowed; /* frames delivered and not released */
@@ -65977,7 +67297,10 @@ struct shm {
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
   uint32_t blocked_count, lending; /* links that are blocked; that have something lent */
+  uint32_t neighbours;             /* that are expected; 0: not known */
   mlfab__shm_memory *memory;       /* of the context, or NULL */
+  struct shm_pool pool;
+  uint64_t pools; /* that there were */
   struct shm_slot *free_slots, *all_slots;
   struct shm_sent *sent; /* a ring of sent_capacity, a power of two */
   uint32_t sent_first, sent_capacity;
@@ -66027,9 +67350,15 @@ static inline _Atomic uint64_t *shm_word(uint8_t *ring, uint32_t offset) {
 
 static inline uint32_t shm_up(uint32_t bytes) { return (bytes + SHM_LINE - 1) & ~(SHM_LINE - 1); }
 
-static inline uint32_t shm_forward(uint32_t offset, uint32_t bytes) {
+static inline uint32_t shm_forward(const struct shm_link *link, uint32_t offset, uint32_t bytes) {
   offset += bytes;
-  return offset >= SHM_RING ? offset - SHM_RING : offset;
+  return offset >= link->ring ? offset - link->ring : offset;
+}
+
+/* Bytes of a ring to one of so many neighbours. */
+static uint32_t shm_share(uint64_t neighbours) {
+  uint64_t share = SHM_RINGS / mlfab__max(neighbours, 1) / SHM_CONTROL * SHM_CONTROL;
+  return (uint32_t)mlfab__min(mlfab__max(share, SHM_RING_LEAST), SHM_RING);
 }
 
 static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
@@ -66102,13 +67431,18 @@ static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
   return mlfab__shm_map(at, bytes, PROT_READ | PROT_WRITE, fd, offset);
 }
 
-/* Maps control and rings, each ring twice in a row. */
+static size_t shm_mapping(const struct shm_link *link) {
+  return SHM_CONTROL + 4 * (size_t)link->ring;
+}
+
+/* Maps control and rings, each ring twice in a row. The file may be larger than they are. */
 static bool shm_map_segment(struct shm_link *link, int fd) {
-  const uint32_t ring = SHM_RING, control = SHM_CONTROL;
+  const uint32_t ring = link->ring, control = SHM_CONTROL;
   uint8_t *map =
-      mmap(NULL, SHM_MAPPING, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mmap(NULL, shm_mapping(link), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return false;
   link->map = map;
+  link->most = ring < SHM_RING ? ring / 4 : ring;
   if (shm_map(map, control + ring, fd, 0) == NULL ||
       shm_map(map + control + ring, ring, fd, control) == NULL ||
       shm_map(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
@@ -66145,8 +67479,8 @@ static bool shm_packet_post(int fd, void *packet, size_t bytes, const int *fds, 
   return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
-static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
-  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING, MLFAB_PROTOCOL};
+static bool shm_packet_send(int fd, const int *fds, uint32_t n, uint32_t ring) {
+  struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, ring, MLFAB_PROTOCOL};
   return shm_packet_post(fd, &hello, sizeof hello, fds, n);
 }
 
@@ -66179,17 +67513,21 @@ static ssize_t shm_packet_take(int fd, void *packet, size_t bytes, int *fds, uin
   return n;
 }
 
-/* 0: nothing yet; 1: the packet with `want` descriptors; an error: the end, a packet of another protocol, or anything else,
- * whose descriptors are closed. */
-static int shm_packet_receive(int fd, int *fds, uint32_t want) {
+/* 0: nothing yet; 1: the packet with `want` descriptors and rings of at most *ring_p; an error: the end, a packet of another
+ * protocol, or anything else, whose descriptors are closed. */
+static int shm_packet_receive(int fd, int *fds, uint32_t want, uint32_t *ring_p) {
   struct shm_hello hello;
   uint32_t count;
   ssize_t n = shm_packet_take(fd, &hello, sizeof hello, fds, want, &count);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n < 0) return MLFAB_ERR_REFUSED;
   int known = n == (ssize_t)sizeof hello && count != UINT32_MAX && hello.magic == SHM_MAGIC &&
-              hello.control_bytes == SHM_CONTROL && hello.ring_bytes == SHM_RING;
-  if (known && hello.protocol == MLFAB_PROTOCOL && count == want) return 1;
+              hello.control_bytes == SHM_CONTROL && hello.ring_bytes % SHM_CONTROL == 0 &&
+              hello.ring_bytes >= SHM_RING_LEAST && hello.ring_bytes <= SHM_RING;
+  if (known && hello.protocol == MLFAB_PROTOCOL && count == want && hello.ring_bytes <= *ring_p) {
+    *ring_p = hello.ring_bytes;
+    return 1;
+  }
   for (uint32_t i = 0; i < want; i++) shm_close_fd(&fds[i]);
   return !known || hello.protocol == MLFAB_PROTOCOL ? MLFAB_ERR_REFUSED
          : hello.protocol < MLFAB_PROTOCOL          ? MLFAB_ERR_PROTOCOL_OLDER
@@ -66273,21 +67611,25 @@ static void shm_hang_up(struct shm *t, struct shm_link *link) {
   shm_close_fd(&link->fd);
 }
 
-static void shm_unview(struct shm_view *view) {
-  if (view->at != NULL) munmap((void *)(uintptr_t)view->at, view->bytes);
+static void shm_unview(struct shm *t, struct shm_view *view) {
+  if (view->at != NULL) mlfab__shm_memory_unmap(t->memory, view->at, view->bytes);
   if (view->number != 0 && view->at == NULL) close(view->fd);
   *view = (struct shm_view){0};
+}
+
+static size_t shm_refers_bytes(const struct shm_refers *refers) {
+  return sizeof *refers + refers->lent_room * sizeof *refers->lent;
 }
 
 static void shm_free_link(struct shm *t, struct shm_link *link) {
   shm_hang_up(t, link);
   shm_close_fd(&link->event_fd);
   shm_close_fd(&link->segment_fd);
-  if (link->map != NULL) munmap(link->map, SHM_MAPPING);
+  if (link->map != NULL) munmap(link->map, shm_mapping(link));
   if (link->bell != NULL) munmap(link->bell, SHM_CONTROL);
-  for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++)
-    shm_unview(&link->refers->views[i]);
-  if (link->refers != NULL) mlfab__free(&t->env, link->refers, sizeof *link->refers);
+  for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++)
+    shm_unview(t, &link->refers->views[i]);
+  if (link->refers != NULL) mlfab__free(&t->env, link->refers, shm_refers_bytes(link->refers));
   t->links--;
   mlfab__free(&t->env, link, sizeof *link);
 }
@@ -66313,18 +67655,99 @@ static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *
   event->token = link->token;
 }
 
+/* ---- the pool ---- */
+
+static void shm_pool_close(struct shm_pool *pool) {
+  if (pool->at != NULL) munmap(pool->at, (size_t)SHM_UNITS * SHM_UNIT);
+  shm_close_fd(&pool->read_fd);
+  shm_close_fd(&pool->fd);
+  *pool = (struct shm_pool){.fd = -1, .read_fd = -1};
+}
+
+/* Begins a pool, in the place of one of which all units are lost: a peer that still reads those keeps their pages to itself.
+ * false: there are no descriptors or addresses, and the pool is as it was. */
+static bool shm_pool_open(struct shm *t) {
+  char path[40];
+  const size_t bytes = (size_t)SHM_UNITS * SHM_UNIT;
+  struct shm_pool pool = {.read_fd = -1, .number = UINT64_C(1) << 63 | (t->pools + 1)};
+  pool.fd = mlfab__shm_file("mlfab-pool", bytes, F_SEAL_SEAL);
+  if (pool.fd >= 0) {
+    snprintf(path, sizeof path, "/proc/self/fd/%d", pool.fd);
+    pool.read_fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peers cannot write */
+    pool.at = pool.read_fd >= 0 ? shm_map(NULL, bytes, pool.fd, 0) : NULL;
+  }
+  if (pool.at == NULL) {
+    shm_pool_close(&pool);
+    return false;
+  }
+  shm_pool_close(&t->pool);
+  t->pool = pool;
+  t->pools++;
+  return true;
+}
+
+/* The ring that this node wishes a new link to have. */
+static uint32_t shm_wish(struct shm *t) {
+  uint32_t ring = shm_share(mlfab__max(t->neighbours, t->live_count + 1));
+  return ring == SHM_RING || t->pool.at != NULL || shm_pool_open(t) ? ring : SHM_RING;
+}
+
+/* The first of n units in a row that are free, the lowest ones, because their pages exist; or SHM_UNITS. */
+static uint32_t shm_pool_find(const struct shm_pool *pool, uint32_t n) {
+  for (uint32_t i = 0, run = 0; i < SHM_UNITS; i++) {
+    if (i % 64 == 0 && pool->bits[i / 64] == UINT64_MAX) {
+      run = 0;
+      i += 63;
+      continue;
+    }
+    run = pool->bits[i / 64] >> i % 64 & 1 ? 0 : run + 1;
+    if (run == n) return i + 1 - n;
+  }
+  return SHM_UNITS;
+}
+
+static void shm_pool_turn(struct shm_pool *pool, uint32_t first, uint32_t n) {
+  for (uint32_t i = first; i < first + n; i++) pool->bits[i / 64] ^= UINT64_C(1) << i % 64;
+}
+
+/* The peer has the descriptor of the pool. false: not now. */
+static bool shm_pool_tell(struct shm *t, struct shm_link *link) {
+  struct shm_file file = {SHM_FILE_MAGIC, SHM_FILES, t->pool.number,
+                          (uint64_t)SHM_UNITS * SHM_UNIT};
+  uint64_t *told = &link->refers->told[SHM_FILES];
+  if (*told == file.number) return true;
+  if (!shm_packet_post(link->fd, &file, sizeof file, &t->pool.read_fd, 1)) return false;
+  *told = file.number;
+  return true;
+}
+
+/* Bytes in the pool have come back; or, lost, the link has ended, and its peer may still read them. */
+static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_lent *lent,
+                          bool lost) {
+  refers->pooled--;
+  refers->pooled_bytes -= lent->bytes;
+  if (lost) {
+    t->pool.lost += lent->units;
+  } else {
+    shm_pool_turn(&t->pool, lent->unit, lent->units);
+    t->pool.used -= lent->units;
+  }
+  lent->units = 0;
+  if (t->pool.lost > 0 && t->pool.lost == t->pool.used) shm_pool_open(t);
+}
+
 /* ---- what is lent ---- */
 
 static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
-  return &refers->lent[(refers->lent_first + i) % SHM_LENT];
+  return &refers->lent[(refers->lent_first + i) % refers->lent_room];
 }
 
 /* Publishes the tail at which this end has something to do: there is room, or all that is lent has come back. What came back
- * before, it sees when something else wakes it. */
+ * before, it sees when something else wakes it. Nobody waits for what is in the pool. */
 static void shm_want(struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
-  if (link->refers != NULL && link->refers->lent_count > 0) {
-    uint64_t end = shm_lent_at(link->refers, link->refers->lent_count - 1)->end;
+  if (link->refers != NULL && link->refers->tokens > 0) {
+    uint64_t end = link->refers->tokens_end;
     if (wants == 0 || end < wants) wants = end;
   }
   if (wants == atomic_load_explicit(&link->wants, memory_order_relaxed)) return;
@@ -66347,11 +67770,13 @@ static bool shm_see_tail(struct shm_link *link) {
 /* Forgets the first bytes lent. Returns their token, or 0. */
 static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
   struct shm_refers *refers = link->refers;
-  uint64_t token = shm_lent_at(refers, 0)->token;
-  refers->lent_first = (refers->lent_first + 1) % SHM_LENT;
+  struct shm_lent *lent = shm_lent_at(refers, 0);
+  if (lent->pooled && lent->units > 0) shm_pool_back(t, refers, lent, false);
+  if (!lent->pooled) refers->tokens--;
+  refers->lent_first = (refers->lent_first + 1) % refers->lent_room;
   if (--refers->lent_count == 0) t->lending--;
   shm_want(link);
-  return token;
+  return lent->token;
 }
 
 /* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
@@ -66363,9 +67788,11 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
   bool read = link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM;
   uint64_t released = shm_see_tail(link) ? link->tail_seen : 0;
   for (uint32_t i = 0, n; i < refers->lent_count; i += n) {
-    const struct shm_lent *first = shm_lent_at(refers, i);
+    struct shm_lent *first = shm_lent_at(refers, i);
     uint64_t bytes = first->bytes;
     n = 1;
+    if (token == 0 && first->units > 0 && first->end > released && read && !MLFAB__PLANTED(294))
+      shm_pool_back(t, refers, first, true);
     if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
       continue;
     for (; i + n < refers->lent_count; n++) {
@@ -66496,8 +67923,7 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   int code = MLFAB_ERR_REFUSED;
   if (connect(link->fd, (struct sockaddr *)&to, bytes) != 0) {
     if (errno == EAGAIN || errno == EINTR) return;
-  } else if (shm_trusted(link->fd, &link->pid) && shm_packet_send(link->fd, fds, 3)) {
-    shm_close_fd(&link->segment_fd);
+  } else if (shm_trusted(link->fd, &link->pid) && shm_packet_send(link->fd, fds, 3, link->ring)) {
     link->state = SHM_CALLING;
     if (shm_watch(t, link->fd, link)) return;
     code = MLFAB_ERR_IO;
@@ -66548,42 +67974,58 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
 }
 
+/* What a link needs for references. NULL: out of memory. */
+static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
+  const struct shm_refers made = {.lent_room = link->ring < SHM_RING ? SHM_LENT_FEW : SHM_LENT};
+  if (link->refers == NULL) {
+    link->refers = mlfab__alloc(&t->env, shm_refers_bytes(&made));
+    if (link->refers != NULL) link->refers->lent_room = made.lent_room;
+  }
+  return link->refers;
+}
+
+/* Maps what the peer has passed, whose rings are of `ring` bytes. 0, or why not. */
+static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, uint32_t ring) {
+  int bell_fd = fds[link->inbound], event_fd = fds[link->inbound + 1];
+  if (!mlfab__shm_sealed(bell_fd, SHM_CONTROL) || !shm_is_eventfd(event_fd) ||
+      (link->inbound && !mlfab__shm_sealed(fds[0], SHM_CONTROL + 2 * (uint64_t)ring)))
+    return MLFAB_ERR_FRAME;
+  link->ring = link->inbound ? (uint32_t)mlfab__min(ring, shm_wish(t)) : ring;
+  link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
+  if (link->bell == NULL || !shm_map_segment(link, link->inbound ? fds[0] : link->segment_fd))
+    return MLFAB_ERR_MEMORY;
+  shm_close_fd(&link->segment_fd);
+  if (link->ring == SHM_RING) return 0;
+  return shm_refers(t, link) != NULL && (t->pool.at != NULL || shm_pool_open(t)) ? 0
+                                                                                 : MLFAB_ERR_MEMORY;
+}
+
 /* Receives the packet of a half-open link, or its end. 1 when there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   static const char older[] = "has an older protocol than this process ";
   static const char newer[] = "has a newer protocol than this process ";
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
-  int got = shm_packet_receive(link->fd, fds, 2 + own_segment);
+  uint32_t ring = link->inbound ? SHM_RING : link->ring;
+  int got = shm_packet_receive(link->fd, fds, 2 + own_segment, &ring);
   if (got == 0) return 0;
   if (got == MLFAB_ERR_PROTOCOL_OLDER || got == MLFAB_ERR_PROTOCOL_NEWER) {
-    if (link->inbound) shm_packet_send(link->fd, NULL, 0); /* so that the peer can say it, too */
+    if (link->inbound)
+      shm_packet_send(link->fd, NULL, 0, SHM_RING); /* so that the peer can say it, too */
     return shm_give_up(t, link, got, got == MLFAB_ERR_PROTOCOL_OLDER ? older : newer, event);
   }
   if (got < 0) return shm_give_up(t, link, got, "did not follow the protocol ", event);
-  int bell_fd = fds[own_segment];
-  int code = MLFAB_ERR_FRAME;
   link->event_fd = fds[own_segment + 1];
-  if (mlfab__shm_sealed(bell_fd, SHM_CONTROL) && shm_is_eventfd(link->event_fd) &&
-      (!link->inbound || mlfab__shm_sealed(fds[0], SHM_SEGMENT))) {
-    link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
-    code = link->bell != NULL && (!link->inbound || shm_map_segment(link, fds[0]))
-               ? 0
-               : MLFAB_ERR_MEMORY;
-  }
+  int code = shm_map_link(t, link, fds, ring);
   if (link->inbound) close(fds[0]);
-  close(bell_fd);
+  close(fds[own_segment]);
   if (code != 0) return shm_give_up(t, link, code, "passed something that cannot be mapped", event);
-  if (link->inbound && !shm_packet_send(link->fd, own, 2))
+  if (link->inbound && !shm_packet_send(link->fd, own, 2, link->ring))
+    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
+  if (link->ring < SHM_RING && !shm_pool_tell(t, link))
     return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
   shm_establish(t, link, event);
   return 1;
-}
-
-/* What a link needs for references. NULL: out of memory. */
-static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
-  if (link->refers == NULL) link->refers = mlfab__alloc(&t->env, sizeof *link->refers);
-  return link->refers;
 }
 
 /* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
@@ -66591,13 +68033,13 @@ static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file 
   int fd = *fd_p;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return MLFAB_ERR_MEMORY;
-  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_FILES || file->number == 0 ||
+  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_PLACES || file->number == 0 ||
       file->bytes == 0 || file->bytes > INT64_MAX || !mlfab__shm_sealed(fd, file->bytes))
     return MLFAB_ERR_FRAME;
   struct shm_view *view = &refers->views[file->place];
   if (view->borrowed > 0) return MLFAB_ERR_FRAME;
-  shm_unview(view);
-  void *map = mlfab__shm_map(NULL, file->bytes, PROT_READ, fd, 0);
+  shm_unview(t, view);
+  const uint8_t *map = mlfab__shm_memory_map(t->memory, fd, file->bytes, file->number);
   *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
   if (map == NULL) *fd_p = -1; /* the view has it */
   return 0;
@@ -66716,12 +68158,13 @@ static void shm_disown(struct shm *t) {
       shm_close_fd(&link->fd);
       link->map = NULL;
       link->bell = NULL;
-      for (uint32_t k = 0; link->refers != NULL && k < SHM_FILES; k++)
+      for (uint32_t k = 0; link->refers != NULL && k < SHM_PLACES; k++)
         if (link->refers->views[k].at != NULL) link->refers->views[k] = (struct shm_view){0};
       if (link->refers != NULL) link->refers->lent_count = 0;
     }
   }
   t->bell = NULL;
+  t->pool.at = NULL;
 }
 
 static void shm_stop(void *self) {
@@ -66758,6 +68201,7 @@ static void shm_stop(void *self) {
   }
   if (t->sent != NULL) mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
   if (t->bell != NULL) munmap(t->bell, SHM_CONTROL);
+  shm_pool_close(&t->pool);
   shm_close_fd(&t->spare_fd);
   shm_close_fd(&t->bell_fd);
   shm_close_fd(&t->event_fd);
@@ -66813,6 +68257,8 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   t->memory = options->size >= offsetof(mlfab_transport_options, memory) + sizeof options->memory
                   ? options->memory
                   : NULL;
+  if (MLFAB__HAS(options, mlfab_transport_options, neighbours)) t->neighbours = options->neighbours;
+  t->pool.fd = t->pool.read_fd = -1;
   t->pid = getpid();
   t->host = host;
   t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = t->spare_fd = -1;
@@ -66859,8 +68305,10 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = mlfab__shm_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
-  if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
+  link->ring = shm_wish(t);
+  link->segment_fd =
+      mlfab__shm_file("mlfab-link", SHM_CONTROL + 2 * (uint64_t)link->ring, F_SEAL_SEAL);
+  if (link->segment_fd < 0) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;
   }
@@ -66895,9 +68343,9 @@ static int shm_block(struct shm *t, struct shm_link *link, uint64_t room) {
  * wait for. 0, AGAIN or PEER_CLOSED. */
 static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
   if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
-  if (link->head - link->tail_seen + bytes + SHM_LINE <= SHM_RING) return 0;
-  uint64_t need = mlfab__max(bytes + SHM_LINE, SHM_RING / 4);
-  return shm_block(t, link, link->head + need - SHM_RING);
+  if (link->head - link->tail_seen + bytes + SHM_LINE <= link->ring) return 0;
+  uint64_t need = mlfab__max(bytes + SHM_LINE, link->ring / 4);
+  return shm_block(t, link, link->head + need - link->ring);
 }
 
 /* Makes room to record one more SENT. */
@@ -66919,7 +68367,7 @@ static bool shm_sent_room(struct shm *t) {
 static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
   uint64_t lent = 0; /* places with something lent, as bits */
   for (uint32_t i = 0; i < refers->lent_count; i++)
-    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % SHM_LENT].place;
+    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % refers->lent_room].place;
   for (uint32_t i = 0; i < SHM_FILES; i++) {
     if (refers->told[i] == 0) return i;
     if (!(lent >> i & 1) && !mlfab__shm_memory_has(t->memory, refers->told[i])) return i;
@@ -66947,19 +68395,51 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
   uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) ||
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 ||
       (!span.alone && !MLFAB__PLANTED(291)))
     return 0;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return 0;
-  if (refers->lent_count == SHM_LENT)
-    return shm_block(t, link, shm_lent_at(refers, SHM_LENT / 2)->end);
+  if (refers->lent_count == refers->lent_room)
+    return shm_block(t, link, shm_lent_at(refers, refers->lent_room / 2)->end);
   while (place < SHM_FILES && refers->told[place] != span.number) place++;
   if (place == SHM_FILES) place = shm_tell_file(t, link, &span);
   if (place == SHM_FILES) return 0;
   *reference = (struct shm_reference){span.number, span.offset};
-  *lent = (struct shm_lent){0, 0, bulk, bytes, place};
+  *lent = (struct shm_lent){.at = bulk, .bytes = bytes, .place = place};
   return 1;
+}
+
+/* May the link have so many bytes more in the pool? */
+static bool shm_pool_room(const struct shm_refers *refers, uint32_t bytes) {
+  return refers->lent_count < refers->lent_room &&
+         (refers->pooled < 2 || refers->pooled_bytes + bytes <= SHM_POOLED);
+}
+
+/* Copies a bulk into the pool. 0: *lent_p and *reference_p are filled; or AGAIN, PEER_CLOSED. */
+static int shm_pool_put(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
+                        struct shm_lent *lent, struct shm_reference *reference) {
+  struct shm_refers *refers = link->refers;
+  const uint32_t units = (bytes + SHM_UNIT - 1) / SHM_UNIT;
+  if (!shm_pool_room(refers, bytes)) {
+    if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
+    const struct shm_lent *first = shm_lent_at(refers, 0);
+    for (; refers->lent_count > 0 && first->pooled && first->end <= link->tail_seen;
+         first = shm_lent_at(refers, 0))
+      shm_lent_over(t, link);
+    if (!shm_pool_room(refers, bytes)) return shm_block(t, link, first->end);
+  }
+  uint32_t unit = shm_pool_find(&t->pool, units);
+  if (unit == SHM_UNITS || !shm_pool_tell(t, link)) return shm_block(t, link, 0);
+  memcpy(t->pool.at + (size_t)unit * SHM_UNIT, bulk, bytes);
+  shm_pool_turn(&t->pool, unit, units);
+  t->pool.used += units;
+  refers->pooled++;
+  refers->pooled_bytes += bytes;
+  *reference = (struct shm_reference){t->pool.number, (uint64_t)unit * SHM_UNIT};
+  *lent = (struct shm_lent){
+      .bytes = bytes, .place = SHM_FILES, .pooled = true, .unit = unit, .units = units};
+  return 0;
 }
 
 /* Publishes a record, whose bulk or reference is in its place. The line that the consumer polls is written last, at once:
@@ -66967,7 +68447,7 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
 static void shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
                         uint32_t head_bytes, uint32_t bytes, uint64_t word) {
   uint8_t *at = link->tx + link->tx_offset;
-  uint32_t next = shm_forward(link->tx_offset, bytes);
+  uint32_t next = shm_forward(link, link->tx_offset, bytes);
   memcpy(at + SHM_LINE, head + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
   atomic_store_explicit(shm_word(link->tx, next), 0, memory_order_relaxed);
   memcpy(at + 8, head, SHM_LINE - 8);
@@ -66978,6 +68458,19 @@ static void shm_publish(struct shm *t, struct shm_link *link, const uint8_t *hea
   link->published = true;
   shm_prefetch(link->tx + next + SHM_LINE);
   shm_prefetch(link->tx + next + 2 * SHM_LINE);
+}
+
+/* The record that has just been published refers to these bytes. */
+static void shm_lend(struct shm *t, struct shm_link *link, struct shm_lent *lent, uint64_t token) {
+  struct shm_refers *refers = link->refers;
+  lent->end = link->head;
+  lent->token = token;
+  *shm_lent_at(refers, refers->lent_count) = *lent;
+  if (refers->lent_count++ == 0) t->lending++;
+  if (lent->pooled) return;
+  refers->tokens++;
+  refers->tokens_end = lent->end;
+  shm_want(link);
 }
 
 static int shm_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
@@ -66997,25 +68490,27 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
                    : 0;
   if (refers < 0) return refers;
   uint32_t front = shm_up(8 + head_bytes), bytes = front + (refers ? SHM_LINE : shm_up(bulk_bytes));
-  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > SHM_RING)) {
+  bool pooled = bytes > link->most && bulk_bytes > 0 && !refers;
+  if (pooled) bytes = front + SHM_LINE;
+  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > link->ring)) {
     int code = shm_room(t, link, bytes);
     if (code != 0) return code;
   }
   if (token != 0 && !refers && !shm_sent_room(t)) return shm_block(t, link, 0);
+  if (pooled) {
+    int code = shm_pool_put(t, link, bulk, bulk_bytes, &lent, &reference);
+    if (code != 0) return code;
+  }
   uint8_t *at = link->tx + link->tx_offset + front;
-  if (refers)
+  if (refers || pooled)
     memcpy(at, &reference, sizeof reference);
   else if (bulk_bytes > 0)
     memcpy(at, bulk, bulk_bytes);
-  shm_publish(t, link, head, head_bytes, bytes,
-              SHM_VALID | (refers ? SHM_REFERS : 0) | (uint64_t)head_bytes << 32 | bulk_bytes);
-  if (refers) {
-    lent.end = link->head;
-    lent.token = token;
-    *shm_lent_at(link->refers, link->refers->lent_count) = lent;
-    if (link->refers->lent_count++ == 0) t->lending++;
-    shm_want(link);
-  } else if (token != 0) {
+  shm_publish(
+      t, link, head, head_bytes, bytes,
+      SHM_VALID | (refers || pooled ? SHM_REFERS : 0) | (uint64_t)head_bytes << 32 | bulk_bytes);
+  if (refers || pooled) shm_lend(t, link, &lent, pooled ? 0 : token);
+  if (token != 0 && !refers) {
     uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
     t->sent[(t->sent_first + count) & (t->sent_capacity - 1)] = (struct shm_sent){number, token};
     atomic_store(&t->sent_count, count + 1);
@@ -67029,7 +68524,7 @@ static void shm_flush(void *self) { shm_settle(self); }
 static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
                                     const struct shm_reference *reference, uint32_t bytes) {
   for (int heard = 0; heard < 2; heard++) {
-    for (uint32_t i = 0; link->refers != NULL && i < SHM_FILES; i++) {
+    for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++) {
       struct shm_view *view = &link->refers->views[i];
       if (view->number != reference->number || reference->number == 0) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
@@ -67106,7 +68601,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   event->bulk = bulk_bytes > 0 ? bulk : NULL;
   event->bulk_bytes = bulk_bytes;
   event->opaque = slot;
-  atomic_store_explicit(&link->rx_offset, shm_forward(offset, bytes), memory_order_relaxed);
+  atomic_store_explicit(&link->rx_offset, shm_forward(link, offset, bytes), memory_order_relaxed);
   return 1;
 }
 
@@ -67707,7 +69202,7 @@ static int shm_coll_create(mlfab__env *env, mlfab__shm_memory *memory, mlfab__sh
   void *map = NULL;
   if (a->fd >= 0 && getrandom(&nonce, sizeof nonce, GRND_NONBLOCK) == (ssize_t)sizeof nonce)
     map = mlfab__shm_map(NULL, sizeof *a->own, PROT_READ | PROT_WRITE, a->fd, 0);
-  a->slots = map == NULL ? NULL : mlfab__shm_memory_functions()->alloc(memory, sizeof *a->slots);
+  a->slots = map == NULL ? NULL : mlfab__shm_memory_functions()->alloc(memory, sizeof *a->slots, 0);
   if (a->slots == NULL) {
     if (map != NULL) munmap(map, sizeof *a->own);
     if (a->fd >= 0) close(a->fd);
@@ -67748,7 +69243,7 @@ static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   }
   /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
   shm_coll_drop_peers(a);
-  mlfab__shm_memory_functions()->release(a->memory, a->slots);
+  mlfab__shm_memory_functions()->release(a->memory, a->slots, 0);
   if (!child) munmap(a->own, sizeof *a->own);
   close(a->fd);
   mlfab__free(a->env, a, sizeof *a);
@@ -70472,6 +71967,18 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
                      t->without);
 }
 
+/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
+static int open_is_remote(const char *address) {
+  const char *other = strchr(address, ',');
+  if (other && open_is_remote(other + 1)) return 1;
+  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
+      open_begins(address, "mpi"))
+    return 0;
+  if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
+  return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
+         !open_begins(address, "[::1]");
+}
+
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
   uint32_t all = 0;
@@ -70491,25 +71998,13 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     mlfab__context_choice *choice = &choices[(*n_p)++];
     *choice = open_choice(c, table, asked || !c->transports);
+    if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
+      choice->neighbours = nodes;
     choice->shm_memory = t->memory ? t->memory() : NULL;
     choice->shm_coll = t->coll ? t->coll() : NULL;
   }
   return 0;
 }
-
-#if MLFAB_WITH_KEYS
-/* Does the address lead to other hosts, or, of two with a comma between them, one of them? */
-static int open_is_remote(const char *address) {
-  const char *other = strchr(address, ',');
-  if (other && open_is_remote(other + 1)) return 1;
-  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
-      open_begins(address, "mpi"))
-    return 0;
-  if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
-  return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
-         !open_begins(address, "[::1]");
-}
-#endif
 
 /* The key, from where the configuration says that it is. With a key the addresses that are given may be of any host. */
 static int open_key(mlfab_config *c, mlfab_error *error) {

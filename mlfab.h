@@ -1109,6 +1109,48 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p);
 
+#define MLFAB_VIEWS_MAX 4
+
+/* Elements of a tensor that lie together. */
+typedef struct mlfab_view_part {
+  const void *data;      /* read only, aligned to the element type */
+  uint64_t first, count; /* elements of the tensor, or with MLFAB_ALL of the model */
+  uint32_t tensor, dtype;
+} mlfab_view_part;
+
+/* Set `size` to sizeof (mlfab_view); the call fills in the rest. */
+typedef struct mlfab_view {
+  uint32_t size;
+  uint32_t copied;  /* 1: the parts are a copy */
+  uint64_t id;      /* 0 after mlfab_view_release */
+  uint64_t version; /* the largest version of its slices */
+  /* In the order of the model; the parts of a tensor follow each other. A part ends where a block of the server ends
+   * (config.block_bytes), unless the next one lies behind it. */
+  const mlfab_view_part *parts;
+  uint32_t nparts;
+  uint32_t reserved;
+} mlfab_view;
+
+/* A pull that is read in place: view_p->parts point to the weights in the memory of servers of this host, mapped read
+ * only. They stay as they are, whatever is pushed meanwhile, until mlfab_view_release or mlfab_close; also if the server
+ * dies. (If the link breaks and the server has no memory to copy what is read, it goes on without, and they may change.) A
+ * forked child does not have them. `data` of the buffers is ignored. Each slice is of one version, and the consistency model says when the server
+ * answers, as with mlfab_pull. Where not all of it can be read in place (another host, another transport than shared
+ * memory, a model on a device, less than 32 KiB that lie together, a server or worker short of descriptors), the parts are a copy, one for each tensor. *view_p is
+ * written when the request ends with 0, and must be there until then. options: no flags.
+ * Errors: of mlfab_pull; LIMIT (MLFAB_VIEWS_MAX of this worker are out); UNSUPPORTED (ghost tensors).
+ * Cost: one small frame up and one down for each server, or a few of a model of many blocks. A view keeps the server's blocks of its version: at most
+ * MLFAB_VIEWS_MAX times the model for each worker, beside what the server needs anyway. */
+MLFAB_API int mlfab_pull_view(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_pull_options *options, mlfab_view *view_p);
+MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                                    const mlfab_pull_options *options, mlfab_view *view_p,
+                                    mlfab_request *request_p);
+
+/* Ends a view: its parts must not be read any more. Waits for nothing.
+ * Errors: ARGUMENT (released before, of another context, or no view). */
+MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view);
+
 /* With tags: a tensor, or with MLFAB_ALL the model, in the library's cache, as the last pull left it; zeros where
  * nothing was pulled. The memory is valid until the context is closed, and pulls write to it while they are under
  * way. Either output may be NULL. Errors: STATE (no tags, or before mlfab_model_start), TENSOR. */

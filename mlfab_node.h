@@ -131,7 +131,9 @@ enum mlfab_call_kind {
   MLFAB_CALL_STOCHASTIC_CLOSE = 23, /* id; no request */
   /* options: mlfab_checkpoint_options or NULL; info_p: mlfab_checkpoint_info or NULL */
   MLFAB_CALL_CHECKPOINT = 24,
-  MLFAB_CALL_RESTORE = 25 /* data: the directory, a text that it reads only; no request */
+  MLFAB_CALL_RESTORE = 25,   /* data: the directory, a text that it reads only; no request */
+  MLFAB_CALL_PULL_VIEW = 26, /* bufs, n, info_p: mlfab_view; options: mlfab_pull_options or NULL */
+  MLFAB_CALL_VIEW_RELEASE = 27 /* count: the view's id, data: its parts; no request */
 };
 
 /* A call. Members that its kind does not take are ignored. */

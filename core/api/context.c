@@ -943,6 +943,11 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
+  if (!code && ctx->memory && ctx->node->parts) {
+    const mlfab__parts *parts = ctx->node->parts;
+    if (parts->server) mlfab__server_share(parts->server, ctx->shm_memory, ctx->memory);
+    if (parts->worker) mlfab__worker_share(parts->worker, ctx->shm_memory, ctx->memory);
+  }
   if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));

@@ -58,3 +58,27 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
   mlfab__store_put(store, place, block);
   return 0;
 }
+
+/* Blocks that were lent to lost links are free. */
+MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
+  for (uint32_t i = 0; i < server->serve.nlate; i++)
+    mlfab__store_unref(&server->store, server->serve.late[i]);
+  server->serve.nlate = 0;
+}
+
+/* Takes back the blocks lent to a link. The node may have given the link up only now, so that the transport lends them until it
+ * has been told: nothing is written to them before the next tick. */
+MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  if (peer->nsends == 0) return;
+  uint32_t *late = mlfab__grow(server->env, server->serve.late, &server->serve.late_room,
+                               (uint64_t)server->serve.nlate + peer->nsends, sizeof *late);
+  if (late) server->serve.late = late;
+  for (uint32_t i = 0; i < peer->nsends; i++) {
+    if (late && !MLFAB__PLANTED(315))
+      late[server->serve.nlate++] = peer->sends[i];
+    else
+      mlfab__store_unref(&server->store, peer->sends[i]);
+  }
+  peer->nsends = 0;
+}

@@ -65,6 +65,7 @@ MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull 
   mlfab__blocks_unpin(server, pull);
   serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
+  pull->view = pull->pins = 0;
   pull->held = MLFAB__PULL_GOES;
   pull->attempt = 0;
 }
@@ -104,10 +105,24 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
+/* Pins the view that a pull asks for; when that cannot be, the pull has failed. */
+static int serve_view(mlfab__server *server, mlfab__server_pull *pull) {
+  int code = mlfab__views_pin(server, pull);
+  if (!code) return 0;
+  mlfab__serve_fail(server, pull->worker, pull->request, code,
+                    code == MLFAB_ERR_LIMIT    ? "too many views are out"
+                    : code == MLFAB_ERR_MEMORY ? "out of memory for a view"
+                                               : "the model is not in shared memory");
+  mlfab__serve_end(server, pull);
+  return code;
+}
+
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
-  if (server->policy) server->policy->pull_goes(server, pull);
+  if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL && serve_view(server, pull))
+    return;
+  if (server->policy && !pull->view) server->policy->pull_goes(server, pull);
   server->port.ready(server->port.self, pull->worker);
 }
 
@@ -174,7 +189,8 @@ static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
     mlfab__serve_end(server, pull);
     return;
   }
-  if (!server->policy || !server->policy->pull_hold(server, pull)) mlfab__serve_begin(server, pull);
+  if (!server->policy || pull->view || !server->policy->pull_hold(server, pull))
+    mlfab__serve_begin(server, pull);
 }
 
 /* Looks at a clock's delayed pulls that are due, and starts those that may be answered. `passes`: they have
@@ -247,7 +263,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = pull->offered = pull->poor = 0;
+  pull->waiting = pull->offered = pull->poor = pull->view = pull->pins = 0;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -281,7 +297,9 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                          mlfab__decode_pull(frame->meta, frame->meta_bytes, &in,
                                             server->lists->segments, server->lists->versions) ||
                              in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
-                             mlfab__serve_find(server, worker, in.request)))
+                             in.flags > MLFAB__PULL_VIEW || (in.flags && in.sinces > 0) ||
+                             mlfab__serve_find(server, worker, in.request) ||
+                             mlfab__views_has(server, worker, in.request)))
     return;
   if (server->phase != MLFAB__MODEL_STANDS) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
@@ -297,7 +315,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
       return;
     }
   }
-  if (serve_cache(server, worker, &in)) return;
+  int view = (in.flags & MLFAB__PULL_VIEW) != 0 && in.segments > 0;
+  if (!view && serve_cache(server, worker, &in)) return;
   mlfab_pull_info info = {worker, server->number, in.progress, bytes};
   if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
@@ -312,7 +331,9 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
-  if (server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
+  pull->view = view;
+  pull->ask = in.epoch;
+  if (!view && server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
     return;
@@ -336,6 +357,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
   if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* a worker cannot cancel a spread */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
+  mlfab__views_end(server, worker, cancel.request);
   if (!pull) return;
   mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
@@ -363,11 +385,14 @@ static uint32_t serve_lent(const mlfab__server *server) {
 }
 
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+  mlfab__serve_walk walk = {NULL, 0};
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL || MLFAB__PLANTED(231)) return;
-  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     if (!mlfab__server_goes(pull)) continue;
+    if (pull->view && !pull->pins && serve_view(server, pull)) continue;
     server->port.ready(server->port.self, pull->worker);
     pull->offered = 1;
+    if (pull->view) continue;
     if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
     uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
     mlfab__blocks_pin(server, pull,
@@ -384,7 +409,10 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
-    int pinned = p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK : p->offered;
+    int pinned = p->view                ? p->pins
+                 : p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK
+                                        : p->offered;
+    if (p->view && !pinned) continue;
     if (shows == MLFAB__SHOWS_PINNED && !pinned) continue;
     if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
       pull = p;
@@ -469,6 +497,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
+  if (pull->view) return mlfab__views_next(server, pull, frame);
   int there = pull->segments_used > 0 ? serve_bytes(server, pull, &model, frame) : 1;
   if (there < 0)
     server->serve.copies = pull->poor = 1; /* `next` posts nothing: see mlfab__serve_tick */
@@ -516,6 +545,10 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     mlfab__store_ref(&server->store, block);
     peer->sends[peer->nsends++] = block;
   }
+  if (pull->view) {
+    if (mlfab__views_taken(server, pull, frame)) serve_out(server, pull);
+    return;
+  }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
   pull->progress_ns = now_ns;
   /* The link makes progress: a spread behind another pull of this worker is not stalled. */
@@ -540,18 +573,13 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
   }
 }
 
-/* Takes back the blocks lent to a link. */
-static void serve_unlend(mlfab__server *server, uint32_t worker) {
-  mlfab__server_peer *peer = &server->peers[worker];
-  for (uint32_t i = 0; i < peer->nsends; i++) mlfab__store_unref(&server->store, peer->sends[i]);
-  peer->nsends = 0;
-}
-
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
-    if (pull->request != 0) mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
+    if (pull->request == 0) continue;
+    if (pull->view) mlfab__views_end(server, worker, pull->request);
+    mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
   }
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
     if (peer->pulls[k].request != 0) mlfab__serve_end(server, &peer->pulls[k]);
@@ -561,7 +589,8 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
 
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) {
   mlfab__serve_stop(server, worker);
-  serve_unlend(server, worker);
+  mlfab__blocks_unlend(server, worker);
+  mlfab__views_lost(server, worker);
 }
 
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
@@ -598,6 +627,8 @@ static void serve_copies(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (server->serve.copies) serve_copies(server);
+  mlfab__blocks_late(server);
+  if (server->serve.lost > 0) mlfab__views_tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
     if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
@@ -620,6 +651,12 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }
-    serve_unlend(server, w);
+    mlfab__blocks_unlend(server, w);
   }
+  mlfab__blocks_late(server);
+  mlfab__free(server->env, server->serve.late,
+              server->serve.late_room * sizeof *server->serve.late);
+  server->serve.late = NULL;
+  server->serve.late_room = 0;
+  mlfab__views_free(server);
 }

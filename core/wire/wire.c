@@ -74,6 +74,8 @@ WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
+WIRE_FIELDS(view_run, mlfab__view_run, N(offset) N(bytes) N(at))
+WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(request) N(version) N(file) N(ask) N(flags) N(oldest))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
@@ -87,7 +89,7 @@ WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_W
 WIRE_FIELDS(push, mlfab__push,
             N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
                 N(parts))
-WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
+WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch) N(flags))
 
 /* The versions or commits of slices. */
 static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
@@ -266,7 +268,8 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
 
 static int wire_has_bulk(unsigned type) {
   if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
-  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT;
+  return type == MLFAB__COLL || type == MLFAB__ADOPT || type == MLFAB__MOMENT ||
+         type == MLFAB__VIEW;
 }
 
 /* Numbers of removed types are not reused, so there are gaps. */

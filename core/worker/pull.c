@@ -14,13 +14,25 @@
 
 #include <stdio.h>
 
+static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
+
 /* From this size on a model does not stay in a cache, so pulls write past the caches. */
 enum { PULL_STREAM_BYTES = 64 << 20 };
 
+/* Is it a view that is not a copy? Then servers answer with VIEW frames. */
+static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
+
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
+  if (fetch->view && mlfab__view_finish(worker, fetch)) {
+    (void)pull_stop(worker, fetch);
+    mlfab__request_finish(worker->requests, request, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                          "pull_view: out of memory");
+    return;
+  }
   mlfab__cache_done(worker, fetch);
   fetch->request = 0;
+  fetch->view = NULL;
   worker->pull_count++;
   worker->stats->pulls_finished++;
   mlfab__request_succeed(worker->requests, request, now_ns);
@@ -45,9 +57,11 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes) {
+  if (worker->cache.bytes && !pull_maps(fetch)) {
     mlfab__cache_ask(worker, server, fetch, &pull);
   } else {
+    pull.flags = pull_maps(fetch) ? MLFAB__PULL_VIEW : 0;
+    if (pull_maps(fetch)) pull.epoch = ++fetch->parts[server].ask;
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   }
   /* The first weights belong to no round: other workers may be waiting for this one. */
@@ -65,7 +79,7 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
   mlfab__fetch *next = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(fetch)) continue;
     if (fetch->parts[server].asked) return;
     if (!next || fetch->request < next->request) next = fetch;
   }
@@ -75,7 +89,7 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
 }
 
 static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  if (worker->cache.bytes) {
+  if (worker->cache.bytes && !pull_maps(fetch)) {
     pull_turn(worker, server);
   } else {
     pull_ask(worker, server, fetch);
@@ -88,9 +102,11 @@ static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!fetch->parts[s].waiting) continue;
+    if (!fetch->parts[s].waiting && !(pull_maps(fetch) && fetch->parts[s].asked)) continue;
     MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
   }
+  if (fetch->view) mlfab__view_drop(worker, fetch->view);
+  fetch->view = NULL;
   fetch->request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
   worker->due = 1;
@@ -110,9 +126,10 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
-MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                                       const mlfab_pull_options *given, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
+static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                     const mlfab_pull_options *given, mlfab_view *out, uint64_t now_ns,
+                     mlfab_request *request_p, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
   mlfab_pull_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
@@ -128,16 +145,20 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
   code = mlfab__request_room(worker->requests, MLFAB__REQUEST_PULL, error);
   if (code) return code;
+  if (out && options.flags)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: it takes no flags");
+  if (out) code = mlfab__view_begin(worker, out, bufs ? bufs->tensor : 0, &view, error);
+  if (code) return code;
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, worker->cache.bytes != NULL, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, view || worker->cache.bytes, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && !worker->cache.bytes) {
+    if (segments == UINT32_MAX && (view || !worker->cache.bytes)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -145,6 +166,9 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts[s].waiting = segments > 0;
     fetch->parts[s].hop = MLFAB__NO_NODE;
   }
+  for (uint32_t i = 0; view && i < fetch->nsources; i++) fetch->sources[i].data = NULL;
+  if (view) view->used = 1;
+  fetch->view = view;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -164,10 +188,24 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                       const mlfab_pull_options *options, uint64_t now_ns,
+                                       mlfab_request *request_p, mlfab_error *error) {
+  return pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
+}
+
+MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
+                                            uint32_t n, const mlfab_pull_options *options,
+                                            mlfab_view *out, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  if (!out) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p is NULL");
+  return pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
+}
+
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
   mlfab__fetch *fetch = pull_find(worker, request);
-  if (!fetch || worker->cache.bytes) return 0;
+  if (!fetch || fetch->view || worker->cache.bytes) return 0;
   fetch->arrives = fn;
   fetch->arrives_user = user;
   return 1;
@@ -248,7 +286,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
   int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
-  if (model->slice >= layout->nslices) return MLFAB_ERR_FRAME;
+  if (model->slice >= layout->nslices || pull_maps(fetch)) return MLFAB_ERR_FRAME;
   if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
   if (slice->server != server || model->offset < slice->offset ||
@@ -301,6 +339,67 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
     return;
   }
   if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+}
+
+/* --- views --- */
+
+/* Asks all servers for the bytes of a view that cannot be read in place. */
+static void pull_copy(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  mlfab__pull_cancel cancel = {fetch->request};
+  uint64_t bytes;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].asked)
+      MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+  }
+  if (mlfab__view_copy(worker, fetch)) {
+    mlfab__request_finish(worker->requests, pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
+                          MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
+    return;
+  }
+  fetch->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__fetch_part *part = &fetch->parts[s];
+    part->hop = MLFAB__NO_NODE;
+    part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
+    fetch->nwaiting += part->waiting;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
+      pull_begin(worker, s, fetch);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
+                                      const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__view in;
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  if (mlfab__port_refuse(&worker->port, server, frame,
+                         mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
+    return;
+  mlfab__fetch *fetch = pull_find(worker, in.request);
+  /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
+  if (!fetch || !pull_maps(fetch) || !fetch->parts[server].waiting ||
+      in.ask != fetch->parts[server].ask)
+    return;
+  int code = mlfab__view_take(worker, fetch, server, &in, runs, frame);
+  if (code == MLFAB_ERR_UNSUPPORTED) {
+    pull_copy(worker, fetch, now_ns);
+    return;
+  }
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for a view"
+                                               : "a VIEW frame that does not fit the pull");
+    return;
+  }
+  fetch->version = mlfab__max(fetch->version, in.version);
+  for (uint32_t i = 0; i < in.runs && !MLFAB__PLANTED(314); i++) {
+    uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
+    for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
+      worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
+  }
+  if (in.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
 }
 
 /* --- routes --- */
@@ -384,6 +483,11 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
+  if (fetch->view &&
+      fail.code == MLFAB_ERR_UNSUPPORTED) { /* of several servers the others say it, too */
+    if (pull_maps(fetch)) pull_copy(worker, fetch, now_ns);
+    return;
+  }
   fetch->parts[server].waiting = 0;
   mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
                         fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
@@ -394,10 +498,12 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
-    if (fetch->request == 0 || !fetch->parts[server].asked) continue;
+    /* What a server has told of a view stays, and it is told when the view ends. */
+    if (fetch->request == 0 || !fetch->parts[server].asked || !fetch->parts[server].waiting)
+      continue;
     /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
-    if (fetch->parts[server].waiting)
-      MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
     fetch->parts[server].asked = 0;
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
@@ -410,14 +516,20 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__cache_void(worker, MLFAB_ALL);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
     uint64_t bytes;
     uint32_t segments = 0;
     if (fetch->request == 0) continue;
+    if (fetch->view) mlfab__view_forget(worker, fetch->view, MLFAB_ALL);
     fetch->nwaiting = 0;
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
+      /* A server that has told has a view under this number. */
+      if (pull_maps(fetch) && part->asked)
+        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes) segments = segments > 0; /* a pull asks for whole slices */
+      if (worker->cache.bytes && !pull_maps(fetch))
+        segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;
@@ -439,6 +551,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
         fetch->after_seq <= seq)
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
     pull_ask(worker, server, fetch);
   }
 }
@@ -467,6 +580,15 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   }
   if (fetch) pull_stop(worker, fetch);
   mlfab__request_expire(worker->requests, request, code, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->view) mlfab__view_drop(worker, fetch->view);
+    fetch->view = NULL;
+    fetch->request = 0;
+  }
 }
 
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {

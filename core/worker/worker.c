@@ -34,7 +34,7 @@ static void worker_free_model(mlfab__worker *worker) {
   mlfab__push_forget(worker);
   if (worker->packed) worker->packed->free(worker);
   mlfab__cache_free(worker);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) worker->fetches[i].request = 0;
+  mlfab__pull_forget(worker);
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
   mlfab__free(env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
@@ -54,6 +54,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   worker_free_model(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
+  mlfab__view_free(worker);
   if (worker->mover) worker->mover->free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
@@ -879,6 +880,9 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       break;
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
+      break;
+    case MLFAB__VIEW:
+      mlfab__pull_view(worker, server, frame, now_ns);
       break;
     case MLFAB__PULL_VIA:
       mlfab__pull_rerouted(worker, server, frame);

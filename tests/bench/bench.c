@@ -13,6 +13,7 @@
  *    push-keyed, pull-keyed   the same in a fabric with a key: a tag on every frame
  *    push-tls, pull-tls       the same with TLS instead of tags (extras/mlfab_tls.c)
  *    push-alloc, pull-alloc   over shared memory, where the worker's buffer is of mlfab_alloc
+ *    pull-view       microseconds of a view of the model and its release, over shared memory
  *    messages        pushes of 4 KB a second that nobody asks after one by one
  *    roundtrip       a push of 64 bytes, blocking; -spin: hand-driven and polling, both sides
  *    server-cpu      CPU seconds of the server process for 1e9 bytes pushed
@@ -300,6 +301,18 @@ static void round_trip(settings *s, int transport, int spin) {
   report(s, &c, &o, c.what, MICROSECONDS, "us", "cache line", o.line);
 }
 
+/* What a view of the model takes: to read it is the caller's affair. */
+static void view(settings *s, size_t bytes) {
+  cell c = {.what = "pull-view", .player = {&bench_mlfab}};
+  outcome o;
+  c.job = (bench_job){.what = BENCH_VIEW, .transport = BENCH_SHM, .bytes = bytes, .workers = 1};
+  c.job.messages = 2000;
+  c.job.window = 1;
+  if (!wanted(s, c.what, &c.job)) return;
+  cell_run(s, &c, &o);
+  report(s, &c, &o, c.what, MICROSECONDS, "us", NULL, 0);
+}
+
 static void messages(settings *s, int transport) {
   cell c = {.what = "messages",
             .player = {&bench_mlfab, &bench_copy_loop, &bench_zeromq, &bench_add_loop}};
@@ -379,6 +392,7 @@ static void all_cells(settings *s) {
         throughput(s, BENCH_PULL, transport, sizes[i], workers, 0);
         if (transport == BENCH_SHM && sizes[i] >= MIB)
           throughput(s, BENCH_PUSH, transport, sizes[i], workers, BENCH_ALLOC);
+        if (transport == BENCH_SHM && sizes[i] >= MIB && workers == 1) view(s, sizes[i]);
       }
     }
   }

@@ -20,9 +20,10 @@
 enum { WORKERS_MAX = 4, WINDOW_MAX = 64, MIB = 1 << 20 };
 
 enum bench_what {
-  BENCH_PUSH = 1,  /* arrays of float32 that the server adds to its model, acknowledged */
-  BENCH_PULL = 2,  /* the model, to the worker */
-  BENCH_STREAM = 3 /* pushes that are not waited for one by one */
+  BENCH_PUSH = 1,   /* arrays of float32 that the server adds to its model, acknowledged */
+  BENCH_PULL = 2,   /* the model, to the worker */
+  BENCH_STREAM = 3, /* pushes that are not waited for one by one */
+  BENCH_VIEW = 4    /* views of the model, each released before the next; nothing is read */
 };
 enum bench_code { BENCH_PLAIN, BENCH_CRC, BENCH_KEYED, BENCH_TLS, BENCH_ALLOC };
 #ifndef MLFAB_BENCH_TLS

@@ -133,6 +133,15 @@ static void trial(bench_team *team, mlfab *fabric, const mlfab_buf *buf) {
     if (mlfab_flush(fabric, 0)) fail_with_last(team, fabric, "flush");
     return;
   }
+  if (team->job.what == BENCH_VIEW) {
+    for (uint32_t i = 0; i < team->job.messages; i++) {
+      mlfab_view view = {.size = sizeof view};
+      int status = mlfab_pull_view(fabric, buf, 1, NULL, &view);
+      if (!status) status = mlfab_view_release(fabric, &view);
+      if (status || view.copied) fail_with_last(team, fabric, "view");
+    }
+    return;
+  }
   if (window == 1) {
     for (uint32_t i = 0; i < team->job.messages; i++) {
       int status = team->job.what == BENCH_PULL ? mlfab_pull(fabric, buf, 1, NULL, NULL)

@@ -33,6 +33,7 @@ static uint32_t ranks[MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
 static uint32_t numbers[MLFAB__SLICES_MAX], words[MLFAB__ADOPT_WORDS_MAX];
 static uint64_t blocks[MLFAB__MEMBERSHIP_MEMBERS_MAX];
+static mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
 static mlfab__membership_member roll[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
@@ -155,6 +156,7 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(MEMBERSHIP_FROZEN, membership_finish)
     TRY(MEMBERSHIP_SETTLE, membership_finish)
     TRY_LIST(MEMBERSHIP_OWED, membership_owed, blocks)
+    TRY_LIST(VIEW, view, runs)
     TRY(COLL, coll)
     TRY(COLL_ACK, coll_ack)
     TRY(CHALLENGE, challenge)
@@ -456,8 +458,12 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
     blocks[i] = mlfab__rng_next(prng);
     roll[i] = (mlfab__membership_member){i, 1, 2, -3, 4, 5, mlfab__rng_next(prng)};
   }
+  for (uint32_t i = 0; i < n; i++)
+    runs[i] = (mlfab__view_run){i * 64, mlfab__rng_below(prng, 100), mlfab__rng_next(prng)};
+  mlfab__view view = {mlfab__rng_next(prng), 2, 3, 4, MLFAB__MODEL_LAST, n, 5};
   mlfab__membership_owed owed = {1, 2, 3, 4, 5, 6, 0, 0, 7, 8, mlfab__rng_next(prng), 9, n};
   if (type == MLFAB__MEMBERSHIP_OWED) return mlfab__encode_membership_owed(meta, &owed, blocks);
+  if (type == MLFAB__VIEW) return mlfab__encode_view(meta, &view, runs);
   if (type == MLFAB__MEMBERSHIP_LIST) return mlfab__encode_membership_list(meta, &list_roll, roll);
   if (type == MLFAB__RESHARD) return mlfab__encode_reshard_ask(meta, &ask_move, numbers);
   if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
@@ -479,7 +485,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
       type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESHARD ||
       type == MLFAB__MOVE || type == MLFAB__RESUME || type == MLFAB__FREEZE ||
       type == MLFAB__ADOPT || type == MLFAB__RESHARD_SERVER_CLOCK ||
-      type == MLFAB__MEMBERSHIP_LIST || type == MLFAB__MEMBERSHIP_OWED)
+      type == MLFAB__MEMBERSHIP_LIST || type == MLFAB__MEMBERSHIP_OWED || type == MLFAB__VIEW)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
@@ -490,7 +496,8 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   }
   if (type == MLFAB__PULL) {
     mlfab__push list = {0};
-    mlfab__pull m = {1, 2, 3, random_list(prng, &list), (uint32_t)mlfab__rng_below(prng, 4)};
+    mlfab__pull m = {1, 2, 3, 0, random_list(prng, &list), (uint32_t)mlfab__rng_below(prng, 4)};
+    m.flags = (uint32_t)mlfab__rng_below(prng, 3);
     return mlfab__encode_pull(meta, &m, segments, versions);
   }
   while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
@@ -503,9 +510,10 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
 
 /* A frame from a correct sender. */
 static size_t random_frame(mlfab__rng *prng, uint8_t *frame) {
-  static const uint8_t bulk_types[] = {
-      MLFAB__WELCOME, MLFAB__DEFINE,    MLFAB__PUSH,      MLFAB__CHUNK,          MLFAB__MODEL,
-      MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER, MLFAB__COLL};
+  static const uint8_t bulk_types[] = {MLFAB__WELCOME,   MLFAB__DEFINE,    MLFAB__PUSH,
+                                       MLFAB__CHUNK,     MLFAB__MODEL,     MLFAB__FORWARD,
+                                       MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER,
+                                       MLFAB__COLL,      MLFAB__VIEW};
   mlfab__header h = {0};
   uint8_t *bulk;
   do h.type = (uint8_t)(1 + mlfab__rng_below(prng, MLFAB__FRAME_TYPES - 1));

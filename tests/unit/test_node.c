@@ -1170,7 +1170,7 @@ static void test_wrong_pulls(void **state) {
   pull(1, before);
   uint32_t link = impersonate();
   for (size_t i = 0; i < 5; i++) {
-    mlfab__pull p = {i == 4 ? 0 : 7, 0, 0, 1, 0};
+    mlfab__pull p = {i == 4 ? 0 : 7, 0, 0, 0, 1, 0};
     mlfab__segment s = {0, 8};
     again(&link);
     uint32_t bytes =
@@ -1182,7 +1182,8 @@ static void test_wrong_pulls(void **state) {
   /* More pulls at once than the server has room for: the last one is refused with an answer. */
   again(&link);
   for (uint64_t i = 1; i <= 12; i++) {
-    mlfab__pull p = {i, 1000, 0, 1, 0}; /* of a round that would never come, if there were rounds */
+    mlfab__pull p = {i, 1000, 0,
+                     0, 1,    0}; /* of a round that would never come, if there were rounds */
     mlfab__segment s = {0, 8};
     uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, &s, NULL);
     made_begin(&m, MLFAB__PULL, bytes, 0);

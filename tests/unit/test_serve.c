@@ -233,7 +233,7 @@ static int close_server(void **state) {
 static void ask(fixture *f, uint32_t worker, uint64_t request, uint64_t offset, uint64_t bytes,
                 uint64_t progress) {
   mlfab__segment segment = {offset, bytes};
-  mlfab__pull pull = {request, progress, 0, 1, 0};
+  mlfab__pull pull = {request, progress, 0, 0, 1, 0};
   frame(f, worker, MLFAB__PULL, mlfab__encode_pull(f->meta, &pull, &segment, NULL));
 }
 static void ask_all(fixture *f, uint32_t worker, uint64_t request) {
@@ -611,7 +611,7 @@ static void test_frames(void **state) {
   open_model(f, MLFAB_SYNC_ASYNC);
   for (uint64_t id = 1; id <= 200; id++) {
     mlfab__segment segments[8];
-    mlfab__pull pull = {id, 0, 0, 0, 0};
+    mlfab__pull pull = {id, 0, 0, 0, 0, 0};
     uint64_t bytes = 0, at = 0;
     for (; pull.segments < 8; pull.segments++) {
       at += 4 + 4 * mlfab__rng_below(&prng, 4000);

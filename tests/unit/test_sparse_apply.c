@@ -1183,7 +1183,7 @@ static void test_future(void **state) {
   node *n = node_open(&s);
   mlfab__segment all = {0, n->server.layout.bytes};
   uint64_t sinces[4] = {1, 1, 2, 1};
-  mlfab__pull p = {1, 0, n->server.epoch, 1, 4};
+  mlfab__pull p = {1, 0, n->server.epoch, 0, 1, 4};
   frame(n, 0, MLFAB__PULL, meta, mlfab__encode_pull(meta, &p, &all, sinces), NULL, 0);
   assert_int_equal(n->fails, 1);
   assert_int_equal(n->fail.code, MLFAB_ERR_ARGUMENT);

@@ -413,7 +413,7 @@ static void test_counts_that_lie(void **state) {
                                     0x20000002u, 0x80000000u, 0xfffffffcu, 0xffffffffu};
   mlfab__rng prng;
   mlfab__push push, back;
-  mlfab__pull pull = {1, 2, 3, 4, 2}, pull_back;
+  mlfab__pull pull = {1, 2, 3, 1, 4, 2}, pull_back;
   uint32_t bytes;
   (void)state;
   mlfab__rng_seed(&prng, 6);
@@ -429,7 +429,7 @@ static void test_counts_that_lie(void **state) {
     for (int place = 0; place < 2; place++) {
       bytes = mlfab__encode_pull(meta_a, &pull, segments, versions);
       for (int b = 0; b < 4; b++)
-        meta_a[(place == 0 ? 20 : 24 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
+        meta_a[(place == 0 ? 24 : 28 + 64) + b] = (uint8_t)(counts[i] >> (8 * b));
       assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments, got_versions),
                        MLFAB_ERR_FRAME);
     }
@@ -437,15 +437,15 @@ static void test_counts_that_lie(void **state) {
   /* All entries are present, but more than allowed. */
   memset(meta_a, 0, sizeof meta_a);
   for (uint32_t i = 0; i < MLFAB__SEGMENTS_MAX + 1; i++) {
-    meta_a[24 + 16 * i] = (uint8_t)(2 * i);
-    meta_a[25 + 16 * i] = (uint8_t)(2 * i >> 8);
-    meta_a[32 + 16 * i] = 1;
+    meta_a[28 + 16 * i] = (uint8_t)(2 * i);
+    meta_a[29 + 16 * i] = (uint8_t)(2 * i >> 8);
+    meta_a[36 + 16 * i] = 1;
   }
-  meta_a[21] = MLFAB__SEGMENTS_MAX >> 8;
-  bytes = 28 + 16 * MLFAB__SEGMENTS_MAX;
+  meta_a[25] = MLFAB__SEGMENTS_MAX >> 8;
+  bytes = 32 + 16 * MLFAB__SEGMENTS_MAX;
   memset(meta_a + bytes - 4, 0, 4);
   assert_int_equal(mlfab__decode_pull(meta_a, bytes, &pull_back, got_segments, got_versions), 0);
-  meta_a[20] = 1;
+  meta_a[24] = 1;
   assert_int_equal(mlfab__decode_pull(meta_a, bytes + 16, &pull_back, got_segments, got_versions),
                    MLFAB_ERR_FRAME);
 }
@@ -455,17 +455,19 @@ static void test_pull(void **state) {
   (void)state;
   mlfab__rng_seed(&prng, 7);
   for (int round = 0; round < 200; round++) {
-    mlfab__pull m = {mlfab__rng_next(&prng), mlfab__rng_next(&prng),
+    mlfab__pull m = {mlfab__rng_next(&prng),
+                     mlfab__rng_next(&prng),
+                     (uint32_t)mlfab__rng_next(&prng),
                      (uint32_t)mlfab__rng_next(&prng),
                      (uint32_t)mlfab__rng_below(&prng, round % 10 ? 20 : 2049),
                      (uint32_t)mlfab__rng_below(&prng, round % 10 ? 9 : 4000)};
-    mlfab__pull back = {0, 0, 0, 0, 0};
+    mlfab__pull back = {0, 0, 0, 0, 0, 0};
     uint32_t bytes;
     random_segments(&prng, m.segments);
     for (uint32_t i = 0; i < m.sinces; i++) versions[i] = mlfab__rng_next(&prng);
     bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
-    assert_int_equal(bytes, 28 + 16 * m.segments + 8 * m.sinces);
-    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 20);
+    assert_int_equal(bytes, 32 + 16 * m.segments + 8 * m.sinces);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 24);
     assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions), 0);
     assert_memory_equal(&m, &back, offsetof(mlfab__pull, sinces) + sizeof m.sinces);
     assert_memory_equal(segments, got_segments, m.segments * sizeof segments[0]);
@@ -481,7 +483,7 @@ static void test_pull(void **state) {
                      MLFAB_ERR_FRAME);
   }
   /* More than allowed, and more than a meta holds. */
-  mlfab__pull m = {1, 2, 3, MLFAB__SEGMENTS_MAX + 1, 0};
+  mlfab__pull m = {1, 2, 3, 0, MLFAB__SEGMENTS_MAX + 1, 0};
   assert_int_equal(mlfab__encode_pull(meta_a, &m, segments, versions), 0);
   m.segments = MLFAB__SEGMENTS_MAX;
   m.sinces = MLFAB__SLICES_MAX;
@@ -892,10 +894,10 @@ typedef struct frame {
   mlfab__header header;
 } frame;
 
-static const uint8_t bulk_types[] = {MLFAB__MOMENT,         MLFAB__WELCOME,   MLFAB__DEFINE,
-                                     MLFAB__PUSH,           MLFAB__CHUNK,     MLFAB__MODEL,
-                                     MLFAB__FORWARD,        MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL,
-                                     MLFAB__RESHARD_SERVER, MLFAB__COLL,      MLFAB__ADOPT};
+static const uint8_t bulk_types[] = {
+    MLFAB__MOMENT, MLFAB__WELCOME, MLFAB__DEFINE,    MLFAB__PUSH,      MLFAB__CHUNK,
+    MLFAB__MODEL,  MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER,
+    MLFAB__COLL,   MLFAB__ADOPT,   MLFAB__VIEW};
 
 static void random_frame(mlfab__rng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;

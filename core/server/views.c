@@ -1,0 +1,316 @@
+/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h.
+ *
+ * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
+ * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
+ * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
+ * copy.
+ *
+ *    free --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
+ *                      '--its link is lost--> LOST --all pages are renewed--> free
+ *
+ * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
+ * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
+ *
+ * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
+ * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
+ * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
+#include "server.h"
+
+#include <stdlib.h>
+
+enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
+
+/* A store that the server has no more. */
+struct mlfab__server_retired {
+  struct mlfab__server_retired *next;
+  mlfab__store store;
+};
+
+/* The worker's view that is OUT; a lost one may have the same number. */
+static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
+                                      uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->peers[worker].views[i];
+    if (request != 0 && view->request == request && !view->lost) return view;
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
+                                     uint64_t request) {
+  return views_find(server, worker, request) != NULL;
+}
+
+/* Is there a view of this store? */
+static int views_of(const mlfab__server *server, const mlfab__store *store) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      const mlfab__server_view *view = &server->peers[w].views[i];
+      if (view->request != 0 && view->store == store) return 1;
+    }
+  }
+  return 0;
+}
+
+static void views_drop(mlfab__server *server, mlfab__server_view *view) {
+  mlfab__store *store = view->store;
+  for (uint32_t i = 0; i < view->nblocks; i++) mlfab__store_unref(store, view->blocks[i]);
+  view->request = 0;
+  view->nblocks = view->nruns = 0;
+  server->serve.views--;
+  server->serve.lost -= view->lost != 0;
+  view->lost = 0;
+  if (store == &server->store || views_of(server, store)) return;
+  struct mlfab__server_retired **at = &server->serve.retired;
+  while (&(*at)->store != store) at = &(*at)->next;
+  struct mlfab__server_retired *gone = *at;
+  *at = gone->next;
+  mlfab__store_free(server->env, &gone->store);
+  mlfab__free(server->env, gone, sizeof *gone);
+}
+
+/* --- what a view is of --- */
+
+/* Appends bytes of a block. Errors: MEMORY. */
+static int views_append(mlfab__server *server, mlfab__server_view *view, uint32_t block,
+                        const mlfab__server_run *piece) {
+  mlfab__env *env = server->env;
+  uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
+                                 sizeof *blocks);
+  if (!blocks) return MLFAB_ERR_MEMORY;
+  view->blocks = blocks;
+  mlfab__server_run *runs =
+      mlfab__grow(env, view->runs, &view->run_room, (uint64_t)view->nruns + 1, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  view->runs = runs;
+  mlfab__store_ref(&server->store, block);
+  blocks[view->nblocks++] = block;
+  mlfab__server_run *last = view->nruns > 0 ? &runs[view->nruns - 1] : NULL;
+  if (last && last->file == piece->file && last->at + last->bytes == piece->at &&
+      last->offset + last->bytes == piece->offset)
+    last->bytes += piece->bytes;
+  else
+    runs[view->nruns++] = *piece;
+  return 0;
+}
+
+/* Lists the bytes that a pull asks for. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+static int views_list(mlfab__server *server, const mlfab__server_pull *pull,
+                      mlfab__server_view *view) {
+  mlfab__store *store = &server->store;
+  const mlfab__slab *slab = &server->slab;
+  if (store->ghost || store->memory || !slab->on) return MLFAB_ERR_UNSUPPORTED;
+  for (uint32_t i = 0; i < pull->segments_used; i++) {
+    uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes;
+    while (offset < end) {
+      const mlfab__shard_slice *s =
+          &store->slices[store->local[mlfab__layout_slice_at(&server->layout, offset)]];
+      uint64_t in_slice = offset - s->offset, in_block = in_slice % store->block_bytes;
+      uint64_t bytes =
+          mlfab__min(mlfab__min(end, s->offset + s->bytes) - offset, store->block_bytes - in_block);
+      uint32_t block = store->w[s->first + (uint32_t)(in_slice / store->block_bytes)];
+      mlfab__server_run piece = {store->blocks[block].data + in_block, offset, bytes, 0, block};
+      piece.file = slab->on->file(slab->memory, piece.at, bytes);
+      if (piece.file == 0) return MLFAB_ERR_UNSUPPORTED;
+      if (views_append(server, view, block, &piece)) return MLFAB_ERR_MEMORY;
+      view->version = mlfab__max(view->version, s->version);
+      view->oldest = mlfab__min(view->oldest, s->version);
+      offset += bytes;
+    }
+  }
+  return 0;
+}
+
+static int views_before(const void *one, const void *two) {
+  const mlfab__server_run *a = one, *b = two;
+  if (a->file != b->file) return a->file < b->file ? -1 : 1;
+  return a->at < b->at ? -1 : a->at > b->at;
+}
+
+/* The largest run in the same file as this one. */
+static const mlfab__server_run *views_largest(const mlfab__server_view *view, uint32_t run) {
+  uint64_t file = view->runs[run].file;
+  const mlfab__server_run *largest = &view->runs[run];
+  while (run > 0 && view->runs[run - 1].file == file) run--;
+  for (; run < view->nruns && view->runs[run].file == file; run++)
+    if (view->runs[run].bytes > largest->bytes) largest = &view->runs[run];
+  return largest;
+}
+
+/* Can each frame have a bulk that a transport refers to? */
+static int views_tells(const mlfab__server_view *view) {
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    if ((i == 0 || view->runs[i].file != view->runs[i - 1].file) &&
+        views_largest(view, i)->bytes < MLFAB__VIEW_LEAST + 8)
+      return 0;
+  }
+  return view->nruns > 0 && view->nruns <= VIEW_RUNS;
+}
+
+/* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
+static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
+  mlfab__server_view *views = server->peers[worker].views;
+  int code = MLFAB_ERR_LIMIT;
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    *view_p = &views[i];
+    if (views[i].request == 0) return 0;
+    if (views[i].lost) code = MLFAB_ERR_UNSUPPORTED;
+  }
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull) {
+  mlfab__env *env = server->env;
+  mlfab__server_view *view;
+  int code = views_place(server, pull->worker, &view);
+  if (code) return code;
+  if (!server->serve.spare) server->serve.spare = mlfab__alloc(env, sizeof *server->serve.spare);
+  if (!server->serve.spare) return MLFAB_ERR_MEMORY;
+  view->request = pull->request;
+  view->store = &server->store;
+  view->version = 0;
+  view->oldest = UINT64_MAX;
+  view->ask = pull->ask;
+  view->next = 0;
+  server->serve.views++;
+  code = views_list(server, pull, view);
+  if (!code && view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, views_before);
+  if (!code && !views_tells(view)) code = MLFAB_ERR_UNSUPPORTED;
+  if (code) views_drop(server, view);
+  pull->pins = !code;
+  return code;
+}
+
+/* --- frames --- */
+
+MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
+                                      mlfab__frame_out *frame) {
+  const mlfab__server_view *view = views_find(server, pull->worker, pull->request);
+  const mlfab__server_run *first = &view->runs[view->next];
+  const mlfab__server_run *largest = views_largest(view, view->next);
+  const uint8_t *bulk = largest->at + (8 - (uintptr_t)largest->at % 8) % 8;
+  mlfab__view out = {view->request, view->version, first->file, view->ask, 0, 0, view->oldest};
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  for (; out.runs < MLFAB__VIEW_RUNS_MAX && view->next + out.runs < view->nruns; out.runs++) {
+    const mlfab__server_run *run = first + out.runs;
+    if (run->file != first->file) break;
+    runs[out.runs] = (mlfab__view_run){run->offset, run->bytes,
+                                       (uint64_t)(uintptr_t)run->at - (uint64_t)(uintptr_t)bulk};
+  }
+  if (view->next + out.runs == view->nruns) out.flags = MLFAB__MODEL_LAST;
+  frame->type = MLFAB__VIEW;
+  frame->bulk = bulk;
+  frame->bulk_bytes = MLFAB__VIEW_LEAST;
+  frame->token = (uint64_t)largest->block + 1;
+  frame->note[0] = out.runs;
+  frame->meta_bytes = mlfab__encode_view(frame->meta, &out, runs);
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
+                                       const mlfab__frame_out *frame) {
+  mlfab__server_view *view = views_find(server, pull->worker, pull->request);
+  for (uint64_t i = 0; i < frame->note[0]; i++)
+    server->stats->pull_raw_bytes += view->runs[view->next++].bytes;
+  return view->next == view->nruns;
+}
+
+/* --- the end of views --- */
+
+MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request) {
+  mlfab__server_view *view = views_find(server, worker, request);
+  if (view) views_drop(server, view);
+}
+
+static uint64_t views_whole(uint64_t bytes, uint64_t block) {
+  return (bytes + block - 1) / block * block;
+}
+
+/* Renews the pages of a lost view, at most this many bytes and a block, and drops it when all are. Whole blocks, so that a block
+ * that is of whole pages stays in one file. */
+static void views_renew(mlfab__server *server, mlfab__server_view *view, uint64_t most) {
+  const mlfab__slab *slab = &server->slab;
+  uint64_t block = view->store->block_bytes;
+  for (uint64_t done = 0, n; view->next < view->nruns && done < most; done += n) {
+    const mlfab__server_run *run = &view->runs[view->next];
+    const uint8_t *first = view->store->blocks[run->block].data;
+    uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
+    n = mlfab__min(all - view->renewed, views_whole(mlfab__min(most - done, VIEW_RENEWS), block));
+    /* Without memory for it the reader may see later commits. */
+    if (!MLFAB__PLANTED(311)) (void)slab->on->renew(slab->memory, first + view->renewed, n);
+    view->renewed += n;
+    if (view->renewed < all) continue;
+    view->renewed = 0;
+    view->next++;
+  }
+  if (view->next == view->nruns) views_drop(server, view);
+}
+
+MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->peers[worker].views[i];
+    if (view->request == 0 || view->lost) continue;
+    view->lost = 1;
+    view->next = 0;
+    view->renewed = 0;
+    server->serve.lost++;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->peers[worker].views[i];
+    if (view->request != 0 && !view->lost) views_drop(server, view);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers && server->serve.lost > 0; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      mlfab__server_view *view = &server->peers[w].views[i];
+      if (!view->lost) continue;
+      views_renew(server, view, VIEW_RENEWS);
+      return;
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server) {
+  mlfab__env *env = server->env;
+  int read = server->closing || server->serve.views > 0 || server->serve.nlate > 0;
+  mlfab__blocks_late(server);
+  if (server->serve.views == 0 || !views_of(server, &server->store)) {
+    /* Workers map areas until another file takes their place; nobody reads them now. */
+    server->slab.empties = !read;
+    mlfab__store_free(env, &server->store);
+    server->slab.empties = 0;
+    return;
+  }
+  struct mlfab__server_retired *retired = server->serve.spare;
+  server->serve.spare = NULL;
+  mlfab__store_retire(env, &server->store);
+  retired->store = server->store;
+  retired->next = server->serve.retired;
+  server->serve.retired = retired;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      mlfab__server_view *view = &server->peers[w].views[i];
+      if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
+    }
+  }
+  memset(&server->store, 0, sizeof server->store);
+}
+
+MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+      mlfab__server_view *view = &server->peers[w].views[i];
+      if (view->request != 0) views_drop(server, view);
+      mlfab__free(server->env, view->blocks, view->block_room * sizeof *view->blocks);
+      mlfab__free(server->env, view->runs, view->run_room * sizeof *view->runs);
+    }
+  }
+  if (server->serve.spare)
+    mlfab__free(server->env, server->serve.spare, sizeof *server->serve.spare);
+  server->serve.spare = NULL;
+}

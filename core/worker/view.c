@@ -1,0 +1,241 @@
+/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See worker.h, and ../server/views.c.
+ *
+ * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
+ * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
+ * checked against it. Otherwise, or if the server says UNSUPPORTED, everything is asked for again as an ordinary pull into
+ * memory of the view's own: it is a copy then. A copy has all of the view, so that it is of the same kind everywhere.
+ *
+ *    free --pull_view--> MAPPED --all servers have told--> OUT --release--> free
+ *                           '--no reference--> COPIED --pulled--> OUT
+ *
+ * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
+ * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
+#include "worker.h"
+
+#include "../kernels/kernels.h"
+
+#include <stdlib.h>
+
+enum { VIEW_RUNS_MOST = 1 << 20 }; /* of a view */
+
+MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
+                                         mlfab__shm_memory *memory) {
+  worker->shared = on;
+  worker->shared_memory = memory;
+}
+
+MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
+                                      mlfab__worker_view **view_p, mlfab_error *error) {
+  *view_p = NULL;
+  if (out->size < sizeof *out)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p->size is not set");
+  if (worker->define.options.ghost)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: a view of ghost tensors");
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX && !*view_p; i++) {
+    if (!worker->views[i].used) *view_p = &worker->views[i];
+  }
+  if (!*view_p)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                       "pull_view: %d views are out; mlfab_view_release ends one", MLFAB_VIEWS_MAX);
+  (*view_p)->out = out;
+  (*view_p)->all = tensor == MLFAB_ALL;
+  return 0;
+}
+
+/* --- what a server has told --- */
+
+MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
+                                        uint32_t server) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    if (view->runs[i].server != server && server != MLFAB_ALL) {
+      view->runs[kept++] = view->runs[i];
+    } else if (view->runs[i].held) {
+      worker->shared->drop(worker->shared_memory, view->runs[i].held);
+    }
+  }
+  view->nruns = kept;
+}
+
+static int view_before(const void *one, const void *two) {
+  const mlfab__worker_run *a = one, *b = two;
+  return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+/* Do the runs of a server cover its segments, exactly once? Sorts all runs by their offsets. */
+static int view_whole(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
+  mlfab__worker_view *view = fetch->view;
+  const mlfab__segment *segment = worker->lists->segments;
+  uint64_t bytes, done = 0;
+  uint32_t n = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes), at = 0;
+  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    const mlfab__worker_run *run = &view->runs[i];
+    if (run->server != server) continue;
+    if (at < n && done == segment[at].bytes) at++, done = 0;
+    if (at == n || run->offset != segment[at].offset + done ||
+        run->bytes > segment[at].bytes - done)
+      return 0;
+    done += run->bytes;
+  }
+  return n > 0 && at == n - 1 && done == segment[at].bytes;
+}
+
+/* Is this place of the model, at this address, between two elements, and aligned to those of the tensor of byte `in`? */
+static int view_between(const mlfab__layout *layout, uint64_t offset, uint64_t in,
+                        uint64_t address) {
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, in);
+  uint64_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  return (offset - tensor->offset) % width == 0 && address % width == 0;
+}
+
+/* Does a run lie in memory [from, from + bytes), and has it whole, aligned elements? Types do not become wider within the model. */
+static int view_fits(const mlfab__worker *worker, const mlfab__view_run *run, const uint8_t *from,
+                     uint64_t at, uint64_t bytes) {
+  const mlfab__layout *layout = &worker->layout;
+  uint64_t address = (uint64_t)(uintptr_t)from + at, end = run->offset + run->bytes;
+  if (at >= bytes || run->bytes == 0 || run->bytes > bytes - at || run->offset >= layout->bytes ||
+      run->bytes > layout->bytes - run->offset)
+    return 0;
+  return view_between(layout, run->offset, run->offset, address) &&
+         view_between(layout, end, end - 1, address + run->bytes);
+}
+
+/* Adds what a frame tells of memory [from, from + bytes), which is held. Errors: MEMORY, FRAME. */
+static int view_add(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server,
+                    const mlfab__view *in, const mlfab__view_run *told, const uint8_t *bulk,
+                    const uint8_t *from, uint64_t bytes) {
+  if (view->nruns > VIEW_RUNS_MOST - in->runs) return MLFAB_ERR_FRAME;
+  mlfab__worker_run *runs = mlfab__grow(worker->env, view->runs, &view->run_room,
+                                        (uint64_t)view->nruns + in->runs, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  view->runs = runs;
+  for (uint32_t i = 0; i < in->runs; i++) {
+    uint64_t at = (uint64_t)(uintptr_t)bulk - (uint64_t)(uintptr_t)from + told[i].at;
+    if (!view_fits(worker, &told[i], from, at, bytes)) return MLFAB_ERR_FRAME;
+    runs[view->nruns + i] =
+        (mlfab__worker_run){told[i].offset, told[i].bytes, from + at, NULL, server};
+  }
+  runs[view->nruns].held = from;
+  view->nruns += in->runs;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
+                                     uint32_t server, const mlfab__view *in,
+                                     const mlfab__view_run *told, const mlfab__frame_in *frame) {
+  const uint8_t *from = NULL;
+  uint64_t bytes = 0;
+  if (in->runs == 0 || !frame->bulk || frame->bulk_bytes == 0) return MLFAB_ERR_FRAME;
+  if (!worker->shared || !worker->shared->hold(worker->shared_memory, frame->bulk,
+                                               frame->bulk_bytes, in->file, &from, &bytes))
+    return MLFAB_ERR_UNSUPPORTED;
+  int code = view_add(worker, fetch->view, server, in, told, frame->bulk, from, bytes);
+  if (code) {
+    worker->shared->drop(worker->shared_memory, from);
+    return code;
+  }
+  if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
+  return view_whole(worker, fetch, server) || MLFAB__PLANTED(313) ? 0 : MLFAB_ERR_FRAME;
+}
+
+/* --- copies --- */
+
+MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch) {
+  mlfab__worker_view *view = fetch->view;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < fetch->nsources; i++) bytes += (fetch->sources[i].bytes + 63) / 64 * 64;
+  mlfab__view_forget(worker, view, MLFAB_ALL);
+  view->copied = 1;
+  view->memory = mlfab__alloc_aligned(worker->env, bytes);
+  if (!view->memory) return MLFAB_ERR_MEMORY;
+  view->memory_bytes = bytes;
+  uint8_t *at = view->memory;
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
+    fetch->sources[i].data = at;
+    at += (fetch->sources[i].bytes + 63) / 64 * 64;
+  }
+  return 0;
+}
+
+/* --- parts --- */
+
+/* Appends bytes of a source, as elements. Errors: MEMORY. */
+static int view_part(mlfab__worker *worker, mlfab__worker_view *view, const mlfab__source *source,
+                     uint64_t in_source, uint64_t bytes, const uint8_t *at) {
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  mlfab_view_part *parts = mlfab__grow(worker->env, view->parts, &view->part_room,
+                                       (uint64_t)view->nparts + 1, sizeof *parts);
+  if (!parts) return MLFAB_ERR_MEMORY;
+  view->parts = parts;
+  mlfab_view_part *last = view->nparts > 0 ? &parts[view->nparts - 1] : NULL;
+  uint32_t id = view->all ? MLFAB_ALL : tensor->id;
+  if (last && in_source > 0 && (const uint8_t *)last->data + last->count * width == at) {
+    last->count += bytes / width;
+    return 0;
+  }
+  parts[view->nparts++] =
+      (mlfab_view_part){at, in_source / width, bytes / width, id, tensor->dtype};
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch) {
+  mlfab__worker_view *view = fetch->view;
+  int code = 0;
+  uint32_t r = 0;
+  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
+  for (uint32_t i = 0; i < fetch->nsources && !code; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (view->copied) code = view_part(worker, view, source, 0, source->bytes, source->data);
+    for (uint64_t at = 0; at < source->bytes && !view->copied && !code;) {
+      const mlfab__worker_run *run = &view->runs[r];
+      uint64_t in_run = source->offset + at - run->offset;
+      uint64_t bytes = mlfab__min(source->bytes - at, run->bytes - in_run);
+      code = view_part(worker, view, source, at, bytes, run->at + in_run);
+      at += bytes;
+      if (in_run + bytes == run->bytes) r++;
+    }
+  }
+  if (code) return code;
+  view->request = fetch->request;
+  mlfab_view *out = view->out;
+  out->copied = view->copied != 0;
+  out->id = view->request;
+  out->version = fetch->version;
+  out->parts = view->parts;
+  out->nparts = view->nparts;
+  view->out = NULL;
+  return 0;
+}
+
+/* --- the end --- */
+
+MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
+  mlfab__view_forget(worker, view, MLFAB_ALL);
+  mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
+  mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
+  mlfab__free_aligned(worker->env, view->memory, view->memory_bytes);
+  memset(view, 0, sizeof *view);
+}
+
+MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
+                                               const void *parts, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    if (id != 0 && worker->views[i].request == id && worker->views[i].parts == parts)
+      view = &worker->views[i];
+  }
+  if (!view)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "view_release: this is no view of this context, or it was released before");
+  mlfab__pull_cancel cancel = {id};
+  for (uint32_t s = 0; s < worker->servers && !view->copied; s++)
+    MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+  mlfab__view_drop(worker, view);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) mlfab__view_drop(worker, &worker->views[i]);
+}
