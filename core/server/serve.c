@@ -430,7 +430,9 @@ static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, ui
   uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
-  frame->token = (uint64_t)block + 1;
+  /* A transport of this host would refer to shared memory: then one processor copies, instead of two that share the work. */
+  int copies = server->slab.on && server->peers[pull->worker].local;
+  frame->token = copies ? 0 : (uint64_t)block + 1;
   if (store->ghost) return 1;
   int there = mlfab__store_lend(store, block, &at);
   if (there > 0) frame->bulk = at + in_slice % store->block_bytes;

@@ -354,6 +354,9 @@ static void test_two_servers(void **state) {
   assert_int_equal(request->result.status, 0);
   assert_int_equal(request->result.version, 6);
   assert_int_equal(out.version, 6);
+  /* The next push is computed from the oldest that it shows. */
+  for (uint32_t i = 0; i < f.worker.layout.nslices; i++)
+    assert_int_equal(f.worker.pulled[i], 1 + f.worker.layout.slices[i].server);
   assert_int_equal(out.copied, 0);
   assert_int_equal(holds(), 2);
   look_all();
