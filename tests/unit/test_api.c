@@ -174,7 +174,7 @@ static void check_calls(mlfab_node *node) {
   assert_string_equal(error.text, "call.size is not set");
   call.size = sizeof call;
   for (int i = 0; i < 3; i++) {
-    call.kind = i == 0 ? 0 : i == 1 ? MLFAB_CALL_RESTORE + 1 : UINT32_MAX;
+    call.kind = i == 0 ? 0 : i == 1 ? MLFAB_CALL_VIEW_RELEASE + 1 : UINT32_MAX;
     assert_int_equal(mlfab_node_submit(node, &call, 0, &request), MLFAB_ERR_ARGUMENT);
     assert_int_equal(mlfab_node_last_error(node, &error), 0);
     assert_string_equal(error.text, "call.kind is unknown");

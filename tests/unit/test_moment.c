@@ -312,7 +312,7 @@ static void test_memory(void **state) {
     mlfab__moment_unpin(&moment);
     if (k % 2) mlfab__moment_free(&moment);
   }
-  assert_true(fails > 10);
+  assert_true(fails >= 8); /* the blocks come in one area */
   mlfab__moment_free(&moment);
   shard_free(s);
 }
