@@ -454,7 +454,7 @@ run-check:
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
 	  'libfuzzer@900=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
 	  --alone $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter $(ALONE),$(BUILT_TESTS))) \
-	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@600=MLFAB_SCALE=0.1 tests/tsan.sh $(BUILD)/tsan/$(test)') \
+	  $(foreach test,$(TSAN_TESTS),'$(BUILD)/tsan/$(test)@1200=MLFAB_SCALE=0.1 tests/tsan.sh $(BUILD)/tsan/$(test)') \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh tests/process/$(script)_test.py'))
 
 ##: copies the generated files and their headers into an empty folder, and builds and runs a trainer there in many ways
