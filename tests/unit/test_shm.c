@@ -1357,7 +1357,7 @@ static void test_no_memory(void **state) {
                                        .neighbours = neighbours};
     if (table->open(&options, &self, b.address) != 0) {
       assert_int_equal(error.code, MLFAB_ERR_MEMORY);
-      table->close(a.t);
+      end_close(&a);
       continue;
     }
     b.t = self;
