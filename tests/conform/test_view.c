@@ -27,14 +27,15 @@
 enum { A = 300007, B = 700001, C = 11, SERVERS_MAX = 2, WORKERS_MAX = 2 };
 
 typedef struct job {
-  uint32_t workers, servers, transports, colocated, tags, block_bytes;
+  uint32_t workers, spare, servers, transports, colocated, tags,
+      block_bytes; /* spare: processes more */
   uint64_t heartbeat_ns;
 } job;
 
 /* What the processes of a test share. */
 static struct shared {
   volatile int ready, pushed;
-  volatile pid_t pids[WORKERS_MAX + SERVERS_MAX];
+  volatile pid_t pids[WORKERS_MAX + SERVERS_MAX + 1];
 } * shared;
 
 static const job *now;
@@ -107,11 +108,11 @@ static void play(const char *name, const job *j, body_fn body, int killed) {
   else
     snprintf(address, sizeof address, "shm:mlfab-view-%s-%ld", name, (long)getpid());
   memset(shared, 0, sizeof *shared);
-  uint32_t servers = j->colocated ? 0 : j->servers;
+  uint32_t servers = j->colocated ? 0 : j->servers, workers = j->workers + j->spare;
   for (uint32_t s = 0; s < servers; s++) shared->pids[s] = start(serve, (int32_t)s);
-  for (uint32_t w = 0; w < j->workers; w++) shared->pids[servers + w] = start(body, (int32_t)w);
-  for (uint32_t i = 0; i < servers + j->workers; i++) {
-    uint32_t at = (i + servers) % (servers + j->workers); /* the workers first */
+  for (uint32_t w = 0; w < workers; w++) shared->pids[servers + w] = start(body, (int32_t)w);
+  for (uint32_t i = 0; i < servers + workers; i++) {
+    uint32_t at = (i + servers) % (servers + workers); /* the workers first */
     int status = 0;
     assert_int_equal(waitpid(shared->pids[at], &status, 0), shared->pids[at]);
     for (uint32_t s = 0; status != 0 && at >= servers && s < servers; s++)
@@ -323,10 +324,12 @@ static void test_server_killed(void **state) {
        without_server, 1);
 }
 
-/* --- a reader that is stopped until the server gives it up --- */
+/* --- a reader that is stopped until another process has taken its place --- */
 
+/* Rank 2 is a process that waits, and then claims the rank of the reader. */
 static void stopped(int32_t rank) {
-  mlfab *fabric = fabric_open(MLFAB_ROLE_WORKER, rank);
+  while (rank == 2 && shared->ready < 2) nap(1);
+  mlfab *fabric = fabric_open(MLFAB_ROLE_WORKER, rank % 2);
   model_start(fabric);
   if (rank == 0) {
     push(fabric);
@@ -335,19 +338,18 @@ static void stopped(int32_t rank) {
     shared->ready = 1;
     while (!shared->pushed) nap(1);
     CHECK(shows(&view, 0, 3, 1));
-    /* Its links are gone, and it may be given up: it goes without a word. */
-    _exit(0);
+    _exit(0); /* the fabric has given it up */
   }
-  while (!shared->ready) nap(1);
-  /* The reader loses its link to the server, and nothing else. */
-  kill(shared->pids[1], SIGSTOP);
-  for (int i = 0; i < 400; i++) {
-    nap(10);
-    if (i % 40 == 0) push(fabric);
-  }
-  for (int i = 0; i < 6; i++) push(fabric);
-  shared->pushed = 1;
+  if (rank == 2) shared->ready = 3;
+  while (rank == 1 && !shared->ready) nap(1);
+  if (rank == 1) kill(shared->pids[1], SIGSTOP);
+  if (rank == 1) shared->ready = 2;
+  while (shared->ready < 3) nap(1);
+  nap(200); /* the server renews pages in ticks */
+  for (int i = 0; i < 8 && rank == 1; i++) push(fabric);
+  if (rank == 1) shared->pushed = 1;
   kill(shared->pids[1], SIGCONT);
+  while (!shared->pushed) nap(1);
   nap(300);
   mlfab_abandon(&fabric);
   kill(shared->pids[0], SIGKILL);
@@ -356,7 +358,11 @@ static void stopped(int32_t rank) {
 static void test_reader_stopped(void **state) {
   (void)state;
   play("stopped",
-       &(job){.workers = 2, .servers = 1, .transports = MLFAB_USE_SHM, .heartbeat_ns = 50000000},
+       &(job){.workers = 2,
+              .spare = 1,
+              .servers = 1,
+              .transports = MLFAB_USE_SHM,
+              .heartbeat_ns = 50000000},
        stopped, 1);
 }
 
