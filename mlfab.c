@@ -1298,7 +1298,7 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
  *   (M3) Bytes are lent to others only if their pages hold nothing else of the caller's (`alone`), because renewing copies whole
  *        pages, and another thread may write to what else is in them meanwhile; or if the area is guarded.
  *
- * A map is a file of another process, mapped for reading. Who maps it has the first hold; it is unmapped with the last.
+ * A map is a file of another process, mapped for reading. The function that maps it takes the first hold; the last drop unmaps it.
  * Invariant: (M4) maps do not overlap areas, nor each other. */
 
 typedef struct mlfab__shm_memory mlfab__shm_memory;
@@ -1311,9 +1311,9 @@ typedef struct mlfab__shm_memory_table {
   /* An area of at least `bytes`, zeroed. guarded: only this context writes to it, while it is locked, so all of its pages may be
    * renewed at any time. NULL: there are no descriptors or no memory; use ordinary memory. */
   void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes, int guarded);
-  /* `area` is what alloc returned. emptied: what other processes still map of it has no pages any more. */
+  /* Frees `area`, which alloc returned. emptied: also frees its pages where other processes still map them; they then read zeros. */
   void (*release)(mlfab__shm_memory *memory, void *area, int emptied);
-  /* The number of the file that has these bytes; 0: there is none, or not one. */
+  /* The number of the file that contains all of these bytes; 0: no file does. */
   uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
   /* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some
    * stay as they are, and 0 is returned, else 1. */
@@ -1853,8 +1853,8 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
 enum { MLFAB__PULL_VIEW = 1 };
 
 /* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so a run is readable where
- * the bulk came by reference to the file that contains it (base/shm_memory.h). */
+ * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
+ * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
 typedef struct mlfab__view_run {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t at;
@@ -6285,9 +6285,6 @@ MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, ui
                                           uint32_t more);
 /* NULL: does nothing. */
 MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
-/* The area of a block. */
-MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
-                                                            const uint8_t *at);
 
 
 /* ==============================================================================================
@@ -6299,14 +6296,6 @@ MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *s
 enum { SLAB_LEAST_BYTES = 2 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
-
-MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
-                                                            const uint8_t *at) {
-  const mlfab__slab_area *area = slab->areas;
-  while (area && (uintptr_t)at - (uintptr_t)area->at >= area->count * area->stride)
-    area = area->next;
-  return area;
-}
 
 static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {
   if (area->at && area->shared)
@@ -18351,16 +18340,16 @@ static uint64_t views_whole(uint64_t bytes, uint64_t block) {
   return (bytes + block - 1) / block * block;
 }
 
-/* Renews the pages of a lost view, at most this many bytes and a block, and drops it when all are. Whole blocks, so that a block
- * that is of whole pages stays in one file. */
-static void views_renew(mlfab__server *server, mlfab__server_view *view, uint64_t most) {
+/* Renews pages of a lost view, VIEW_RENEWS bytes and at most a block more, and drops the view when all are renewed. It renews whole
+ * blocks, so that a block of whole pages stays in one file. */
+static void views_renew(mlfab__server *server, mlfab__server_view *view) {
   const mlfab__slab *slab = &server->slab;
   uint64_t block = view->store->block_bytes;
-  for (uint64_t done = 0, n; view->next < view->nruns && done < most; done += n) {
+  for (uint64_t done = 0, n; view->next < view->nruns && done < VIEW_RENEWS; done += n) {
     const mlfab__server_run *run = &view->runs[view->next];
     const uint8_t *first = view->store->blocks[run->block].data;
     uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
-    n = mlfab__min(all - view->renewed, views_whole(mlfab__min(most - done, VIEW_RENEWS), block));
+    n = mlfab__min(all - view->renewed, views_whole(VIEW_RENEWS - done, block));
     /* Without memory for it the reader may see later commits. */
     if (!MLFAB__PLANTED(311)) (void)slab->on->renew(slab->memory, first + view->renewed, n);
     view->renewed += n;
@@ -18394,7 +18383,7 @@ MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server) {
     for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
       mlfab__server_view *view = &server->peers[w].views[i];
       if (!view->lost) continue;
-      views_renew(server, view, VIEW_RENEWS);
+      views_renew(server, view);
       return;
     }
   }
@@ -66637,12 +66626,17 @@ MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *m) {
 
 /* ---- files and pieces, with the lock ---- */
 
-static void shm_memory_leave(mlfab__shm_memory *m, struct shm_memory_piece *piece) {
-  struct shm_memory_file *file = piece->file;
-  piece->file = NULL;
+/* One piece less, or the area's hold, belongs to the file. */
+static void shm_memory_let_go(mlfab__shm_memory *m, struct shm_memory_file *file) {
   if (--file->pieces > 0) return;
   if (m->gone != NULL) m->gone(m->user, file->number);
   close(file->fd);
+}
+
+static void shm_memory_leave(mlfab__shm_memory *m, struct shm_memory_piece *piece) {
+  struct shm_memory_file *file = piece->file;
+  piece->file = NULL;
+  shm_memory_let_go(m, file);
 }
 
 static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
@@ -66764,8 +66758,7 @@ static size_t shm_memory_bits(const mlfab__shm_memory *m, uint64_t bytes) {
 
 /* Gives up the file that an area's pages were renewed into. With the lock. */
 static void shm_memory_stale(mlfab__shm_memory *m, struct shm_memory_area *area) {
-  struct shm_memory_piece hold = {.file = area->fresh};
-  if (area->fresh != NULL) shm_memory_leave(m, &hold);
+  if (area->fresh != NULL) shm_memory_let_go(m, area->fresh);
   area->fresh = NULL;
 }
 

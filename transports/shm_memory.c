@@ -72,12 +72,17 @@ MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *m) {
 
 /* ---- files and pieces, with the lock ---- */
 
-static void shm_memory_leave(mlfab__shm_memory *m, struct shm_memory_piece *piece) {
-  struct shm_memory_file *file = piece->file;
-  piece->file = NULL;
+/* One piece less, or the area's hold, belongs to the file. */
+static void shm_memory_let_go(mlfab__shm_memory *m, struct shm_memory_file *file) {
   if (--file->pieces > 0) return;
   if (m->gone != NULL) m->gone(m->user, file->number);
   close(file->fd);
+}
+
+static void shm_memory_leave(mlfab__shm_memory *m, struct shm_memory_piece *piece) {
+  struct shm_memory_file *file = piece->file;
+  piece->file = NULL;
+  shm_memory_let_go(m, file);
 }
 
 static struct shm_memory_piece *shm_memory_unused(mlfab__shm_memory *m) {
@@ -199,8 +204,7 @@ static size_t shm_memory_bits(const mlfab__shm_memory *m, uint64_t bytes) {
 
 /* Gives up the file that an area's pages were renewed into. With the lock. */
 static void shm_memory_stale(mlfab__shm_memory *m, struct shm_memory_area *area) {
-  struct shm_memory_piece hold = {.file = area->fresh};
-  if (area->fresh != NULL) shm_memory_leave(m, &hold);
+  if (area->fresh != NULL) shm_memory_let_go(m, area->fresh);
   area->fresh = NULL;
 }
 

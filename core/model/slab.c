@@ -6,14 +6,6 @@ enum { SLAB_LEAST_BYTES = 2 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
 
-MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
-                                                            const uint8_t *at) {
-  const mlfab__slab_area *area = slab->areas;
-  while (area && (uintptr_t)at - (uintptr_t)area->at >= area->count * area->stride)
-    area = area->next;
-  return area;
-}
-
 static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {
   if (area->at && area->shared)
     slab->on->release(slab->memory, area->at, slab->empties);

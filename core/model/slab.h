@@ -35,8 +35,5 @@ MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, ui
                                           uint32_t more);
 /* NULL: does nothing. */
 MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
-/* The area of a block. */
-MLFAB__INTERNAL const mlfab__slab_area *mlfab__slab_area_of(const mlfab__slab *slab,
-                                                            const uint8_t *at);
 
 #endif

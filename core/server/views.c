@@ -226,16 +226,16 @@ static uint64_t views_whole(uint64_t bytes, uint64_t block) {
   return (bytes + block - 1) / block * block;
 }
 
-/* Renews the pages of a lost view, at most this many bytes and a block, and drops it when all are. Whole blocks, so that a block
- * that is of whole pages stays in one file. */
-static void views_renew(mlfab__server *server, mlfab__server_view *view, uint64_t most) {
+/* Renews pages of a lost view, VIEW_RENEWS bytes and at most a block more, and drops the view when all are renewed. It renews whole
+ * blocks, so that a block of whole pages stays in one file. */
+static void views_renew(mlfab__server *server, mlfab__server_view *view) {
   const mlfab__slab *slab = &server->slab;
   uint64_t block = view->store->block_bytes;
-  for (uint64_t done = 0, n; view->next < view->nruns && done < most; done += n) {
+  for (uint64_t done = 0, n; view->next < view->nruns && done < VIEW_RENEWS; done += n) {
     const mlfab__server_run *run = &view->runs[view->next];
     const uint8_t *first = view->store->blocks[run->block].data;
     uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
-    n = mlfab__min(all - view->renewed, views_whole(mlfab__min(most - done, VIEW_RENEWS), block));
+    n = mlfab__min(all - view->renewed, views_whole(VIEW_RENEWS - done, block));
     /* Without memory for it the reader may see later commits. */
     if (!MLFAB__PLANTED(311)) (void)slab->on->renew(slab->memory, first + view->renewed, n);
     view->renewed += n;
@@ -269,7 +269,7 @@ MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server) {
     for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
       mlfab__server_view *view = &server->peers[w].views[i];
       if (!view->lost) continue;
-      views_renew(server, view, VIEW_RENEWS);
+      views_renew(server, view);
       return;
     }
   }
