@@ -1111,7 +1111,7 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 
 #define MLFAB_VIEWS_MAX 4
 
-/* Elements of a tensor that lie together. */
+/* Consecutive elements of a tensor, contiguous in memory. */
 typedef struct mlfab_view_part {
   const void *data;      /* read only, aligned to the element type */
   uint64_t first, count; /* elements of the tensor, or with MLFAB_ALL of the model */
@@ -1124,8 +1124,8 @@ typedef struct mlfab_view {
   uint32_t copied;  /* 1: the parts are a copy */
   uint64_t id;      /* 0 after mlfab_view_release */
   uint64_t version; /* the largest version of its slices */
-  /* In the order of the model; the parts of a tensor follow each other. A part ends where a block of the server ends
-   * (config.block_bytes), unless the next one lies behind it. */
+  /* In the order of the model; the parts of a tensor follow each other. The server stores
+   * slices in blocks (config.block_bytes); a part is one block, or several that are neighbours in memory. */
   const mlfab_view_part *parts;
   uint32_t nparts;
   uint32_t reserved;

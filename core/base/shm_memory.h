@@ -14,7 +14,7 @@
  *   (M3) Bytes are lent to others only if their pages hold nothing else of the caller's (`alone`), because renewing copies whole
  *        pages, and another thread may write to what else is in them meanwhile; or if the area is guarded.
  *
- * A map is a file of another process, mapped for reading. Who maps it has the first hold; it is unmapped with the last.
+ * A map is a file of another process, mapped for reading. The function that maps it takes the first hold; the last drop unmaps it.
  * Invariant: (M4) maps do not overlap areas, nor each other. */
 #ifndef MLFAB__SHM_MEMORY_H
 #define MLFAB__SHM_MEMORY_H
@@ -31,9 +31,9 @@ typedef struct mlfab__shm_memory_table {
   /* An area of at least `bytes`, zeroed. guarded: only this context writes to it, while it is locked, so all of its pages may be
    * renewed at any time. NULL: there are no descriptors or no memory; use ordinary memory. */
   void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes, int guarded);
-  /* `area` is what alloc returned. emptied: what other processes still map of it has no pages any more. */
+  /* Frees `area`, which alloc returned. emptied: also frees its pages where other processes still map them; they then read zeros. */
   void (*release)(mlfab__shm_memory *memory, void *area, int emptied);
-  /* The number of the file that has these bytes; 0: there is none, or not one. */
+  /* The number of the file that contains all of these bytes; 0: no file does. */
   uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
   /* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some
    * stay as they are, and 0 is returned, else 1. */

@@ -379,8 +379,8 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
 enum { MLFAB__PULL_VIEW = 1 };
 
 /* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so a run is readable where
- * the bulk came by reference to the file that contains it (base/shm_memory.h). */
+ * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
+ * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
 typedef struct mlfab__view_run {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t at;
