@@ -211,12 +211,15 @@ MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetc
 
 /* --- the end --- */
 
+/* The place keeps its lists: the next view allocates nothing. */
 MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
   mlfab__view_forget(worker, view, MLFAB_ALL);
-  mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
-  mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
   mlfab__free_aligned(worker->env, view->memory, view->memory_bytes);
-  memset(view, 0, sizeof *view);
+  const mlfab__worker_view kept = {.runs = view->runs,
+                                   .run_room = view->run_room,
+                                   .parts = view->parts,
+                                   .part_room = view->part_room};
+  *view = kept;
 }
 
 MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
@@ -237,5 +240,13 @@ MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t i
 }
 
 MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) mlfab__view_drop(worker, &worker->views[i]);
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__worker_view *view = &worker->views[i];
+    mlfab__view_drop(worker, view);
+    mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
+    mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
+    view->runs = NULL;
+    view->parts = NULL;
+    view->run_room = view->part_room = 0;
+  }
 }
