@@ -1,5 +1,5 @@
-/* test_view.c - core/worker/view.c: the worker role's views. The memory of the servers and their frames are played: right ones,
- * wrong ones, and right ones at the wrong time.
+/* test_view.c - core/worker/view.c: the worker role's views. The test plays the servers: it sends valid frames, invalid
+ * frames, and valid frames at the wrong time.
  *
  * Whatever comes, all memory that was held is given up exactly once, and a view that the caller gets has all of its elements, once,
  * with the bytes that the servers meant. */

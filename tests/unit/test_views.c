@@ -589,7 +589,7 @@ static void test_same_number(void **state) {
   assert_int_equal(f.server.serve.views, 1);
   assert_int_equal(f.server.serve.lost, 0);
   look_all();
-  /* Of a view that is out there is none. */
+  /* The server refuses a second PULL with the number of a view that is out. */
   ask(1, f.request, &all, 1, MLFAB__PULL_VIEW);
   assert_int_equal(f.drops, 1);
   ask(1, f.request, &all, 1, 0);
