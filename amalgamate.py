@@ -22,7 +22,7 @@ import sys
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
     {"base": "base error env rng heap map pool request meter shm_memory shm_coll"},
-    {"wire": "wire codec"},
+    {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels packet"},
     {"model": "sync layout version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},

@@ -641,7 +641,10 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
 
 /* CRC32C (Castagnoli) of bytes, continuing from `crc` (initially 0). Uses hardware if available. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same with tables: without hardware support, and for comparison in tests. */
-MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, size_t bytes);
+/* The same in one of the ways, for tests: 0 tables, 1 instructions for checksums, 2 wide carry-less products.
+ * At most the level of this processor. */
+MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void *data,
+                                            size_t bytes);
+MLFAB__INTERNAL int mlfab__crc32c_level(void);
 
 #endif

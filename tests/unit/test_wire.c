@@ -946,9 +946,9 @@ static void test_golden_frame(void **state) {
   mlfab__wire_seal(head, &h, NULL);
 
   memcpy(expected, golden, sizeof golden);
-  crc = mlfab__crc32c_portable(0, golden + 64, 12);
+  crc = mlfab__crc32c_with(0, 0, golden + 64, 12);
   for (int b = 0; b < 4; b++) expected[12 + b] = (uint8_t)(crc >> (8 * b));
-  crc = mlfab__crc32c_portable(0, expected, 64);
+  crc = mlfab__crc32c_with(0, 0, expected, 64);
   for (int b = 0; b < 4; b++) expected[8 + b] = (uint8_t)(crc >> (8 * b));
   assert_memory_equal(head, expected, sizeof head);
 
@@ -1128,20 +1128,18 @@ static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *at, size_t bytes) {
 static void test_crc_known(void **state) {
   uint8_t buffer[32];
   (void)state;
-  for (int which = 0; which < 2; which++) {
-    uint32_t (*crc)(uint32_t, const void *, size_t) =
-        which ? mlfab__crc32c : mlfab__crc32c_portable;
+  for (int level = 0; level <= mlfab__crc32c_level(); level++) {
     memset(buffer, 0, 32);
-    assert_int_equal(crc(0, buffer, 32), 0x8a9136aau);
+    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x8a9136aau);
     memset(buffer, 0xff, 32);
-    assert_int_equal(crc(0, buffer, 32), 0x62a8ab43u);
+    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x62a8ab43u);
     for (int i = 0; i < 32; i++) buffer[i] = (uint8_t)i;
-    assert_int_equal(crc(0, buffer, 32), 0x46dd794eu);
+    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x46dd794eu);
     for (int i = 0; i < 32; i++) buffer[i] = (uint8_t)(31 - i);
-    assert_int_equal(crc(0, buffer, 32), 0x113fdb5cu);
-    assert_int_equal(crc(0, "123456789", 9), 0xe3069283u);
-    assert_int_equal(crc(0, NULL, 0), 0);
-    assert_int_equal(crc(0x12345678u, buffer, 0), 0x12345678u);
+    assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x113fdb5cu);
+    assert_int_equal(mlfab__crc32c_with(level, 0, "123456789", 9), 0xe3069283u);
+    assert_int_equal(mlfab__crc32c_with(level, 0, NULL, 0), 0);
+    assert_int_equal(mlfab__crc32c_with(level, 0x12345678u, buffer, 0), 0x12345678u);
   }
 }
 
@@ -1154,18 +1152,21 @@ static void test_crc_agrees(void **state) {
   for (size_t bytes = 0; bytes <= 5000; bytes++) {
     const uint8_t *at = buffer + mlfab__rng_below(&prng, 64);
     uint32_t begin = bytes % 2 ? (uint32_t)mlfab__rng_next(&prng) : 0;
-    uint32_t fast = mlfab__crc32c(begin, at, bytes);
-    assert_int_equal(fast, mlfab__crc32c_portable(begin, at, bytes));
-    if (bytes % 16 == 0 || bytes < 100) assert_int_equal(fast, crc_bit_by_bit(begin, at, bytes));
+    uint32_t tables = mlfab__crc32c_with(0, begin, at, bytes);
+    for (int level = 1; level <= mlfab__crc32c_level(); level++)
+      assert_int_equal(mlfab__crc32c_with(level, begin, at, bytes), tables);
+    if (bytes % 16 == 0 || bytes < 100) assert_int_equal(tables, crc_bit_by_bit(begin, at, bytes));
   }
   for (int round = 0; round < 300; round++) { /* lengths that use the widest stride, and splits */
     size_t bytes = (size_t)mlfab__rng_below(&prng, sizeof buffer - 8);
     size_t split = (size_t)mlfab__rng_below(&prng, bytes + 1);
     const uint8_t *at = buffer + mlfab__rng_below(&prng, 8);
-    uint32_t whole = mlfab__crc32c(0, at, bytes), first = mlfab__crc32c(0, at, split);
-    assert_int_equal(whole, mlfab__crc32c_portable(0, at, bytes));
-    assert_int_equal(whole, mlfab__crc32c(first, at + split, bytes - split));
-    assert_int_equal(whole, mlfab__crc32c_portable(first, at + split, bytes - split));
+    uint32_t whole = mlfab__crc32c(0, at, bytes);
+    for (int level = 0; level <= mlfab__crc32c_level(); level++) {
+      uint32_t first = mlfab__crc32c_with(level, 0, at, split);
+      assert_int_equal(whole, mlfab__crc32c_with(level, 0, at, bytes));
+      assert_int_equal(whole, mlfab__crc32c_with(level, first, at + split, bytes - split));
+    }
   }
 }
 
