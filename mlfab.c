@@ -19651,7 +19651,8 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
  *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
- * block, or the model is on a device. sparse_apply.c takes packets in, with a codec of the same form.
+ * block, or the model is on a device. Above 64 KiB that is done only where it saves more than it costs: the bytes
+ * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part. sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
  * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
@@ -19659,6 +19660,7 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
 
 enum {
   APPLY_WHOLE_BYTES = 256 * 1024,
+  APPLY_LITTLE_BYTES = 64 * 1024,
   APPLY_STREAM_BYTES = 12 << 20, /* with the copy that is written, more than a cache holds */
   APPLY_STAGES_BYTES = 256 << 20 /* of all stages together; two stages are always allowed */
 };
@@ -19789,6 +19791,22 @@ static int apply_covers(const mlfab__server *server, const mlfab__incoming *upda
   uint64_t end = begin + mlfab__store_block_bytes(&server->store, piece->slice, piece->position);
   const mlfab__segment *segment = &update->segments[update->segment];
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
+}
+
+/* Is it better to add an update, all of which is here, in place? The cursor is at the start, and stays there. */
+static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) {
+  uint64_t bytes = update->push.bytes, copied = 0;
+  if (update->received < bytes || bytes > APPLY_WHOLE_BYTES) return 0;
+  if (bytes <= APPLY_LITTLE_BYTES || (update->push.flags & MLFAB__PUSH_PACKED)) return 1;
+  while (update->consumed < bytes) {
+    mlfab__piece piece;
+    apply_piece(server, update, bytes - update->consumed, &piece);
+    if (!apply_covers(server, update, &piece))
+      copied += mlfab__store_block_bytes(&server->store, piece.slice, piece.position);
+    apply_moved(update, piece.bytes);
+  }
+  apply_rewind(update);
+  return copied > bytes;
 }
 
 /* Writes the next bytes of the head into `next` blocks. data NULL: a ghost. Errors: NOT_FINITE, MEMORY,
@@ -20400,9 +20418,8 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   if (!data && update->received == bytes && bytes == update->push.eager)
     data = apply_staged(server, update, 0);
   update->norm2 = 0.0; /* it may have been the head before */
-  int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
-              !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update &&
-              !server->keeper && !server->store.memory;
+  int whole = data && !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update &&
+              !server->keeper && !server->store.memory && apply_in_place(server, update);
   if (whole && update->codec->whole(server, update, data, &code)) {
     if (!code) {
       apply_commit(server, update);
@@ -20481,8 +20498,7 @@ static int apply_look(mlfab__server *server, uint32_t peer, mlfab__incoming *upd
 static void apply_begin_now(mlfab__server *server, mlfab__incoming *update,
                             const mlfab__frame_in *frame) {
   const uint8_t *data = frame->bulk_bytes > 0 ? frame->bulk : NULL;
-  int whole = update->received == update->push.bytes && update->push.bytes <= APPLY_WHOLE_BYTES;
-  if (data && whole && update->codec == &apply_dense) {
+  if (data && update->codec == &apply_dense && apply_in_place(server, update)) {
     memcpy((uint8_t *)(uintptr_t)apply_staged(server, update, 0), data, frame->bulk_bytes);
     data = NULL; /* mlfab__apply_begin finds it staged */
   }
