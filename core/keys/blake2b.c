@@ -6,8 +6,13 @@ static const uint64_t blake2b_iv[8] = {
     0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u};
 
 MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes) {
+#if defined(__GNUC__) || defined(__clang__)
+  memset(memory, 0, bytes);
+  __asm__ volatile("" : : "r"(memory) : "memory"); /* it may read what was written */
+#else
   volatile uint8_t *at = memory;
   while (bytes-- > 0) *at++ = 0;
+#endif
 }
 
 MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes) {

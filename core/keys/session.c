@@ -1,6 +1,11 @@
 /* session.c - proofs and tags. See session.h. */
 #include "session.h"
 
+#include "poly1305.h"
+
+/* The first 16 bytes are the tag of a frame with a small bulk, the others a key for that of a large one. */
+enum { SESSION_DIGEST = MLFAB__TAG_BYTES + MLFAB__POLY1305_KEY };
+
 /* Hashes a text and data under a key. */
 static void session_hash(void *digest, uint32_t digest_bytes, const void *key, const char *text,
                          const void *data, size_t bytes) {
@@ -63,7 +68,7 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
                  end ? "mlfab called" : "mlfab caller", NULL, 0);
     session_hash(one, sizeof one, secret,
                  end && !MLFAB__PLANTED(115) ? "mlfab from called" : "mlfab from caller", NULL, 0);
-    mlfab__blake2b_prepare(own ? session->out : session->in, MLFAB__TAG_BYTES, one, sizeof one);
+    mlfab__blake2b_prepare(own ? session->out : session->in, SESSION_DIGEST, one, sizeof one);
   }
   mlfab__wipe(secret, sizeof secret);
   mlfab__wipe(one, sizeof one);
@@ -72,14 +77,19 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
 MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counter,
                                         const uint8_t *head, uint32_t head_bytes, const void *bulk,
                                         uint32_t bulk_bytes, uint8_t tag[MLFAB__TAG_BYTES]) {
-  uint8_t first[8 + MLFAB_HEADER_BYTES];
+  uint8_t first[8 + MLFAB_HEADER_BYTES], digest[SESSION_DIGEST];
+  int large = bulk_bytes >= MLFAB__TAG_LARGE;
   mlfab__blake2b s;
+  if (MLFAB__PLANTED(114)) bulk = NULL;
   for (int i = 0; i < 8; i++) first[i] = (uint8_t)(MLFAB__PLANTED(113) ? 0 : counter >> 8 * i);
   memcpy(first + 8, head, MLFAB_HEADER_BYTES);
   mlfab__wire_untag(first + 8);
-  mlfab__blake2b_resume(&s, state, MLFAB__TAG_BYTES);
+  mlfab__blake2b_resume(&s, state, sizeof digest);
   mlfab__blake2b_add(&s, first, sizeof first);
   mlfab__blake2b_add(&s, head + MLFAB_HEADER_BYTES, head_bytes - MLFAB_HEADER_BYTES);
-  if (bulk && !MLFAB__PLANTED(114)) mlfab__blake2b_add(&s, bulk, bulk_bytes);
-  mlfab__blake2b_end(&s, tag);
+  if (bulk && !large) mlfab__blake2b_add(&s, bulk, bulk_bytes);
+  mlfab__blake2b_end(&s, digest);
+  memcpy(tag, digest, MLFAB__TAG_BYTES);
+  if (bulk && large) mlfab__poly1305(digest + MLFAB__TAG_BYTES, bulk, bulk_bytes, tag);
+  mlfab__wipe(digest, sizeof digest);
 }

@@ -1,11 +1,13 @@
 /* session.h - what two processes that know the fabric's key make of it: proofs, and a tag for every frame.
  *
- * Pure functions. K is the hash of the key's text. All hashes below are BLAKE2b; H(k; x) has the key k.
+ * Pure functions, as in RFC 8439: a key for each frame comes from a hash, and a fast checksum with that key covers the
+ * bulk. K is the hash of the key's text. All hashes below are BLAKE2b; H(k; x) has the key k.
  *
  *    S               = H(K; challenge, answer without its proof)   64 bytes, never sent
  *    proof of an end = H(S; "mlfab called") or H(S; "mlfab caller")   128 bits
  *    key of an end   = H(S; "mlfab from called") or H(S; "mlfab from caller")   64 bytes
- *    tag of a frame  = H(key of the sender; counter, header, meta, bulk)   128 bits
+ *    tag of a frame  = T, for a bulk below MLFAB__TAG_LARGE bytes, where (T, k) = H(key of the sender; counter, header,
+ *                      meta, bulk); else Poly1305(k; bulk), where (T, k) is the same without the bulk   128 bits
  *
  * Invariants
  *  (1) S covers both nonces, numbers, roles and epochs, what the caller wants, and the keys that it offered. Each end
@@ -14,6 +16,8 @@
  *  (3) The counter is the number of tagged frames that this end sent on this link before. It is not sent: a frame that
  *      is repeated, left out or moved has a wrong tag.
  *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
+ *  (5) No two frames that are sent have one k, since (3) they differ in their counter. Whether T is sent or k used is in
+ *      the header, which both cover.
  *
  * A tag does not encrypt. Members of the fabric are not protected from each other. */
 #ifndef MLFAB__SESSION_H
@@ -24,7 +28,8 @@
 
 enum {
   MLFAB__KEY_LEAST = 16, /* characters of a key's text */
-  MLFAB__KEY_MOST = 128
+  MLFAB__KEY_MOST = 128,
+  MLFAB__TAG_LARGE = 512 /* bytes of a bulk from which Poly1305 is faster */
 };
 
 typedef struct mlfab__fabric_keys { /* wipe after use */

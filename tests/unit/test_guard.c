@@ -436,31 +436,40 @@ static void test_tampering(void **state) {
   }
 }
 
-/* Every bit of a frame is under its tag, and so is its place. */
-static void test_every_bit(void **state) {
+/* Every bit of a frame is under its tag, and so is its place; also where a key of its own covers the bulk. */
+static void every_bit(uint32_t bytes) {
   mlfab__session session;
-  uint8_t key[64] = {1}, head[MLFAB_HEADER_BYTES + 24], bulk[40], tag[16], other[16];
+  uint8_t key[64] = {1}, head[MLFAB_HEADER_BYTES + 24], bulk[MLFAB__TAG_LARGE + 200];
+  uint8_t tag[16], other[16];
   mlfab__challenge challenge = {.node = 1, .first = MLFAB__JOIN};
   mlfab__answer answer = {.number = 0};
-  (void)state;
+  assert_true(bytes <= sizeof bulk);
   mlfab__session_derive(&session, key, &challenge, &answer, 0);
   for (size_t i = 0; i < sizeof head; i++) head[i] = (uint8_t)(7 * i);
-  for (size_t i = 0; i < sizeof bulk; i++) bulk[i] = (uint8_t)(11 * i);
-  mlfab__session_tag(session.out, 5, head, sizeof head, bulk, sizeof bulk, tag);
-  for (uint32_t bit = 0; bit < 8 * (sizeof head + sizeof bulk); bit++) {
+  for (size_t i = 0; i < bytes; i++) bulk[i] = (uint8_t)(11 * i);
+  mlfab__session_tag(session.out, 5, head, sizeof head, bulk, bytes, tag);
+  for (uint32_t bit = 0; bit < 8 * (sizeof head + bytes); bit++) {
     uint8_t *at = bit < 8 * sizeof head ? &head[bit / 8] : &bulk[bit / 8 - sizeof head];
     int outside = (bit / 8 >= 8 && bit / 8 < 12) || (bit / 8 >= 48 && bit / 8 < 64);
     *at ^= (uint8_t)(1u << bit % 8);
-    mlfab__session_tag(session.out, 5, head, sizeof head, bulk, sizeof bulk, other);
+    mlfab__session_tag(session.out, 5, head, sizeof head, bulk, bytes, other);
     assert_int_equal(memcmp(tag, other, 16) == 0, outside); /* the checksum and the tag itself */
     *at ^= (uint8_t)(1u << bit % 8);
   }
   for (uint64_t counter = 0; counter < 200; counter++) {
-    mlfab__session_tag(session.out, counter, head, sizeof head, bulk, sizeof bulk, other);
+    mlfab__session_tag(session.out, counter, head, sizeof head, bulk, bytes, other);
     assert_int_equal(memcmp(tag, other, 16) == 0, counter == 5);
   }
-  mlfab__session_tag(session.in, 5, head, sizeof head, bulk, sizeof bulk, other);
+  mlfab__session_tag(session.in, 5, head, sizeof head, bulk, bytes, other);
   assert_true(memcmp(tag, other, 16) != 0);
+}
+
+static void test_every_bit(void **state) {
+  (void)state;
+  every_bit(40);
+  every_bit(MLFAB__TAG_LARGE - 1);
+  every_bit(MLFAB__TAG_LARGE);
+  every_bit(MLFAB__TAG_LARGE + 193);
 }
 
 /* The secrets of a link depend on all that was said, and its two ends agree. */
