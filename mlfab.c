@@ -2762,10 +2762,8 @@ static uint32_t crc_portable(uint32_t crc, const void *data, size_t bytes) {
   return ~crc;
 }
 
-#if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 8))
+#if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-
-enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
 /* The instruction has a latency of three cycles but starts every cycle, so three streams of equal length
  * run in parallel. The first two remainders are then shifted past the bytes that follow them by a
@@ -2804,6 +2802,10 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
   for (; bytes > 0; bytes--) a = _mm_crc32_u8((uint32_t)a, *at++);
   return ~(uint32_t)a;
 }
+
+#if defined(__clang__) || __GNUC__ >= 8
+
+enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
 /* Sixteen lanes of 128 bits, in four registers, are shifted past what follows them and added to it. The
  * halves of a lane are shifted by distance + 64 and by distance bits; the factors are as above. */
@@ -2851,9 +2853,25 @@ CRC_WIDE static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes
   return crc_streams(~(uint32_t)left, at, bytes);
 }
 
+static int crc_has_wide(void) {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+}
+
+#else /* the compiler does not know the products */
+
+enum { CRC_FOLDED = 1 };
+
+static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes) {
+  return crc_streams(crc, at, bytes);
+}
+
+static int crc_has_wide(void) { return 0; }
+
+#endif
+
 MLFAB__INTERNAL int mlfab__crc32c_level(void) {
   if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? 2 : 1;
+  return crc_has_wide() ? 2 : 1;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void *data,
@@ -19652,7 +19670,8 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
  * block, or the model is on a device. Above 64 KiB that is done only where it saves more than it costs: the bytes
- * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part. sparse_apply.c takes packets in, with a codec of the same form.
+ * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part.
+ * sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
  * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
@@ -47405,7 +47424,7 @@ MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8
 /* poly1305.h - Poly1305: a checksum that nobody computes without its key, which serves for one message.
  *
  * The key is two numbers, r and s. Whoever sees two messages with one key can forge a third: draw a new key for each
- * (session.h does). It does not encrypt. Nothing of the key remains in memory on return.
+ * (session.h does). It does not encrypt. It wipes what it makes of the key.
  *
  * Source: RFC 8439 §2.5; Bernstein, "The Poly1305-AES message-authentication code", 2005. Cost: 5.3 GB/s
  * with AVX2, 1.6 without (one core of a Xeon, 256 KiB that are in its cache). */
@@ -47429,8 +47448,8 @@ MLFAB__INTERNAL int mlfab__poly1305_level(void);
 /* poly1305.c - Poly1305. See poly1305.h.
  *
  * Numbers modulo 2^130 - 5 are five limbs of 26 bits. Sums of limbs may be a little larger: every product below is
- * of a factor below 2^28 and one below 2^29 (r, and r times 5), so five of them fit 64 bits. All steps take a time that
- * depends on the number of bytes only. */
+ * of a factor below 2^28 and one below 2^29 (r, and r times 5), so the ten that are added at most fit 64 bits. All steps
+ * take a time that depends on the number of bytes only. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define POLY1305_X86 1
@@ -47516,6 +47535,11 @@ typedef struct poly1305_factor { /* and what the higher limbs count for: 5 times
   __m256i limb[5], five[5];
 } poly1305_factor;
 
+typedef struct poly1305_powers { /* of r; wiped after use */
+  poly1305_number r2, r3, r4, r8;
+  poly1305_factor by4, by8, last;
+} poly1305_powers;
+
 /* The lanes are those of the blocks 0, 2, 1 and 3. */
 POLY1305_INLINE poly1305_four poly1305_read4(const uint8_t *at) {
   const __m256i limb = _mm256_set1_epi64x(POLY1305_LIMB);
@@ -47593,21 +47617,24 @@ POLY1305_AVX2 static poly1305_factor poly1305_factor4(const poly1305_number *a,
  * the one sum. `bytes` is a multiple of 64, and not 0. */
 POLY1305_AVX2 static poly1305_number poly1305_wide(const poly1305_number *r, const uint8_t *at,
                                                    size_t bytes) {
-  poly1305_number r2 = poly1305_product(r, r), r3 = poly1305_product(&r2, r);
-  poly1305_number r4 = poly1305_product(&r2, &r2), r8 = poly1305_product(&r4, &r4);
-  poly1305_factor by4 = poly1305_factor4(&r4, &r4, &r4, &r4);
-  poly1305_factor by8 = poly1305_factor4(&r8, &r8, &r8, &r8);
-  poly1305_factor last = poly1305_factor4(&r4, &r2, &r3, r);
+  poly1305_powers k;
+  k.r2 = poly1305_product(r, r);
+  k.r3 = poly1305_product(&k.r2, r);
+  k.r4 = poly1305_product(&k.r2, &k.r2);
+  k.r8 = poly1305_product(&k.r4, &k.r4);
+  k.by4 = poly1305_factor4(&k.r4, &k.r4, &k.r4, &k.r4);
+  k.by8 = poly1305_factor4(&k.r8, &k.r8, &k.r8, &k.r8);
+  k.last = poly1305_factor4(&k.r4, &k.r2, &k.r3, r);
   poly1305_four sum = {{_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
                         _mm256_setzero_si256(), _mm256_setzero_si256()}};
   for (; bytes > 128; bytes -= 128, at += 128) {
-    poly1305_four first = poly1305_times4(poly1305_plus4(sum, poly1305_read4(at)), &by8);
-    poly1305_four second = poly1305_times4(poly1305_read4(at + 64), &by4);
+    poly1305_four first = poly1305_times4(poly1305_plus4(sum, poly1305_read4(at)), &k.by8);
+    poly1305_four second = poly1305_times4(poly1305_read4(at + 64), &k.by4);
     sum = poly1305_carry4(poly1305_plus4(first, second));
   }
   for (; bytes > 0; bytes -= 64, at += 64) {
     sum = poly1305_plus4(sum, poly1305_read4(at));
-    sum = poly1305_carry4(poly1305_times4(sum, bytes > 64 ? &by4 : &last));
+    sum = poly1305_carry4(poly1305_times4(sum, bytes > 64 ? &k.by4 : &k.last));
   }
   uint64_t total[5];
   for (int i = 0; i < 5; i++) {
@@ -47615,10 +47642,7 @@ POLY1305_AVX2 static poly1305_number poly1305_wide(const poly1305_number *r, con
     memcpy(lanes, &sum.limb[i], sizeof lanes);
     total[i] = lanes[0] + lanes[1] + lanes[2] + lanes[3];
   }
-  mlfab__wipe(&by4, sizeof by4);
-  mlfab__wipe(&by8, sizeof by8);
-  mlfab__wipe(&last, sizeof last);
-  mlfab__wipe(&r2, sizeof r2);
+  mlfab__wipe(&k, sizeof k);
   return poly1305_carried(total);
 }
 

@@ -1,8 +1,8 @@
 /* poly1305.c - Poly1305. See poly1305.h.
  *
  * Numbers modulo 2^130 - 5 are five limbs of 26 bits. Sums of limbs may be a little larger: every product below is
- * of a factor below 2^28 and one below 2^29 (r, and r times 5), so five of them fit 64 bits. All steps take a time that
- * depends on the number of bytes only. */
+ * of a factor below 2^28 and one below 2^29 (r, and r times 5), so the ten that are added at most fit 64 bits. All steps
+ * take a time that depends on the number of bytes only. */
 #include "poly1305.h"
 
 #include "blake2b.h"
@@ -91,6 +91,11 @@ typedef struct poly1305_factor { /* and what the higher limbs count for: 5 times
   __m256i limb[5], five[5];
 } poly1305_factor;
 
+typedef struct poly1305_powers { /* of r; wiped after use */
+  poly1305_number r2, r3, r4, r8;
+  poly1305_factor by4, by8, last;
+} poly1305_powers;
+
 /* The lanes are those of the blocks 0, 2, 1 and 3. */
 POLY1305_INLINE poly1305_four poly1305_read4(const uint8_t *at) {
   const __m256i limb = _mm256_set1_epi64x(POLY1305_LIMB);
@@ -168,21 +173,24 @@ POLY1305_AVX2 static poly1305_factor poly1305_factor4(const poly1305_number *a,
  * the one sum. `bytes` is a multiple of 64, and not 0. */
 POLY1305_AVX2 static poly1305_number poly1305_wide(const poly1305_number *r, const uint8_t *at,
                                                    size_t bytes) {
-  poly1305_number r2 = poly1305_product(r, r), r3 = poly1305_product(&r2, r);
-  poly1305_number r4 = poly1305_product(&r2, &r2), r8 = poly1305_product(&r4, &r4);
-  poly1305_factor by4 = poly1305_factor4(&r4, &r4, &r4, &r4);
-  poly1305_factor by8 = poly1305_factor4(&r8, &r8, &r8, &r8);
-  poly1305_factor last = poly1305_factor4(&r4, &r2, &r3, r);
+  poly1305_powers k;
+  k.r2 = poly1305_product(r, r);
+  k.r3 = poly1305_product(&k.r2, r);
+  k.r4 = poly1305_product(&k.r2, &k.r2);
+  k.r8 = poly1305_product(&k.r4, &k.r4);
+  k.by4 = poly1305_factor4(&k.r4, &k.r4, &k.r4, &k.r4);
+  k.by8 = poly1305_factor4(&k.r8, &k.r8, &k.r8, &k.r8);
+  k.last = poly1305_factor4(&k.r4, &k.r2, &k.r3, r);
   poly1305_four sum = {{_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
                         _mm256_setzero_si256(), _mm256_setzero_si256()}};
   for (; bytes > 128; bytes -= 128, at += 128) {
-    poly1305_four first = poly1305_times4(poly1305_plus4(sum, poly1305_read4(at)), &by8);
-    poly1305_four second = poly1305_times4(poly1305_read4(at + 64), &by4);
+    poly1305_four first = poly1305_times4(poly1305_plus4(sum, poly1305_read4(at)), &k.by8);
+    poly1305_four second = poly1305_times4(poly1305_read4(at + 64), &k.by4);
     sum = poly1305_carry4(poly1305_plus4(first, second));
   }
   for (; bytes > 0; bytes -= 64, at += 64) {
     sum = poly1305_plus4(sum, poly1305_read4(at));
-    sum = poly1305_carry4(poly1305_times4(sum, bytes > 64 ? &by4 : &last));
+    sum = poly1305_carry4(poly1305_times4(sum, bytes > 64 ? &k.by4 : &k.last));
   }
   uint64_t total[5];
   for (int i = 0; i < 5; i++) {
@@ -190,10 +198,7 @@ POLY1305_AVX2 static poly1305_number poly1305_wide(const poly1305_number *r, con
     memcpy(lanes, &sum.limb[i], sizeof lanes);
     total[i] = lanes[0] + lanes[1] + lanes[2] + lanes[3];
   }
-  mlfab__wipe(&by4, sizeof by4);
-  mlfab__wipe(&by8, sizeof by8);
-  mlfab__wipe(&last, sizeof last);
-  mlfab__wipe(&r2, sizeof r2);
+  mlfab__wipe(&k, sizeof k);
   return poly1305_carried(total);
 }
 

@@ -1,7 +1,7 @@
 /* poly1305.h - Poly1305: a checksum that nobody computes without its key, which serves for one message.
  *
  * The key is two numbers, r and s. Whoever sees two messages with one key can forge a third: draw a new key for each
- * (session.h does). It does not encrypt. Nothing of the key remains in memory on return.
+ * (session.h does). It does not encrypt. It wipes what it makes of the key.
  *
  * Source: RFC 8439 §2.5; Bernstein, "The Poly1305-AES message-authentication code", 2005. Cost: 5.3 GB/s
  * with AVX2, 1.6 without (one core of a Xeon, 256 KiB that are in its cache). */

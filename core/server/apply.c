@@ -7,7 +7,8 @@
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
  * block, or the model is on a device. Above 64 KiB that is done only where it saves more than it costs: the bytes
- * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part. sparse_apply.c takes packets in, with a codec of the same form.
+ * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part.
+ * sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
  * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are

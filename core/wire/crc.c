@@ -68,10 +68,8 @@ static uint32_t crc_portable(uint32_t crc, const void *data, size_t bytes) {
   return ~crc;
 }
 
-#if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 8))
+#if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-
-enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
 /* The instruction has a latency of three cycles but starts every cycle, so three streams of equal length
  * run in parallel. The first two remainders are then shifted past the bytes that follow them by a
@@ -110,6 +108,10 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
   for (; bytes > 0; bytes--) a = _mm_crc32_u8((uint32_t)a, *at++);
   return ~(uint32_t)a;
 }
+
+#if defined(__clang__) || __GNUC__ >= 8
+
+enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
 /* Sixteen lanes of 128 bits, in four registers, are shifted past what follows them and added to it. The
  * halves of a lane are shifted by distance + 64 and by distance bits; the factors are as above. */
@@ -157,9 +159,25 @@ CRC_WIDE static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes
   return crc_streams(~(uint32_t)left, at, bytes);
 }
 
+static int crc_has_wide(void) {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+}
+
+#else /* the compiler does not know the products */
+
+enum { CRC_FOLDED = 1 };
+
+static uint32_t crc_folds(uint32_t crc, const uint8_t *at, size_t bytes) {
+  return crc_streams(crc, at, bytes);
+}
+
+static int crc_has_wide(void) { return 0; }
+
+#endif
+
 MLFAB__INTERNAL int mlfab__crc32c_level(void) {
   if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? 2 : 1;
+  return crc_has_wide() ? 2 : 1;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void *data,
