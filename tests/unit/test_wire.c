@@ -926,7 +926,7 @@ static int receive(const frame *f) {
 
 static void test_golden_frame(void **state) {
   static const uint8_t golden[76] = {
-      0x4d, 0x4c, 0x46, 0x42, 7,    6,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 8,    6,    0,    0,    0,    0,    0,    0,    0,
       0,    0,    0,    12,   0,    0,    0,    0,    0,    0,    0,    0x18, 0x17,
       0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32,
       0x31, 0x44, 0x43, 0x42, 0x41, 0,    0,    0,    0,    0,    0,    0,    0,
