@@ -508,7 +508,7 @@ fuzz:
 # Ranks of partial allreduces: tests/bench/eager.py and train_eager.py run them.
 EAGER_BENCHES  = $(BUILD)/bench-eager-ranks $(BUILD)/bench-eager-train
 # Benchmarks of internals, or of two fabrics at a time, are separate programs and link the parts.
-PART_BENCHES  := plan filter version tagged kernels
+PART_BENCHES  := plan filter version tagged kernels small
 # Ranks of collectives, ours and others': tests/bench/collective.py runs them.
 RANK_BENCHES   = $(addprefix $(BUILD)/bench-collective-,ours limit $(if $(HAVE_MPI),mpi) \
                    $(if $(HAVE_GLOO),gloo)) $(foreach mpi,$(filter-out default,$(MPIS)), \

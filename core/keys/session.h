@@ -6,8 +6,8 @@
  *    S               = H(K; challenge, answer without its proof)   64 bytes, never sent
  *    proof of an end = H(S; "mlfab called") or H(S; "mlfab caller")   128 bits
  *    key of an end   = H(S; "mlfab from called") or H(S; "mlfab from caller")   64 bytes
- *    tag of a frame  = T, for a bulk below MLFAB__TAG_LARGE bytes, where (T, k) = H(key of the sender; counter, header,
- *                      meta, bulk); else Poly1305(k; bulk), where (T, k) is the same without the bulk   128 bits
+ *    (T, k)          = H(key of the sender; counter, header, meta, and a bulk below MLFAB__TAG_LARGE bytes)
+ *    tag of a frame  = T; with a larger bulk, which T does not cover: Poly1305(k; bulk)   128 bits
  *
  * Invariants
  *  (1) S covers both nonces, numbers, roles and epochs, what the caller wants, and the keys that it offered. Each end
@@ -16,8 +16,9 @@
  *  (3) The counter is the number of tagged frames that this end sent on this link before. It is not sent: a frame that
  *      is repeated, left out or moved has a wrong tag.
  *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
- *  (5) No two frames that are sent have one k, since (3) they differ in their counter. Whether T is sent or k used is in
- *      the header, which both cover.
+ *  (5) No two frames that leave have one k, or r of Poly1305 would be known. A frame that the transport refuses is sealed
+ *      again, or another in its place, with the same counter; nothing of it has left. A link's keys are its own by (1). The
+ *      header, which T and k depend on, tells which of the two is used; a ghost, which has no bytes, has T.
  *
  * A tag does not encrypt. Members of the fabric are not protected from each other. */
 #ifndef MLFAB__SESSION_H

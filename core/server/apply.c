@@ -7,11 +7,13 @@
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
  * block, or the model is on a device. Above 64 KiB that is done only where it saves more than it costs: the bytes
- * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part.
+ * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part, and other
+ * optimizers a second pass.
  * sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
- * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
+ * are added, in one pass that reads them once. (A norm that a clock asks for is of a second reading: a sender that
+ * writes meanwhile gets a wrong one.) Bytes that are read twice (in place, or as packets) are
  * first copied to private memory. */
 #include "server.h"
 
@@ -152,16 +154,21 @@ static int apply_covers(const mlfab__server *server, const mlfab__incoming *upda
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* Is it better to add an update, all of which is here, in place? The cursor is at the start, and stays there. */
+/* Is it better to add an update, all of which is here, in place? The cursor is at the start, and stays there. Depends on
+ * nothing that the sender can still write: apply_begin_now and mlfab__apply_begin must get the same answer. */
 static int apply_in_place(const mlfab__server *server, mlfab__incoming *update) {
   uint64_t bytes = update->push.bytes, copied = 0;
+  uint32_t last = MLFAB__NO_BLOCK;
   if (update->received < bytes || bytes > APPLY_WHOLE_BYTES) return 0;
   if (bytes <= APPLY_LITTLE_BYTES || (update->push.flags & MLFAB__PUSH_PACKED)) return 1;
+  /* Out of place they are read twice, too. */
+  if (server->measures || mlfab__apply_steps(server, update)) return 1;
   while (update->consumed < bytes) {
     mlfab__piece piece;
     apply_piece(server, update, bytes - update->consumed, &piece);
-    if (!apply_covers(server, update, &piece))
+    if (piece.position != last && !apply_covers(server, update, &piece))
       copied += mlfab__store_block_bytes(&server->store, piece.slice, piece.position);
+    last = piece.position;
     apply_moved(update, piece.bytes);
   }
   apply_rewind(update);

@@ -109,7 +109,8 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
   return ~(uint32_t)a;
 }
 
-#if defined(__clang__) || __GNUC__ >= 8
+/* clang would link its test for the products to a symbol that the libgcc of old systems lacks. */
+#if __GNUC__ >= 8 && !defined(__clang__)
 
 enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
@@ -163,7 +164,7 @@ static int crc_has_wide(void) {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
 }
 
-#else /* the compiler does not know the products */
+#else
 
 enum { CRC_FOLDED = 1 };
 
