@@ -2695,7 +2695,7 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
  * ============================================================================================== */
 /* crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
  *
- * Three ways to compute it, fastest last; a processor without the instructions takes an earlier one.
+ * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last one that the processor has.
  *
  * Source: RFC 3720 §12.1; Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction",
  * Intel 2011 (three interleaved streams); Gopal et al., "Fast CRC Computation for Generic Polynomials Using
@@ -2808,8 +2808,9 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
 
 enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
-/* Sixteen lanes of 128 bits, in four registers, are shifted past what follows them and added to it. The
- * halves of a lane are shifted by distance + 64 and by distance bits; the factors are as above. */
+/* crc_folds keeps sixteen lanes of 128 bits in four registers. A step multiplies each lane by x^distance, and adds the bytes
+ * that stand at this distance behind it. The halves of a lane are multiplied on their own, the first one by
+ * x^(distance + 64); the factors are as above. */
 typedef struct crc_fold {
   uint64_t high, low; /* x^(distance + 31), x^(distance - 33) */
 } crc_fold;
@@ -19670,9 +19671,8 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
  *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
- * block, or the model is on a device. Above 64 KiB that is done only where it saves more than it costs: the bytes
- * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part, and other
- * optimizers a second pass.
+ * block, or the model is on a device. For that its bytes are copied to private memory and read twice. So above 64 KiB
+ * the server does it only where `next` would cost more: a copy of each block that is touched in part, or a second pass.
  * sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
@@ -47698,12 +47698,12 @@ MLFAB__INTERNAL void mlfab__poly1305_with(int level, const uint8_t key[MLFAB__PO
   const uint8_t *at = data;
   uint8_t masked[POLY1305_BLOCK], last[POLY1305_BLOCK] = {0};
   poly1305_number h = {{0}}, r;
-  size_t rest = bytes % POLY1305_BLOCK, wide = bytes < POLY1305_WIDE ? 0 : bytes - bytes % 64;
+  size_t rest = bytes % POLY1305_BLOCK;
+  size_t wide = level == 0 || bytes < POLY1305_WIDE ? 0 : bytes - bytes % 64;
   memcpy(masked, key, sizeof masked);
   for (int i = 3; i < POLY1305_BLOCK; i += 4) masked[i] &= 15;
   for (int i = 4; i < POLY1305_BLOCK; i += 4) masked[i] &= 252;
   r = poly1305_read(masked, 0);
-  if (level == 0) wide = 0;
   if (wide > 0) h = poly1305_wide(&r, at, wide);
   poly1305_blocks(&h, &r, at + wide, bytes - wide - rest, 1);
   if (rest > 0) {
@@ -47802,7 +47802,7 @@ WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
  *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
  *  (5) No two frames that leave have one k, or r of Poly1305 would be known. A frame that the transport refuses is sealed
  *      again, or another in its place, with the same counter; nothing of it has left. A link's keys are its own by (1). The
- *      header, which T and k depend on, tells which of the two is used; a ghost, which has no bytes, has T.
+ *      header, which T and k depend on, tells which of the two is used. The tag of a ghost (no bytes) is T.
  *
  * A tag does not encrypt. Members of the fabric are not protected from each other. */
 

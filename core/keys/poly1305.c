@@ -245,12 +245,12 @@ MLFAB__INTERNAL void mlfab__poly1305_with(int level, const uint8_t key[MLFAB__PO
   const uint8_t *at = data;
   uint8_t masked[POLY1305_BLOCK], last[POLY1305_BLOCK] = {0};
   poly1305_number h = {{0}}, r;
-  size_t rest = bytes % POLY1305_BLOCK, wide = bytes < POLY1305_WIDE ? 0 : bytes - bytes % 64;
+  size_t rest = bytes % POLY1305_BLOCK;
+  size_t wide = level == 0 || bytes < POLY1305_WIDE ? 0 : bytes - bytes % 64;
   memcpy(masked, key, sizeof masked);
   for (int i = 3; i < POLY1305_BLOCK; i += 4) masked[i] &= 15;
   for (int i = 4; i < POLY1305_BLOCK; i += 4) masked[i] &= 252;
   r = poly1305_read(masked, 0);
-  if (level == 0) wide = 0;
   if (wide > 0) h = poly1305_wide(&r, at, wide);
   poly1305_blocks(&h, &r, at + wide, bytes - wide - rest, 1);
   if (rest > 0) {

@@ -18,7 +18,7 @@
  *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
  *  (5) No two frames that leave have one k, or r of Poly1305 would be known. A frame that the transport refuses is sealed
  *      again, or another in its place, with the same counter; nothing of it has left. A link's keys are its own by (1). The
- *      header, which T and k depend on, tells which of the two is used; a ghost, which has no bytes, has T.
+ *      header, which T and k depend on, tells which of the two is used. The tag of a ghost (no bytes) is T.
  *
  * A tag does not encrypt. Members of the fabric are not protected from each other. */
 #ifndef MLFAB__SESSION_H

@@ -6,9 +6,8 @@
  *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
  * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
- * block, or the model is on a device. Above 64 KiB that is done only where it saves more than it costs: the bytes
- * are copied to private memory and read twice, while `next` needs a copy of the blocks that are touched in part, and other
- * optimizers a second pass.
+ * block, or the model is on a device. For that its bytes are copied to private memory and read twice. So above 64 KiB
+ * the server does it only where `next` would cost more: a copy of each block that is touched in part, or a second pass.
  * sparse_apply.c takes packets in, with a codec of the same form.
  *
  * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they

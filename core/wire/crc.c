@@ -1,6 +1,6 @@
 /* crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
  *
- * Three ways to compute it, fastest last; a processor without the instructions takes an earlier one.
+ * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last one that the processor has.
  *
  * Source: RFC 3720 §12.1; Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction",
  * Intel 2011 (three interleaved streams); Gopal et al., "Fast CRC Computation for Generic Polynomials Using
@@ -114,8 +114,9 @@ __attribute__((target("sse4.2,pclmul"))) static uint32_t crc_streams(uint32_t cr
 
 enum { CRC_FOLDED = 512 }; /* bytes from which folding is the faster way */
 
-/* Sixteen lanes of 128 bits, in four registers, are shifted past what follows them and added to it. The
- * halves of a lane are shifted by distance + 64 and by distance bits; the factors are as above. */
+/* crc_folds keeps sixteen lanes of 128 bits in four registers. A step multiplies each lane by x^distance, and adds the bytes
+ * that stand at this distance behind it. The halves of a lane are multiplied on their own, the first one by
+ * x^(distance + 64); the factors are as above. */
 typedef struct crc_fold {
   uint64_t high, low; /* x^(distance + 31), x^(distance - 33) */
 } crc_fold;

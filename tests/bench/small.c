@@ -1,12 +1,12 @@
 /* small.c - what the parts of a small call cost: bench-small [FILE.tsv] [--quick]
  *
- * Nanoseconds, one core, nobody else using what is used: the median of trials, each the mean of many turns. What a cache line
- * costs that another core has written is the limit of the rows roundtrip/ of bench.c.
+ * Nanoseconds on one core, without contention: the median of trials, each the mean of many turns. bench.c measures the round
+ * trip of a cache line between two cores, beside its rows roundtrip/.
  *
  *    small/lock          a mutex is taken and given back
  *    small/clock         CLOCK_MONOTONIC is read
  *    small/yield         sched_yield, with no other process to run
- *    small/recv          recv on a socket that has nothing
+ *    small/recv          recv on a socket without input
  *    small/epoll         epoll_wait with timeout 0 on such a socket
  *    small/request       a request is opened, finished and ended
  *    small/encode        the meta of a PUSH, of one stretch of one tensor
