@@ -213,6 +213,7 @@ typedef struct tcp_link {
   uint8_t small;         /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused;       /* a send was refused, so a WRITABLE event is due */
   uint8_t large;         /* counts down from the last large frame */
+  uint8_t foreign;       /* dialled: a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
   tcp_node ready, dirty; /* dirty: has output that no write was tried for */
@@ -565,9 +566,12 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link, sizeof *link);
 }
 
-/* Ends a link from this side; poll reports it. */
+/* Ends a link from this side; poll reports it. A process of root that refuses us as tcp_accept does closes at once, which
+ * is an end or a reset here, as the bytes fall. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
+  if (link->foreign && code == MLFAB_ERR_PEER_CLOSED)
+    why = "root's process there refuses other users";
   snprintf(link->why, sizeof link->why, "%s", why); /* `why` may be the session's */
   tcp_link_close(self, link);
   if (state == TCP_LINK_LINGER) {
@@ -1145,21 +1149,21 @@ static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
 }
 
-/* Does the peer of a Unix socket belong to this user, or root? The kernel recorded its user at connect or
- * listen. Other users could read what they are sent, or impersonate a rank. */
-static int tcp_trusted(int fd) {
-  uid_t uid = (uid_t)-1;
+/* The user of the peer of a Unix socket, which the kernel recorded at connect or listen; (uid_t)-1: unknown. */
+static uid_t tcp_user(int fd) {
 #if defined(__linux__)
   struct ucred peer;
   socklen_t bytes = sizeof peer;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes)) return 0;
-  uid = peer.uid;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) ? (uid_t)-1 : peer.uid;
 #else
+  uid_t uid;
   gid_t gid;
-  if (getpeereid(fd, &uid, &gid)) return 0;
+  return getpeereid(fd, &uid, &gid) ? (uid_t)-1 : uid;
 #endif
-  return uid == geteuid() || uid == 0;
 }
+
+/* This user, or root: others could read what they are sent, or impersonate a rank. */
+static int tcp_trusts(uid_t uid) { return uid != (uid_t)-1 && (uid == geteuid() || uid == 0); }
 
 /* The stranger to drop for another connection: the oldest without unread input, because one with input may
  * be waiting for us. NULL when there is none. */
@@ -1237,7 +1241,7 @@ static void tcp_accept(tcp_self *self) {
     if (stalest) tcp_turn_out(self, stalest);
     tcp_list_add(&self->strangers, &link->group);
     self->stranger_count++;
-    if (from.at.any.sa_family == AF_UNIX && !tcp_trusted(fd)) {
+    if (from.at.any.sa_family == AF_UNIX && !tcp_trusts(tcp_user(fd))) {
       tcp_link_end(self, link, MLFAB_ERR_REFUSED, "is another user's process");
     } else if (self->layer && tcp_session_begin(self, link, 1)) {
       tcp_link_end(self, link, MLFAB_ERR_MEMORY, "out of memory");
@@ -1295,10 +1299,13 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
   tcp_endpoint there;
   memset(&there, 0, sizeof there);
   there.bytes = sizeof there.at.storage;
-  if (!getpeername(link->fd, &there.at.any, &there.bytes) && there.at.any.sa_family == AF_UNIX &&
-      !tcp_trusted(link->fd)) {
-    tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
-    return;
+  if (!getpeername(link->fd, &there.at.any, &there.bytes) && there.at.any.sa_family == AF_UNIX) {
+    uid_t uid = tcp_user(link->fd);
+    if (!tcp_trusts(uid)) {
+      tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
+      return;
+    }
+    link->foreign = uid != geteuid();
   }
   if (!self->layer) {
     tcp_opened(self, link);
@@ -1802,6 +1809,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     int status = tcp_frame_advance(self, link);
     if (status > 0) {
       link->whole = 1;
+      link->foreign = 0;
       return;
     }
     if (status < 0) {
@@ -1928,7 +1936,7 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   return 1;
 }
 
-/* Both ends of a Unix socket ask the kernel for the other's user (tcp_trusted). */
+/* Both ends of a Unix socket ask the kernel for the other's user (tcp_trusts). */
 static int tcp_tell_up(tcp_link *link, mlfab_io_event *event) {
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
