@@ -1313,8 +1313,9 @@ typedef struct mlfab__shm_memory_table {
   void *(*alloc)(mlfab__shm_memory *memory, uint64_t bytes, int guarded);
   /* Frees `area`, which alloc returned. emptied: also frees its pages where other processes still map them; they then read zeros. */
   void (*release)(mlfab__shm_memory *memory, void *area, int emptied);
-  /* The number of the file that contains all of these bytes; 0: no file does. */
-  uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
+  /* The number of the file that contains the byte at `at`, and how many bytes from there on it contains in one row; 0: no file
+   * does. It holds until the next alloc, release or renew. */
+  uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t *bytes_p);
   /* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some
    * stay as they are, and 0 is returned, else 1. */
   int (*renew)(mlfab__shm_memory *memory, const void *at, uint64_t bytes);
@@ -18286,51 +18287,79 @@ static void views_drop(mlfab__server *server, mlfab__server_view *view) {
 
 /* --- what a view is of --- */
 
-/* Appends bytes of a block. Errors: MEMORY. */
-static int views_append(mlfab__server *server, mlfab__server_view *view, uint32_t block,
-                        const mlfab__server_run *piece) {
-  mlfab__env *env = server->env;
-  uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
-                                 sizeof *blocks);
+/* Room for so many blocks and runs more. Errors: MEMORY. */
+static int views_reserve(mlfab__env *env, mlfab__server_view *view, uint64_t more) {
+  uint32_t *blocks =
+      mlfab__grow(env, view->blocks, &view->block_room, view->nblocks + more, sizeof *blocks);
   if (!blocks) return MLFAB_ERR_MEMORY;
   view->blocks = blocks;
   mlfab__server_run *runs =
-      mlfab__grow(env, view->runs, &view->run_room, (uint64_t)view->nruns + 1, sizeof *runs);
+      mlfab__grow(env, view->runs, &view->run_room, view->nruns + more, sizeof *runs);
   if (!runs) return MLFAB_ERR_MEMORY;
   view->runs = runs;
-  mlfab__store_ref(&server->store, block);
-  blocks[view->nblocks++] = block;
-  mlfab__server_run *last = view->nruns > 0 ? &runs[view->nruns - 1] : NULL;
+  return 0;
+}
+
+/* Appends bytes of a block; there is room. */
+static void views_append(mlfab__store *store, mlfab__server_view *view,
+                         const mlfab__server_run *piece) {
+  mlfab__store_ref(store, piece->block);
+  view->blocks[view->nblocks++] = piece->block;
+  mlfab__server_run *last = view->nruns > 0 ? &view->runs[view->nruns - 1] : NULL;
   if (last && last->file == piece->file && last->at + last->bytes == piece->at &&
       last->offset + last->bytes == piece->offset)
     last->bytes += piece->bytes;
   else
-    runs[view->nruns++] = *piece;
+    view->runs[view->nruns++] = *piece;
+}
+
+/* The number of the file that contains these bytes, or 0. *row: what the last call found, all zero at first. */
+static uint64_t views_file(const mlfab__slab *slab, mlfab__server_run *row, const uint8_t *at,
+                           uint64_t bytes) {
+  uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
+  if (in_row >= row->bytes) {
+    *row = (mlfab__server_run){.at = at};
+    row->file = slab->on->file(slab->memory, at, &row->bytes);
+    in_row = 0;
+  }
+  return bytes <= row->bytes - in_row ? row->file : 0;
+}
+
+/* Lists the bytes [offset, end) of one slice. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlfab__server_run *row,
+                            const mlfab__shard_slice *s, uint64_t offset, uint64_t end) {
+  mlfab__store *store = &server->store;
+  uint64_t in_block = (offset - s->offset) % store->block_bytes;
+  const uint32_t *block = &store->w[s->first + (offset - s->offset) / store->block_bytes];
+  if (views_reserve(server->env, view, (end - offset + in_block) / store->block_bytes + 1))
+    return MLFAB_ERR_MEMORY;
+  for (; offset < end; block++, in_block = 0) {
+    uint64_t bytes = mlfab__min(end - offset, store->block_bytes - in_block);
+    mlfab__server_run piece = {store->blocks[*block].data + in_block, offset, bytes, 0, *block};
+    piece.file = views_file(&server->slab, row, piece.at, bytes);
+    if (piece.file == 0) return MLFAB_ERR_UNSUPPORTED;
+    views_append(store, view, &piece);
+    offset += bytes;
+  }
+  view->version = mlfab__max(view->version, s->version);
+  view->oldest = mlfab__min(view->oldest, s->version);
   return 0;
 }
 
-/* Lists the bytes that a pull asks for. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+/* Lists the bytes that a pull asks for. Errors as views_list_slice. */
 static int views_list(mlfab__server *server, const mlfab__server_pull *pull,
                       mlfab__server_view *view) {
-  mlfab__store *store = &server->store;
-  const mlfab__slab *slab = &server->slab;
-  if (store->ghost || store->memory || !slab->on) return MLFAB_ERR_UNSUPPORTED;
+  const mlfab__store *store = &server->store;
+  mlfab__server_run row = {0};
+  if (store->ghost || store->memory || !server->slab.on) return MLFAB_ERR_UNSUPPORTED;
   for (uint32_t i = 0; i < pull->segments_used; i++) {
-    uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes;
-    while (offset < end) {
-      const mlfab__shard_slice *s =
-          &store->slices[store->local[mlfab__layout_slice_at(&server->layout, offset)]];
-      uint64_t in_slice = offset - s->offset, in_block = in_slice % store->block_bytes;
-      uint64_t bytes =
-          mlfab__min(mlfab__min(end, s->offset + s->bytes) - offset, store->block_bytes - in_block);
-      uint32_t block = store->w[s->first + (uint32_t)(in_slice / store->block_bytes)];
-      mlfab__server_run piece = {store->blocks[block].data + in_block, offset, bytes, 0, block};
-      piece.file = slab->on->file(slab->memory, piece.at, bytes);
-      if (piece.file == 0) return MLFAB_ERR_UNSUPPORTED;
-      if (views_append(server, view, block, &piece)) return MLFAB_ERR_MEMORY;
-      view->version = mlfab__max(view->version, s->version);
-      view->oldest = mlfab__min(view->oldest, s->version);
-      offset += bytes;
+    uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes, until;
+    const mlfab__shard_slice *s =
+        &store->slices[store->local[mlfab__layout_slice_at(&server->layout, offset)]];
+    for (; offset < end; offset = until, s++) {
+      until = mlfab__min(end, s->offset + s->bytes);
+      int code = views_list_slice(server, view, &row, s, offset, until);
+      if (code) return code;
     }
   }
   return 0;
@@ -67181,9 +67210,18 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
   return found;
 }
 
-static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
-  mlfab__shm_span span;
-  return mlfab__shm_memory_find(m, at, bytes, &span) ? span.number : 0;
+static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t *bytes_p) {
+  uint64_t number = 0;
+  pthread_mutex_lock(&m->lock);
+  for (uint32_t i = 0; i < m->npieces && number == 0; i++) {
+    const struct shm_memory_piece *piece = &m->piece[i];
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
+    if (piece->file == NULL || offset >= piece->bytes) continue;
+    number = piece->file->number;
+    *bytes_p = piece->bytes - offset;
+  }
+  pthread_mutex_unlock(&m->lock);
+  return number;
 }
 
 /* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */

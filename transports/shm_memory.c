@@ -179,9 +179,18 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
   return found;
 }
 
-static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t bytes) {
-  mlfab__shm_span span;
-  return mlfab__shm_memory_find(m, at, bytes, &span) ? span.number : 0;
+static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t *bytes_p) {
+  uint64_t number = 0;
+  pthread_mutex_lock(&m->lock);
+  for (uint32_t i = 0; i < m->npieces && number == 0; i++) {
+    const struct shm_memory_piece *piece = &m->piece[i];
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
+    if (piece->file == NULL || offset >= piece->bytes) continue;
+    number = piece->file->number;
+    *bytes_p = piece->bytes - offset;
+  }
+  pthread_mutex_unlock(&m->lock);
+  return number;
 }
 
 /* A file of `bytes` for pages that are to be renewed, or private pages without one. NULL: no memory. */
