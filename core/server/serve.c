@@ -21,6 +21,8 @@
 
 /* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
+/* A pull of so many bytes goes past the caches. */
+enum { SERVE_STREAM = 64 << 20 };
 
 /* It has left the buffer of the clock that it waited for. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
@@ -420,6 +422,13 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
+/* Is this server to copy, too? A transport of this host refers to blocks in shared memory, so that only workers copy. But a single
+ * worker that pulls more than caches hold has it sooner through the ring, when two processors share the work. */
+static int serve_shares(const mlfab__server *server, const mlfab__server_pull *pull) {
+  return server->workers == 1 && pull->bytes >= SERVE_STREAM && server->slab.on &&
+         server->peers[pull->worker].local;
+}
+
 /* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
  * MEMORY. */
 static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, uint64_t in_slice,
@@ -430,9 +439,7 @@ static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, ui
   uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
-  /* A transport of this host would refer to shared memory: then one processor copies, instead of two that share the work. */
-  int copies = server->slab.on && server->peers[pull->worker].local;
-  frame->token = copies ? 0 : (uint64_t)block + 1;
+  frame->token = serve_shares(server, pull) ? 0 : (uint64_t)block + 1;
   if (store->ghost) return 1;
   int there = mlfab__store_lend(store, block, &at);
   if (there > 0) frame->bulk = at + in_slice % store->block_bytes;

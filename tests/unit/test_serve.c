@@ -508,6 +508,25 @@ static void test_lent(void **state) {
   all_over(f);
 }
 
+/* What a lost link was lent may be read until the transport has been told: its blocks are not free before the next tick. */
+static void test_lent_and_lost(void **state) {
+  fixture *f = *state;
+  open_model(f, MLFAB_SYNC_ASYNC);
+  ask(f, 2, 9, 0, EAGER, 0);
+  assert_int_equal(step(f, 2, 1), 1);
+  assert_int_equal(f->ntokens[2], 1);
+  mlfab__store *store = &f->server.store;
+  uint32_t block = (uint32_t)f->tokens[2][0] - 1, left = store->free_count;
+  assert_int_equal(store->w[0], block);
+  lost(f, 2);
+  mlfab__store_put(store, &store->w[0], mlfab__store_take(store)); /* as a commit does */
+  assert_int_equal(store->blocks[block].refs, 1);
+  assert_int_equal(store->free_count, left - 1);
+  tick(f, 1);
+  assert_int_equal(store->blocks[block].refs, 0);
+  assert_int_equal(store->free_count, left);
+}
+
 static void test_scheduler_lost(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);
@@ -1498,6 +1517,7 @@ int main(void) {
       TEST(test_turns),
       TEST(test_slow_readers),
       TEST(test_lent),
+      TEST(test_lent_and_lost),
       TEST(test_scheduler_lost),
       TEST(test_rounds),
       TEST(test_spread),

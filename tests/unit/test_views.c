@@ -443,6 +443,25 @@ static void test_over_commits(void **state) {
   end();
 }
 
+/* The bulks of a plain pull are lent, too, so that a transport refers to them; but a single worker of this host shares the
+ * work with the server when it pulls more than caches hold. */
+static void test_plain(void **state) {
+  (void)state;
+  begin(64 << 20, SLICES, 1 << 20, 1);
+  mlfab__segment all = {0, 64 << 20}, less = {0, (64 << 20) - 4};
+  f.server.peers[1].local = 1;
+  for (uint64_t request = 1; request <= 3; request++) {
+    f.server.workers = request == 1 ? W : 1;
+    ask(1, request, request == 3 ? &less : &all, 1, 0);
+    assert_int_equal(step(1), 1);
+    assert_int_equal(f.out.token != 0, request != 2);
+    f.server.workers = W;
+    cancel(1, request);
+  }
+  assert_no_block_is_lost();
+  end();
+}
+
 static void test_limit(void **state) {
   (void)state;
   begin(BYTES, SLICES, BLOCK, 1);
@@ -997,6 +1016,7 @@ static int clean(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(test_over_commits, clean),
+      cmocka_unit_test_setup(test_plain, clean),
       cmocka_unit_test_setup(test_limit, clean),
       cmocka_unit_test_setup(test_in_the_middle, clean),
       cmocka_unit_test_setup(test_lost, clean),
