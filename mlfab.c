@@ -6384,7 +6384,7 @@ MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_
 /* slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
 
 /* Blocks of a new area, at least: pages that are not written to take no memory. */
-enum { SLAB_LEAST_BYTES = 2 << 20, SLAB_LEAST = 64 };
+enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
 

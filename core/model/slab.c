@@ -2,7 +2,7 @@
 #include "slab.h"
 
 /* Blocks of a new area, at least: pages that are not written to take no memory. */
-enum { SLAB_LEAST_BYTES = 2 << 20, SLAB_LEAST = 64 };
+enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
 

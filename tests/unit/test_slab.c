@@ -90,9 +90,19 @@ static void test_ascending(void **state) {
 static void test_sizes(void **state) {
   static const struct {
     uint32_t bytes, more, shared_count;
-  } cases[] = {{1, 0, 64},      {64, 0, 64},     {64, 62, 64},           {64, 63, 64},
-               {64, 64, 65},    {32768, 0, 64},  {32769, 0, 56},         {65536, 0, 32},
-               {1 << 21, 0, 1}, {1 << 22, 0, 1}, {(1 << 21) - 63, 1, 2}, {1 << 20, 0, 2}};
+  } cases[] = {{1, 0, 64},
+               {64, 0, 64},
+               {64, 62, 64},
+               {64, 63, 64},
+               {64, 64, 65},
+               {32768, 0, 64},
+               {32769, 0, 64},
+               {1 << 19, 0, 64},
+               {1 << 21, 0, 16},
+               {1 << 22, 0, 8},
+               {(1 << 21) - 63, 1, 16},
+               {1 << 20, 0, 32},
+               {1 << 26, 0, 1}};
   (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     for (int shares = 0; shares < 2; shares++) {
