@@ -18196,7 +18196,7 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
 }
 
 /* Takes back the blocks lent to a link. The node may have given the link up only now, so that the transport lends them until it
- * has been told: nothing is written to them before the next tick. */
+ * has been told: nothing is written to them before the next tick, unless a worker is lost twice before it and there is no memory. */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (peer->nsends == 0) return;
@@ -21634,6 +21634,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
   if (!server->peers || !server->lists ||
+      !(server->serve.late = mlfab__grow(env, NULL, &server->serve.late_room,
+                                         (uint64_t)server->workers * MLFAB__SERVER_SENDS,
+                                         sizeof *server->serve.late)) ||
       mlfab__windows_init(env, &server->windows, server->workers)) {
     mlfab__server_free(server);
     return MLFAB_ERR_MEMORY;

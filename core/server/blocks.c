@@ -67,7 +67,7 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
 }
 
 /* Takes back the blocks lent to a link. The node may have given the link up only now, so that the transport lends them until it
- * has been told: nothing is written to them before the next tick. */
+ * has been told: nothing is written to them before the next tick, unless a worker is lost twice before it and there is no memory. */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (peer->nsends == 0) return;

@@ -42,6 +42,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
   if (!server->peers || !server->lists ||
+      !(server->serve.late = mlfab__grow(env, NULL, &server->serve.late_room,
+                                         (uint64_t)server->workers * MLFAB__SERVER_SENDS,
+                                         sizeof *server->serve.late)) ||
       mlfab__windows_init(env, &server->windows, server->workers)) {
     mlfab__server_free(server);
     return MLFAB_ERR_MEMORY;
