@@ -571,7 +571,7 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
   if (link->foreign && code == MLFAB_ERR_PEER_CLOSED)
-    why = "root's process there refuses other users";
+    why = "its socket is root's, who refuses other users";
   snprintf(link->why, sizeof link->why, "%s", why); /* `why` may be the session's */
   tcp_link_close(self, link);
   if (state == TCP_LINK_LINGER) {

@@ -197,7 +197,7 @@ def test_another_user_of_the_host():
                          cwd=folder, preexec_fn=lambda: os.setresuid(65534, 65534, 65534))
         told, result = opened(stranger)
         expect(told[0] == "MLFAB_ERR_TIMEOUT", "it does not join", result)
-        expect("root's process there refuses other users" in told[4], "the text says why", result)
+        expect("its socket is root's, who refuses other users" in told[4], "the text says why", result)
         processes.append(probe(address, RANK=1, KEY=ONE))
         for process in processes:
             result = finish(process)
