@@ -5147,6 +5147,9 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
  * Source: FluentPS §III-D (elastic parameter slicing). */
 
 
+/* From this size on a model does not stay in a cache: what is pulled of it is written past the caches. */
+#define MLFAB__STREAM_BYTES (UINT64_C(64) << 20)
+
 typedef struct mlfab__tensor {
   uint32_t id, dtype;
   uint64_t count;
@@ -13992,9 +13995,6 @@ MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
 
 static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 
-/* From this size on a model does not stay in a cache, so pulls write past the caches. */
-enum { PULL_STREAM_BYTES = 64 << 20 };
-
 /* Is it a view that is not a copy? Then servers answer with VIEW frames. */
 static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
 
@@ -14246,7 +14246,7 @@ static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, u
     uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
     if (at < end && source->data)
       mlfab__kernel_copy(source->data + (at - source->offset), from + (at - offset), end - at,
-                         worker->layout.bytes >= PULL_STREAM_BYTES);
+                         worker->layout.bytes >= MLFAB__STREAM_BYTES);
   }
 }
 
@@ -14280,7 +14280,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
   const uint8_t *from = packed || ghost ? cache : frame->bulk;
   if (cache && from != cache)
-    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= PULL_STREAM_BYTES);
+    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= MLFAB__STREAM_BYTES);
   if (from && (from != cache || !pull_into_buffers(worker, fetch)))
     pull_write(worker, fetch, model->offset, from, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
@@ -20941,8 +20941,6 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
 
 /* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
-/* A pull of so many bytes goes past the caches. */
-enum { SERVE_STREAM = 64 << 20 };
 
 /* It has left the buffer of the clock that it waited for. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
@@ -21342,24 +21340,26 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* Is this server to copy, too? A transport of this host refers to blocks in shared memory, so that only workers copy. But a single
- * worker that pulls more than caches hold has it sooner through the ring, when two processors share the work. */
-static int serve_shares(const mlfab__server *server, const mlfab__server_pull *pull) {
-  return server->workers == 1 && pull->bytes >= SERVE_STREAM && server->slab.on &&
-         server->peers[pull->worker].local;
+/* Is the transport to copy this bulk? One of this host can refer to blocks in shared memory, so that only workers copy; but not to
+ * small bulks. And a single worker with a model that no cache holds has it sooner through the ring, when two processors share
+ * the work. */
+static int serve_by_copy(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
+  if (!server->slab.on || !server->peers[worker].local) return 0;
+  return bytes < MLFAB__VIEW_LEAST ||
+         (server->workers == 1 && server->layout.bytes >= MLFAB__STREAM_BYTES);
 }
 
 /* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
  * MEMORY. */
 static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, uint64_t in_slice,
-                       mlfab__frame_out *frame) {
+                       uint32_t bytes, mlfab__frame_out *frame) {
   mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[pull->slice];
   uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
   uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
-  frame->token = serve_shares(server, pull) ? 0 : (uint64_t)block + 1;
+  frame->token = serve_by_copy(server, pull->worker, bytes) ? 0 : (uint64_t)block + 1;
   if (store->ghost) return 1;
   int there = mlfab__store_lend(store, block, &at);
   if (there > 0) frame->bulk = at + in_slice % store->block_bytes;
@@ -21386,7 +21386,7 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   if (model->bytes > 0) {
     model->flags |= MLFAB__MODEL_PACKED;
   } else {
-    int there = serve_plain(server, pull, in_slice, frame);
+    int there = serve_plain(server, pull, in_slice, bytes, frame);
     if (there <= 0) return there;
     model->bytes = frame->bulk_bytes = bytes;
   }

@@ -14,6 +14,9 @@
 
 #include "../base/env.h"
 
+/* From this size on a model does not stay in a cache: what is pulled of it is written past the caches. */
+#define MLFAB__STREAM_BYTES (UINT64_C(64) << 20)
+
 typedef struct mlfab__tensor {
   uint32_t id, dtype;
   uint64_t count;

@@ -21,8 +21,6 @@
 
 /* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
-/* A pull of so many bytes goes past the caches. */
-enum { SERVE_STREAM = 64 << 20 };
 
 /* It has left the buffer of the clock that it waited for. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
@@ -422,24 +420,26 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* Is this server to copy, too? A transport of this host refers to blocks in shared memory, so that only workers copy. But a single
- * worker that pulls more than caches hold has it sooner through the ring, when two processors share the work. */
-static int serve_shares(const mlfab__server *server, const mlfab__server_pull *pull) {
-  return server->workers == 1 && pull->bytes >= SERVE_STREAM && server->slab.on &&
-         server->peers[pull->worker].local;
+/* Is the transport to copy this bulk? One of this host can refer to blocks in shared memory, so that only workers copy; but not to
+ * small bulks. And a single worker with a model that no cache holds has it sooner through the ring, when two processors share
+ * the work. */
+static int serve_by_copy(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
+  if (!server->slab.on || !server->peers[worker].local) return 0;
+  return bytes < MLFAB__VIEW_LEAST ||
+         (server->workers == 1 && server->layout.bytes >= MLFAB__STREAM_BYTES);
 }
 
 /* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
  * MEMORY. */
 static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, uint64_t in_slice,
-                       mlfab__frame_out *frame) {
+                       uint32_t bytes, mlfab__frame_out *frame) {
   mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[pull->slice];
   uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
   uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
-  frame->token = serve_shares(server, pull) ? 0 : (uint64_t)block + 1;
+  frame->token = serve_by_copy(server, pull->worker, bytes) ? 0 : (uint64_t)block + 1;
   if (store->ghost) return 1;
   int there = mlfab__store_lend(store, block, &at);
   if (there > 0) frame->bulk = at + in_slice % store->block_bytes;
@@ -466,7 +466,7 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   if (model->bytes > 0) {
     model->flags |= MLFAB__MODEL_PACKED;
   } else {
-    int there = serve_plain(server, pull, in_slice, frame);
+    int there = serve_plain(server, pull, in_slice, bytes, frame);
     if (there <= 0) return there;
     model->bytes = frame->bulk_bytes = bytes;
   }

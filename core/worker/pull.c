@@ -16,9 +16,6 @@
 
 static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 
-/* From this size on a model does not stay in a cache, so pulls write past the caches. */
-enum { PULL_STREAM_BYTES = 64 << 20 };
-
 /* Is it a view that is not a copy? Then servers answer with VIEW frames. */
 static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
 
@@ -270,7 +267,7 @@ static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, u
     uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
     if (at < end && source->data)
       mlfab__kernel_copy(source->data + (at - source->offset), from + (at - offset), end - at,
-                         worker->layout.bytes >= PULL_STREAM_BYTES);
+                         worker->layout.bytes >= MLFAB__STREAM_BYTES);
   }
 }
 
@@ -304,7 +301,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
   const uint8_t *from = packed || ghost ? cache : frame->bulk;
   if (cache && from != cache)
-    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= PULL_STREAM_BYTES);
+    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= MLFAB__STREAM_BYTES);
   if (from && (from != cache || !pull_into_buffers(worker, fetch)))
     pull_write(worker, fetch, model->offset, from, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
