@@ -71,7 +71,7 @@ static void views_drop(mlfab__server *server, mlfab__server_view *view) {
 
 /* --- what a view is of --- */
 
-/* Room for so many blocks and runs more. Errors: MEMORY. */
+/* Room for so many pieces more. Errors: MEMORY. */
 static int views_reserve(mlfab__env *env, mlfab__server_view *view, uint64_t more) {
   uint32_t *blocks =
       mlfab__grow(env, view->blocks, &view->block_room, view->nblocks + more, sizeof *blocks);
@@ -84,10 +84,13 @@ static int views_reserve(mlfab__env *env, mlfab__server_view *view, uint64_t mor
   return 0;
 }
 
-/* Appends bytes of a block; there is room. */
-static void views_append(mlfab__store *store, mlfab__server_view *view,
-                         const mlfab__server_run *piece) {
-  mlfab__store_ref(store, piece->block);
+/* Appends bytes of a block. Errors: MEMORY. */
+static int views_append(mlfab__server *server, mlfab__server_view *view,
+                        const mlfab__server_run *piece) {
+  if ((view->nblocks == view->block_room || view->nruns == view->run_room) &&
+      views_reserve(server->env, view, 1))
+    return MLFAB_ERR_MEMORY;
+  mlfab__store_ref(&server->store, piece->block);
   view->blocks[view->nblocks++] = piece->block;
   mlfab__server_run *last = view->nruns > 0 ? &view->runs[view->nruns - 1] : NULL;
   if (last && last->file == piece->file && last->at + last->bytes == piece->at &&
@@ -95,35 +98,37 @@ static void views_append(mlfab__store *store, mlfab__server_view *view,
     last->bytes += piece->bytes;
   else
     view->runs[view->nruns++] = *piece;
+  return 0;
 }
 
-/* The number of the file that contains these bytes, or 0. *row: what the last call found, all zero at first. */
-static uint64_t views_file(const mlfab__slab *slab, mlfab__server_run *row, const uint8_t *at,
-                           uint64_t bytes) {
+/* How many bytes from `at` on are in one file, row->file; 0: none are. *row: what the last call found, all zero at first. */
+static uint64_t views_row(const mlfab__slab *slab, mlfab__server_run *row, const uint8_t *at) {
   uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
-  if (in_row >= row->bytes) {
-    *row = (mlfab__server_run){.at = at};
-    row->file = slab->on->file(slab->memory, at, &row->bytes);
-    in_row = 0;
-  }
-  return bytes <= row->bytes - in_row ? row->file : 0;
+  if (in_row < row->bytes) return row->bytes - in_row;
+  *row = (mlfab__server_run){.at = at};
+  row->file = slab->on->file(slab->memory, at, &row->bytes);
+  return row->bytes;
 }
 
-/* Lists the bytes [offset, end) of one slice. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+/* Lists the bytes [offset, end) of one slice. A block may be in two files, when a part of it was lent to a link that was lost.
+ * Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
 static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlfab__server_run *row,
                             const mlfab__shard_slice *s, uint64_t offset, uint64_t end) {
-  mlfab__store *store = &server->store;
+  const mlfab__store *store = &server->store;
   uint64_t in_block = (offset - s->offset) % store->block_bytes;
   const uint32_t *block = &store->w[s->first + (offset - s->offset) / store->block_bytes];
   if (views_reserve(server->env, view, (end - offset + in_block) / store->block_bytes + 1))
     return MLFAB_ERR_MEMORY;
-  for (; offset < end; block++, in_block = 0) {
-    uint64_t bytes = mlfab__min(end - offset, store->block_bytes - in_block);
-    mlfab__server_run piece = {store->blocks[*block].data + in_block, offset, bytes, 0, *block};
-    piece.file = views_file(&server->slab, row, piece.at, bytes);
-    if (piece.file == 0) return MLFAB_ERR_UNSUPPORTED;
-    views_append(store, view, &piece);
+  while (offset < end) {
+    const uint8_t *at = store->blocks[*block].data + in_block;
+    uint64_t row_bytes = views_row(&server->slab, row, at);
+    if (row_bytes == 0) return MLFAB_ERR_UNSUPPORTED;
+    uint64_t bytes = mlfab__min(mlfab__min(end - offset, store->block_bytes - in_block), row_bytes);
+    mlfab__server_run piece = {at, offset, bytes, row->file, *block};
+    if (views_append(server, view, &piece)) return MLFAB_ERR_MEMORY;
     offset += bytes;
+    in_block += bytes;
+    if (in_block == store->block_bytes) block++, in_block = 0;
   }
   view->version = mlfab__max(view->version, s->version);
   view->oldest = mlfab__min(view->oldest, s->version);
