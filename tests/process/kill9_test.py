@@ -7,7 +7,11 @@ be between the acknowledged and the started pushes of rank r, over all its proce
 be uniformly their sum: so no push was lost, applied twice, or applied in part. Barriers must still complete,
 and /dev/shm must be as before.
 
+A third worker pulls, and is stopped or killed meanwhile: what it was lent of the servers' memory is nobody else's, and what
+others pull and view stays whole (puller.c).
+
 MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Seeds are printed."""
+import contextlib
 import os
 import random
 import re
@@ -24,6 +28,7 @@ ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
 ROUNDS = max(10, round(200 * SCALE / 100))
 KILLS_A_RUN = 20   # mlfab-run starts a rank again ten times at most
 SCHEDULER_KILLS = 6
+READERS = 8
 SCHEDULED = ("--scheduler=own", "--server", helper("kill_worker"))
 
 
@@ -196,6 +201,58 @@ def test_kill_9_of_workers_and_scheduler_over_tcp():
 
 def test_kill_9_of_workers_and_scheduler_over_shared_memory():
     expect(rounds("--shm", *SCHEDULED) > 0, "aggregators add up")
+
+
+def test_a_reader_that_is_stopped_or_killed():
+    """The server takes a silent reader for dead while it is stopped in the middle of a pull; it goes on with what it had."""
+    dice, seed = random.Random(), int(os.environ.get("MLFAB_SEED", "1"))
+    dice.seed(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        process = start(RUN, "-n", 3, "-s", 1, "--shm", "--on-failure=restart", "--timeout", 240,
+                        "--server", helper("puller"), helper("puller"), folder)
+        out, pids, errors = [], {}, []
+
+        def read():
+            for line in process.stdout:
+                out.append(line.rstrip())
+                match = re.match(r"\[worker (\d+)\] pid (\d+)", line)
+                if match:
+                    pids[int(match.group(1))] = int(match.group(2))
+
+        threads = [threading.Thread(target=read, daemon=True),
+                   threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)]
+        for thread in threads:
+            thread.start()
+        told = lambda: "seed %d\n%s\n%s" % (seed, "\n".join(out), "".join(errors))
+        try:
+            for number in range(READERS):
+                wait_until(lambda: len(pids) == 3 or process.poll() is not None, 60,
+                           lambda: "all read\n" + told())
+                expect(process.poll() is None, "the run goes on", told())
+                time.sleep(dice.random() * 0.2)
+                victim = pids.pop(2)
+                with contextlib.suppress(ProcessLookupError):  # one that was given up ends by itself
+                    if number % 2 == 0:
+                        os.kill(victim, signal.SIGSTOP)
+                        time.sleep(0.6)
+                        os.kill(victim, signal.SIGCONT)
+                        time.sleep(0.1)
+                    os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: len(pids) == 3, 60, lambda: "the reader is back\n" + told())
+            open(folder + "/stop", "w", encoding="ascii").close()
+            wait_until(lambda: process.poll() is not None, 60, lambda: "all end\n" + told())
+            for thread in threads:
+                thread.join(10)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(20)
+    expect(process.returncode == 0, "exit status %s" % process.returncode, told())
+    expect(not any("torn" in line for line in out), "what is pulled is of one commit", told())
+    ends = [line.split() for line in out if " end " in line]
+    expect(len(ends) == 3 and all(int(end[-2]) > 0 for end in ends), "all have pulled", told())
+    # A view is a copy when the pages change between its answer's making and sending, so at most once a loss.
+    expect(all(int(end[-1]) <= READERS for end in ends), "views are not copies for long", told())
 
 
 if __name__ == "__main__":
