@@ -61,7 +61,7 @@ static int work(mlfab *fabric, const char *folder) {
   if (!code) code = mlfab_model_start(fabric, &options, &model, 1);
   if (code) return failed(fabric, "model_start", code);
   printf("pid %ld\n", (long)getpid());
-  while (access(stop, F_OK) != 0) {
+  do {
     if ((code = mlfab_pull(fabric, &model, 1, NULL, NULL)) != 0)
       return failed(fabric, "pull", code);
     if (!uniform(weights, COUNT, weights[0])) return 1;
@@ -74,7 +74,7 @@ static int work(mlfab *fabric, const char *folder) {
     copied += view.copied;
     if (!look_at(&view)) return 1;
     if ((code = mlfab_view_release(fabric, &view)) != 0) return failed(fabric, "release", code);
-  }
+  } while (access(stop, F_OK) != 0);
   printf("end %ld %ld\n", pulls, copied);
   free(weights);
   free(ones);
