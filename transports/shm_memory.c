@@ -149,26 +149,33 @@ static struct shm_memory_area *shm_memory_area_of(const mlfab__shm_memory *m, co
   return NULL;
 }
 
+static const struct shm_memory_piece *shm_memory_piece_of(const mlfab__shm_memory *m,
+                                                          const uint8_t *at, uint64_t bytes) {
+  for (uint32_t i = 0; i < m->npieces; i++) {
+    const struct shm_memory_piece *piece = &m->piece[i];
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
+    if (piece->file != NULL && offset < piece->bytes && bytes <= piece->bytes - offset)
+      return piece;
+  }
+  return NULL;
+}
+
 /* ---- for those that share ---- */
 
 MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *m, const void *bytes_at,
                                            uint64_t bytes, mlfab__shm_span *span) {
   const uint8_t *at = bytes_at;
-  for (uint32_t i = 0; i < m->npieces; i++) {
-    const struct shm_memory_piece *piece = &m->piece[i];
-    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
-    if (piece->file == NULL || offset >= piece->bytes || bytes > piece->bytes - offset) continue;
-    const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
-    uint64_t begin = (uint64_t)(at - area->at), end = begin + bytes;
-    *span = (mlfab__shm_span){piece->file->number, piece->offset + offset, piece->file->bytes,
-                              piece->file->fd, 0};
-    span->alone =
-        area->guarded ||
-        (begin % m->page == 0 &&
-         (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE)));
-    return 1;
-  }
-  return 0;
+  const struct shm_memory_piece *piece = shm_memory_piece_of(m, at, bytes);
+  if (piece == NULL) return 0;
+  const struct shm_memory_area *area = shm_memory_area_of(m, at, bytes);
+  uint64_t begin = (uint64_t)(at - area->at), end = begin + bytes;
+  *span = (mlfab__shm_span){piece->file->number, piece->offset + (uint64_t)(at - piece->at),
+                            piece->file->bytes, piece->file->fd, 0};
+  span->alone =
+      area->guarded ||
+      (begin % m->page == 0 &&
+       (end % m->page == 0 || (end <= area->asked && area->asked - end < MLFAB__SHM_LINE)));
+  return 1;
 }
 
 MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at, uint64_t bytes,
@@ -182,12 +189,10 @@ MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *m, const void *at,
 static uint64_t shm_memory_file_of(mlfab__shm_memory *m, const void *at, uint64_t *bytes_p) {
   uint64_t number = 0;
   pthread_mutex_lock(&m->lock);
-  for (uint32_t i = 0; i < m->npieces && number == 0; i++) {
-    const struct shm_memory_piece *piece = &m->piece[i];
-    uintptr_t offset = (uintptr_t)at - (uintptr_t)piece->at;
-    if (piece->file == NULL || offset >= piece->bytes) continue;
+  const struct shm_memory_piece *piece = shm_memory_piece_of(m, at, 1);
+  if (piece != NULL) {
     number = piece->file->number;
-    *bytes_p = piece->bytes - offset;
+    *bytes_p = piece->bytes - (uint64_t)((const uint8_t *)at - piece->at);
   }
   pthread_mutex_unlock(&m->lock);
   return number;

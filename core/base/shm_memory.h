@@ -34,7 +34,7 @@ typedef struct mlfab__shm_memory_table {
   /* Frees `area`, which alloc returned. emptied: also frees its pages where other processes still map them; they then read zeros. */
   void (*release)(mlfab__shm_memory *memory, void *area, int emptied);
   /* The number of the file that contains the byte at `at`, and how many bytes from there on it contains in one row; 0: no file
-   * does. It holds until pages of this area are renewed. */
+   * does. The answer is valid until pages of this area are renewed. */
   uint64_t (*file)(mlfab__shm_memory *memory, const void *at, uint64_t *bytes_p);
   /* Renews the pages of these bytes, as far as they are in areas. Without descriptors they become private; without memory some
    * stay as they are, and 0 is returned, else 1. */
