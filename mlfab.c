@@ -18287,14 +18287,14 @@ static void views_drop(mlfab__server *server, mlfab__server_view *view) {
 
 /* --- what a view is of --- */
 
-/* Room for so many pieces more. Errors: MEMORY. */
-static int views_reserve(mlfab__env *env, mlfab__server_view *view, uint64_t more) {
-  uint32_t *blocks =
-      mlfab__grow(env, view->blocks, &view->block_room, view->nblocks + more, sizeof *blocks);
+/* Room for one more block and run. Errors: MEMORY. */
+static int views_grow(mlfab__env *env, mlfab__server_view *view) {
+  uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
+                                 sizeof *blocks);
   if (!blocks) return MLFAB_ERR_MEMORY;
   view->blocks = blocks;
   mlfab__server_run *runs =
-      mlfab__grow(env, view->runs, &view->run_room, view->nruns + more, sizeof *runs);
+      mlfab__grow(env, view->runs, &view->run_room, (uint64_t)view->nruns + 1, sizeof *runs);
   if (!runs) return MLFAB_ERR_MEMORY;
   view->runs = runs;
   return 0;
@@ -18304,7 +18304,7 @@ static int views_reserve(mlfab__env *env, mlfab__server_view *view, uint64_t mor
 static int views_append(mlfab__server *server, mlfab__server_view *view,
                         const mlfab__server_run *piece) {
   if ((view->nblocks == view->block_room || view->nruns == view->run_room) &&
-      views_reserve(server->env, view, 1))
+      views_grow(server->env, view))
     return MLFAB_ERR_MEMORY;
   mlfab__store_ref(&server->store, piece->block);
   view->blocks[view->nblocks++] = piece->block;
@@ -18317,7 +18317,8 @@ static int views_append(mlfab__server *server, mlfab__server_view *view,
   return 0;
 }
 
-/* How many bytes from `at` on are in one file, row->file; 0: none are. *row: what the last call found, all zero at first. */
+/* How many bytes from `at` on belong to one file, whose number is in row->file; 0: they belong to none. *row: the last
+ * answer of the memory, all zero at first. */
 static uint64_t views_row(const mlfab__slab *slab, mlfab__server_run *row, const uint8_t *at) {
   uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
   if (in_row < row->bytes) return row->bytes - in_row;
@@ -18326,15 +18327,13 @@ static uint64_t views_row(const mlfab__slab *slab, mlfab__server_run *row, const
   return row->bytes;
 }
 
-/* Lists the bytes [offset, end) of one slice. A block may be in two files, when a part of it was lent to a link that was lost.
- * Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+/* Lists the bytes [offset, end) of one slice. The pages of one block may belong to two files: when a link is lost, the transport
+ * renews the pages that were lent to it. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
 static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlfab__server_run *row,
                             const mlfab__shard_slice *s, uint64_t offset, uint64_t end) {
   const mlfab__store *store = &server->store;
   uint64_t in_block = (offset - s->offset) % store->block_bytes;
   const uint32_t *block = &store->w[s->first + (offset - s->offset) / store->block_bytes];
-  if (views_reserve(server->env, view, (end - offset + in_block) / store->block_bytes + 1))
-    return MLFAB_ERR_MEMORY;
   while (offset < end) {
     const uint8_t *at = store->blocks[*block].data + in_block;
     uint64_t row_bytes = views_row(&server->slab, row, at);

@@ -443,8 +443,8 @@ static void test_over_commits(void **state) {
   end();
 }
 
-/* The bulks of a plain pull are lent, too, so that a transport refers to them: not small ones to a transport of this host, nor
- * to a single worker there what no cache holds. */
+/* The server lends the bulks of a plain pull, so that a transport can refer to them. It does not lend to a link of this host what
+ * is below 32 KiB, nor a model of 64 MiB when there is one worker. */
 static void test_plain(void **state) {
   static const struct {
     uint32_t workers, bytes;
@@ -759,7 +759,7 @@ static void test_not_shared(void **state) {
   }
 }
 
-/* A block may be in two files, when a part of it was lent to a link that was lost. No transport refers to small parts. */
+/* The pages of one block may belong to two files: then the view has two runs of it. No transport refers to small parts. */
 static void test_block_in_two_files(void **state) {
   (void)state;
   shared.pages_per_file = 3 * BLOCK / PAGE + 4;
