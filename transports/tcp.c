@@ -209,11 +209,11 @@ typedef struct tcp_link {
   int fd;
   uint32_t id, interest;
   uint8_t state, told_up, readable;
-  uint8_t whole;         /* `frame` is complete and verified */
-  uint8_t small;         /* its peer is not admitted: TCP_FIRST_BYTES a frame */
-  uint8_t refused;       /* a send was refused, so a WRITABLE event is due */
-  uint8_t large;         /* counts down from the last large frame */
-  uint8_t foreign;       /* dialled: a socket of root, who is not our user, and no frame came yet */
+  uint8_t whole;   /* `frame` is complete and verified */
+  uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
+  uint8_t refused; /* a send was refused, so a WRITABLE event is due */
+  uint8_t large;   /* counts down from the last large frame */
+  uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
   tcp_node ready, dirty; /* dirty: has output that no write was tried for */
@@ -566,11 +566,11 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link, sizeof *link);
 }
 
-/* Ends a link from this side; poll reports it. A process of root that refuses us as tcp_accept does closes at once, which
- * is an end or a reset here, as the bytes fall. */
+/* Ends a link from this side; poll reports it. A server of root closes the connection of another user at once (tcp_accept). That user
+ * sees an end of the stream, or a reset when the server had not read all it was sent: so the text names the reason for both. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
-  if (link->foreign && code == MLFAB_ERR_PEER_CLOSED)
+  if (link->roots && code == MLFAB_ERR_PEER_CLOSED)
     why = "its socket is root's, who refuses other users";
   snprintf(link->why, sizeof link->why, "%s", why); /* `why` may be the session's */
   tcp_link_close(self, link);
@@ -1162,8 +1162,8 @@ static uid_t tcp_user(int fd) {
 #endif
 }
 
-/* This user, or root: others could read what they are sent, or impersonate a rank. */
-static int tcp_trusts(uid_t uid) { return uid != (uid_t)-1 && (uid == geteuid() || uid == 0); }
+/* Is it our user, or root? Another user could read what it is sent, or impersonate a rank. */
+static int tcp_trusts(uid_t uid) { return uid == geteuid() || uid == 0; }
 
 /* The stranger to drop for another connection: the oldest without unread input, because one with input may
  * be waiting for us. NULL when there is none. */
@@ -1305,7 +1305,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
       tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
       return;
     }
-    link->foreign = uid != geteuid();
+    link->roots = uid != geteuid();
   }
   if (!self->layer) {
     tcp_opened(self, link);
@@ -1809,7 +1809,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     int status = tcp_frame_advance(self, link);
     if (status > 0) {
       link->whole = 1;
-      link->foreign = 0;
+      link->roots = 0;
       return;
     }
     if (status < 0) {
@@ -1936,7 +1936,7 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   return 1;
 }
 
-/* Both ends of a Unix socket ask the kernel for the other's user (tcp_trusts). */
+/* Each end of a Unix socket has asked the kernel for the user of the other end (tcp_trusts). */
 static int tcp_tell_up(tcp_link *link, mlfab_io_event *event) {
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
