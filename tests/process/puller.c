@@ -1,7 +1,7 @@
 /* puller.c - a worker of kill9_test.py that pulls and views a model which changes all the time, and may be stopped or killed.
  *
  * Worker 0 adds 1.0 to every element after each pull. So what anybody pulls must be uniform, or somebody wrote to memory that was
- * lent to a reader. A server takes a silent worker for dead after 300 ms, also one that is only stopped. Lines on stdout:
+ * lent to a reader. The server declares a silent worker dead after 300 ms, even when the worker is only stopped. Lines on stdout:
  *
  *   pid <pid>                       once the model has begun
  *   torn <first> <other>            a pull or view that is not uniform
