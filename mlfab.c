@@ -6388,7 +6388,7 @@ MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_
 
 /* Blocks of a new area, at least: pages that are not written to take no memory. */
 enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
-/* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
+/* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
 
 static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {
@@ -18195,8 +18195,9 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
   server->serve.nlate = 0;
 }
 
-/* Takes back the blocks lent to a link. The node may have given the link up only now, so that the transport lends them until it
- * has been told: nothing is written to them before the next tick, unless a worker is lost twice before it and there is no memory. */
+/* Takes back the blocks lent to a link. The node may have given up the link only now, and the transport lends them until it has been
+ * told. So the server writes nothing to them before the next tick. (It may, when it loses a worker twice before a tick and has
+ * no memory for the longer list.) */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (peer->nsends == 0) return;
@@ -21344,9 +21345,9 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* Is the transport to copy this bulk? One of this host can refer to blocks in shared memory, so that only workers copy; but not to
- * small bulks. And a single worker with a model that no cache holds has it sooner through the ring, when two processors share
- * the work. */
+/* Should the transport copy this bulk, instead of referring to it? A transport of this host refers to blocks in shared memory,
+ * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
+ * is faster through the ring, because the server and the worker share the work. */
 static int serve_by_copy(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
   if (!server->slab.on || !server->peers[worker].local) return 0;
   return bytes < MLFAB__VIEW_LEAST ||

@@ -3,7 +3,7 @@
 
 /* Blocks of a new area, at least: pages that are not written to take no memory. */
 enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
-/* Blocks of more bytes begin at a page, so that renewing pages divides none of them between files. */
+/* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
 
 static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {

@@ -66,8 +66,9 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
   server->serve.nlate = 0;
 }
 
-/* Takes back the blocks lent to a link. The node may have given the link up only now, so that the transport lends them until it
- * has been told: nothing is written to them before the next tick, unless a worker is lost twice before it and there is no memory. */
+/* Takes back the blocks lent to a link. The node may have given up the link only now, and the transport lends them until it has been
+ * told. So the server writes nothing to them before the next tick. (It may, when it loses a worker twice before a tick and has
+ * no memory for the longer list.) */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   if (peer->nsends == 0) return;

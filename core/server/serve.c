@@ -420,9 +420,9 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* Is the transport to copy this bulk? One of this host can refer to blocks in shared memory, so that only workers copy; but not to
- * small bulks. And a single worker with a model that no cache holds has it sooner through the ring, when two processors share
- * the work. */
+/* Should the transport copy this bulk, instead of referring to it? A transport of this host refers to blocks in shared memory,
+ * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
+ * is faster through the ring, because the server and the worker share the work. */
 static int serve_by_copy(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
   if (!server->slab.on || !server->peers[worker].local) return 0;
   return bytes < MLFAB__VIEW_LEAST ||
