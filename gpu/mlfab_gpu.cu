@@ -525,6 +525,41 @@ ELEMENTS_FN void elements_store(uint32_t width, int whole, void *array, uint64_t
     if (at + j < n) elements_set(width, array, at + j, elements_bits_at(width, chunk, j));
 }
 
+/* The same of 4 elements of 16 bits, in the first half of a chunk. */
+ELEMENTS_FN elements_chunk elements_load_shorts(int whole, const void *array, uint64_t at,
+                                                uint64_t n) {
+  elements_chunk chunk = {{0, 0, 0, 0}};
+  if (whole) {
+#ifdef __CUDA_ARCH__
+    uint2 two = *(const uint2 *)((const char *)array + at * 2);
+    chunk.word[0] = two.x;
+    chunk.word[1] = two.y;
+#else
+    memcpy(&chunk, (const char *)array + at * 2, sizeof chunk / 2);
+#endif
+    return chunk;
+  }
+  ELEMENTS_UNROLL
+  for (uint32_t j = 0; j < 4; j++)
+    if (at + j < n) elements_put_bits(2, &chunk, j, elements_get(2, array, at + j));
+  return chunk;
+}
+
+ELEMENTS_FN void elements_store_shorts(int whole, void *array, uint64_t at, uint64_t n,
+                                       const elements_chunk *chunk) {
+  if (whole) {
+#ifdef __CUDA_ARCH__
+    *(uint2 *)((char *)array + at * 2) = make_uint2(chunk->word[0], chunk->word[1]);
+#else
+    memcpy((char *)array + at * 2, chunk, sizeof *chunk / 2);
+#endif
+    return;
+  }
+  ELEMENTS_UNROLL
+  for (uint32_t j = 0; j < 4; j++)
+    if (at + j < n) elements_set(2, array, at + j, elements_short(chunk, j));
+}
+
 /* 0 when `array` is not NULL and not aligned to `width`; else the bits of its address that keep it from 16 bytes. */
 ELEMENTS_FN int elements_aligned(const void *array, uint32_t width, uint32_t *off) {
   *off |= (uint32_t)((uintptr_t)array % 16u);
@@ -1277,7 +1312,8 @@ ELEMENTS_FN void elements_step_thread(int dtype, uint32_t rule, const elements_s
 
 /* ---- conversions ---- */
 
-/* A thread handles 8 elements a round: a chunk of 16-bit numbers, two of float32. */
+/* A thread handles a chunk of float32 a round, and as many 16-bit numbers, which are half a chunk: what a warp reads and writes at once
+ * is in one piece on both sides. */
 typedef struct elements_convert {
   elements_cut cut;
   void *to;
@@ -1297,7 +1333,7 @@ static inline int elements_convert_of(elements_convert *convert, int to_dtype, v
   aligned &= elements_aligned(from, elements_width(from_dtype), &off);
   if (!aligned) return ELEMENTS_MISALIGNED;
   memset(convert, 0, sizeof *convert);
-  convert->cut = elements_cut_of(n, ELEMENTS_THREADS * ELEMENTS_ROUNDS * 8u, off);
+  convert->cut = elements_cut_of(n, 2 * elements_tile(MLFAB_F32), off);
   convert->to = to;
   convert->from = from;
   return 0;
@@ -1318,30 +1354,30 @@ ELEMENTS_FN void elements_convert_rounds(int to_dtype, int from_dtype, int satur
                                          uint64_t tile, uint32_t thread) {
   const uint64_t n = convert->cut.n;
   ELEMENTS_ONCE
-  for (uint32_t from = 0; from < ELEMENTS_ROUNDS; from += rounds) {
-    elements_chunk in[ELEMENTS_ROUNDS][2];
+  for (uint32_t from = 0; from < 2 * ELEMENTS_ROUNDS; from += rounds) {
+    elements_chunk in[ELEMENTS_ROUNDS];
     ELEMENTS_UNROLL
     for (uint32_t r = 0; r < rounds; r++) {
-      uint64_t at = elements_at(&convert->cut, tile, from + r, thread, 8);
-      in[r][0] = elements_load(elements_width(from_dtype), whole, convert->from, at, n);
-      if (from_dtype == MLFAB_F32) in[r][1] = elements_load(4, whole, convert->from, at + 4, n);
+      uint64_t at = elements_at(&convert->cut, tile, from + r, thread, 4);
+      in[r] = from_dtype == MLFAB_F32 ? elements_load(4, whole, convert->from, at, n)
+                                      : elements_load_shorts(whole, convert->from, at, n);
     }
     ELEMENTS_UNROLL
     for (uint32_t r = 0; r < rounds; r++) {
-      uint64_t at = elements_at(&convert->cut, tile, from + r, thread, 8);
-      elements_chunk out[2] = {{{0, 0, 0, 0}}, {{0, 0, 0, 0}}};
+      uint64_t at = elements_at(&convert->cut, tile, from + r, thread, 4);
+      elements_chunk out = {{0, 0, 0, 0}};
       ELEMENTS_UNROLL
-      for (uint32_t j = 0; j < 8; j++) {
+      for (uint32_t j = 0; j < 4; j++) {
         if (from_dtype == MLFAB_F32)
-          elements_put_bits(
-              2, &out[0], j,
-              elements_to_16(to_dtype, saturate, elements_f32(in[r][j / 4].word[j % 4])));
+          elements_put_bits(2, &out, j,
+                            elements_to_16(to_dtype, saturate, elements_f32(in[r].word[j])));
         else
-          out[j / 4].word[j % 4] =
-              elements_f32_bits(elements_from_16(from_dtype, elements_short(&in[r][0], j)));
+          out.word[j] = elements_f32_bits(elements_from_16(from_dtype, elements_short(&in[r], j)));
       }
-      elements_store(elements_width(to_dtype), whole, convert->to, at, n, &out[0]);
-      if (to_dtype == MLFAB_F32) elements_store(4, whole, convert->to, at + 4, n, &out[1]);
+      if (to_dtype == MLFAB_F32)
+        elements_store(4, whole, convert->to, at, n, &out);
+      else
+        elements_store_shorts(whole, convert->to, at, n, &out);
     }
   }
 }
@@ -1352,7 +1388,8 @@ ELEMENTS_FN void elements_convert_thread(int to_dtype, int from_dtype, int satur
   for (uint64_t tile = elements_first(&convert->cut, part);
        tile < elements_end(&convert->cut, part); tile++) {
     if (elements_whole(&convert->cut, tile))
-      elements_convert_rounds(to_dtype, from_dtype, saturate, 1, 2, convert, tile, thread);
+      elements_convert_rounds(to_dtype, from_dtype, saturate, 1, ELEMENTS_ROUNDS, convert, tile,
+                              thread);
     else
       elements_convert_rounds(to_dtype, from_dtype, saturate, 0, 1, convert, tile, thread);
   }
@@ -1379,9 +1416,7 @@ ELEMENTS_FN void elements_convert_thread(int to_dtype, int from_dtype, int satur
 #define ELEMENTS_COMPACT_WORDS 256u /* of a tile: one a thread */
 #define ELEMENTS_SCAN_THREADS 1024u
 #define ELEMENTS_SCAN_EACH 8u /* parts of a thread */
-#define ELEMENTS_AHEAD \
-  4u /* marked elements of a word that are read before their places are known */
-#define ELEMENTS_SPARSE 8u /* a part with fewer than one in so many is sparse */
+#define ELEMENTS_SPARSE 8u    /* a part with fewer than one in so many is sparse */
 
 typedef struct elements_compact {
   elements_cut cut;
@@ -1647,9 +1682,28 @@ typedef struct elements_scan_shared {
 
 /* What a thread keeps over the barriers. */
 typedef struct elements_scan {
-  uint64_t up_to; /* marked elements of the warp's parts up to the thread's last */
-  uint64_t own;
+  uint64_t before;                    /* marked elements of the warp's parts before the thread's */
+  uint32_t count[ELEMENTS_SCAN_EACH]; /* by part of the thread */
 } elements_scan;
+
+/* The numbers of a thread's parts; 0 for parts that there are not. `whole` is a constant. */
+ELEMENTS_FN void elements_scan_read(int whole, const elements_compact *c, const uint32_t *numbers,
+                                    uint32_t from, uint32_t *to) {
+  ELEMENTS_UNROLL
+  for (uint32_t p = 0; p < ELEMENTS_SCAN_EACH; p += 4) {
+    elements_chunk four = elements_load(4, whole, numbers, from + p, c->cut.parts);
+    ELEMENTS_UNROLL
+    for (uint32_t j = 0; j < 4; j++) to[p + j] = four.word[j];
+  }
+}
+
+/* Where a thread's parts begin, and whether there are all of them. */
+ELEMENTS_FN uint32_t elements_scan_from(uint32_t warp, uint32_t lane) {
+  return (warp * ELEMENTS_WARP + lane) * ELEMENTS_SCAN_EACH;
+}
+ELEMENTS_FN int elements_scan_whole(const elements_compact *c, uint32_t from) {
+  return from + ELEMENTS_SCAN_EACH <= c->cut.parts;
+}
 
 /* First: each warp scans its parts. */
 ELEMENTS_FN void elements_scan_warp(const elements_compact *c, elements_scan_shared *shared,
@@ -1657,23 +1711,32 @@ ELEMENTS_FN void elements_scan_warp(const elements_compact *c, elements_scan_sha
   uint64_t count[ELEMENTS_LANES], over[ELEMENTS_LANES];
   uint32_t bad[ELEMENTS_LANES];
   ELEMENTS_EACH(l) {
-    uint32_t from = (warp * ELEMENTS_WARP + ELEMENTS_LANE(l)) * ELEMENTS_SCAN_EACH;
+    const uint32_t from = elements_scan_from(warp, ELEMENTS_LANE(l));
+    uint32_t overs[ELEMENTS_SCAN_EACH], bads[ELEMENTS_SCAN_EACH];
+    if (elements_scan_whole(c, from)) {
+      elements_scan_read(1, c, c->count, from, scan[l].count);
+      elements_scan_read(1, c, c->over, from, overs);
+      elements_scan_read(1, c, c->bad, from, bads);
+    } else {
+      elements_scan_read(0, c, c->count, from, scan[l].count);
+      elements_scan_read(0, c, c->over, from, overs);
+      elements_scan_read(0, c, c->bad, from, bads);
+    }
     count[l] = over[l] = 0;
     bad[l] = 0;
     ELEMENTS_UNROLL
-    for (uint32_t p = from; p < from + ELEMENTS_SCAN_EACH; p++) {
-      if (p >= c->cut.parts) continue;
-      count[l] += c->count[p];
-      over[l] += c->over[p];
-      bad[l] |= c->bad[p];
+    for (uint32_t p = 0; p < ELEMENTS_SCAN_EACH; p++) {
+      count[l] += scan[l].count[p];
+      over[l] += overs[p];
+      bad[l] |= bads[p];
     }
-    scan[l].own = count[l];
+    scan[l].before = 0 - count[l];
   }
   elements_warp_scan_u64(count);
   elements_warp_count(over);
   elements_warp_or(bad, ELEMENTS_WARP);
   ELEMENTS_EACH(l) {
-    scan[l].up_to = count[l];
+    scan[l].before += count[l];
     if (ELEMENTS_LANE(l) == ELEMENTS_WARP - 1) {
       shared->count[warp] = count[l];
       shared->over[warp] = over[l];
@@ -1711,32 +1774,46 @@ ELEMENTS_FN void elements_scan_block(const elements_compact *c, elements_scan_sh
 }
 
 /* Third: each thread writes what is before its parts. */
+ELEMENTS_FN void elements_scan_write(int whole, const elements_compact *c, uint32_t from,
+                                     uint64_t before, const elements_scan *scan) {
+  ELEMENTS_UNROLL
+  for (uint32_t p = 0; p < ELEMENTS_SCAN_EACH; p += 2) {
+    elements_chunk two = {{0, 0, 0, 0}};
+    elements_put_bits(8, &two, 0, before);
+    elements_put_bits(8, &two, 1, before + scan->count[p]);
+    elements_store(8, whole, c->before, from + p, c->cut.parts, &two);
+    before += (uint64_t)scan->count[p] + scan->count[p + 1];
+  }
+}
+
 ELEMENTS_FN void elements_scan_end(const elements_compact *c, const elements_scan_shared *shared,
                                    uint32_t warp, const elements_scan *scan) {
   ELEMENTS_EACH(l) {
-    uint32_t from = (warp * ELEMENTS_WARP + ELEMENTS_LANE(l)) * ELEMENTS_SCAN_EACH;
-    uint64_t before = (warp > 0 ? shared->count[warp - 1] : 0) + scan[l].up_to - scan[l].own;
-    ELEMENTS_UNROLL
-    for (uint32_t p = from; p < from + ELEMENTS_SCAN_EACH; p++) {
-      if (p >= c->cut.parts) continue;
-      c->before[p] = before;
-      before += c->count[p];
-    }
+    const uint32_t from = elements_scan_from(warp, ELEMENTS_LANE(l));
+    const uint64_t before = (warp > 0 ? shared->count[warp - 1] : 0) + scan[l].before;
+    if (elements_scan_whole(c, from))
+      elements_scan_write(1, c, from, before, &scan[l]);
+    else
+      elements_scan_write(0, c, from, before, &scan[l]);
   }
 }
 
 /* ---- compaction: writing what is sent ---- */
 
 typedef struct elements_emit_shared {
-  uint32_t word[ELEMENTS_COMPACT_WORDS],
-      before[ELEMENTS_COMPACT_WORDS]; /* marks of the tile; how many before */
-  uint32_t warp[ELEMENTS_WARPS];
+  uint32_t warp[ELEMENTS_WARPS]; /* marks of the tile, by warp */
+  union {
+    struct {
+      uint32_t word[ELEMENTS_COMPACT_WORDS],
+          before[ELEMENTS_COMPACT_WORDS]; /* marks of the tile; how many before */
+    } dense;
+    uint16_t sparse[ELEMENTS_COMPACT_TILE]; /* the tile's marked elements, counted from its first */
+  } of;
 } elements_emit_shared;
 
 /* What a thread keeps over the barriers of a tile. */
 typedef struct elements_emit {
   uint32_t word, before;
-  uint64_t ahead[ELEMENTS_AHEAD]; /* bits of the word's first marked elements */
 } elements_emit;
 
 ELEMENTS_FN int elements_sparse(const elements_compact *c, uint32_t part) {
@@ -1775,27 +1852,16 @@ ELEMENTS_FN elements_number elements_send(int dtype, const elements_compact *c, 
   return rest;
 }
 
-/* First: each warp reads and scans its words of the tile; what a sparse part needs first is on its way meanwhile. */
-ELEMENTS_FN void elements_emit_scan(int dtype, int sparse, const elements_compact *c,
-                                    elements_emit_shared *shared, uint64_t tile, uint32_t warp,
-                                    elements_emit *emit) {
+/* First: each warp reads and scans its words of the tile. */
+ELEMENTS_FN void elements_emit_scan(const elements_compact *c, elements_emit_shared *shared,
+                                    uint64_t tile, uint32_t warp, elements_emit *emit) {
   uint32_t count[ELEMENTS_LANES];
   ELEMENTS_EACH(l) {
     uint32_t thread = warp * ELEMENTS_WARP + ELEMENTS_LANE(l);
-    uint32_t word = c->words[tile * ELEMENTS_COMPACT_WORDS + thread], left = word;
-    uint64_t from = tile * ELEMENTS_COMPACT_TILE + thread * UINT64_C(32);
-    emit[l].word = word;
-    count[l] = elements_bits(word);
-    ELEMENTS_UNROLL
-    for (uint32_t q = 0; q < ELEMENTS_AHEAD; q++) {
-      emit[l].ahead[q] = 0;
-      if (sparse && left)
-        emit[l].ahead[q] =
-            elements_get(elements_width(dtype), c->kept, from + elements_lowest(left));
-      left &= left - 1;
-    }
+    emit[l].word = c->words[tile * ELEMENTS_COMPACT_WORDS + thread];
+    count[l] = elements_bits(emit[l].word);
+    emit[l].before = 0u - count[l];
   }
-  ELEMENTS_EACH(l) emit[l].before = 0u - count[l];
   elements_warp_scan_u32(count);
   ELEMENTS_EACH(l) {
     emit[l].before += count[l];
@@ -1803,8 +1869,8 @@ ELEMENTS_FN void elements_emit_scan(int dtype, int sparse, const elements_compac
   }
 }
 
-/* Second: each thread learns how many are marked before its word, and tells. Returns the tile's number. */
-ELEMENTS_FN uint32_t elements_emit_places(elements_emit_shared *shared, uint32_t warp,
+/* Second: each thread learns how many are marked before its word, and tells where they are. Returns the tile's number. */
+ELEMENTS_FN uint32_t elements_emit_places(int sparse, elements_emit_shared *shared, uint32_t warp,
                                           elements_emit *emit) {
   uint32_t before = 0, all = 0;
   ELEMENTS_UNROLL
@@ -1813,35 +1879,29 @@ ELEMENTS_FN uint32_t elements_emit_places(elements_emit_shared *shared, uint32_t
     all += shared->warp[w];
   }
   ELEMENTS_EACH(l) {
-    uint32_t thread = warp * ELEMENTS_WARP + ELEMENTS_LANE(l);
-    emit[l].before += before;
-    shared->word[thread] = emit[l].word;
-    shared->before[thread] = emit[l].before;
+    uint32_t thread = warp * ELEMENTS_WARP + ELEMENTS_LANE(l), k = emit[l].before + before;
+    if (!sparse) {
+      shared->of.dense.word[thread] = emit[l].word;
+      shared->of.dense.before[thread] = k;
+      continue;
+    }
+    ELEMENTS_ONCE
+    for (uint32_t left = emit[l].word; left; left &= left - 1)
+      shared->of.sparse[k++] = (uint16_t)(thread * 32 + elements_lowest(left));
   }
   return all;
 }
 
-/* Third, sparse: each thread sends the elements of its word; k is the entry of the tile's first. */
-ELEMENTS_FN void elements_emit_sparse(int dtype, const elements_compact *c, uint64_t tile,
-                                      uint32_t thread, uint64_t k, const elements_emit *emit) {
+/* Third, sparse: each thread sends every 256th of the tile's elements; k is the entry of the first. */
+ELEMENTS_FN void elements_emit_sparse(int dtype, const elements_compact *c,
+                                      const elements_emit_shared *shared, uint64_t tile,
+                                      uint32_t thread, uint32_t all, uint64_t k) {
   const uint32_t width = elements_width(dtype);
-  uint64_t from = tile * ELEMENTS_COMPACT_TILE + thread * UINT64_C(32);
-  uint32_t left = emit->word;
-  k += emit->before;
-  ELEMENTS_UNROLL
-  for (uint32_t q = 0; q < ELEMENTS_AHEAD; q++) {
-    if (left) {
-      uint64_t i = from + elements_lowest(left);
-      elements_number a = elements_number_of(dtype, emit->ahead[q]);
-      elements_set(width, c->to, i, elements_bits_of(dtype, elements_send(dtype, c, a, i, k++)));
-      left &= left - 1;
-    }
-  }
   ELEMENTS_ONCE
-  for (; left; left &= left - 1) {
-    uint64_t i = from + elements_lowest(left);
+  for (uint32_t q = thread; q < all; q += ELEMENTS_THREADS) {
+    uint64_t i = tile * ELEMENTS_COMPACT_TILE + shared->of.sparse[q];
     elements_number a = elements_number_of(dtype, elements_get(width, c->kept, i));
-    elements_set(width, c->to, i, elements_bits_of(dtype, elements_send(dtype, c, a, i, k++)));
+    elements_set(width, c->to, i, elements_bits_of(dtype, elements_send(dtype, c, a, i, k + q)));
   }
 }
 
@@ -1850,7 +1910,8 @@ ELEMENTS_FN void elements_emit_chunk(int dtype, int whole, const elements_compac
                                      const elements_emit_shared *shared, uint64_t tile, uint64_t at,
                                      uint64_t k) {
   const uint32_t width = elements_width(dtype), many = 16u / width;
-  const uint32_t in = (uint32_t)(at - tile * ELEMENTS_COMPACT_TILE), word = shared->word[in / 32];
+  const uint32_t in = (uint32_t)(at - tile * ELEMENTS_COMPACT_TILE),
+                 word = shared->of.dense.word[in / 32];
   uint32_t marks = word >> (in % 32) & ((1u << many) - 1);
   elements_chunk a;
   if (c->kept) {
@@ -1861,7 +1922,7 @@ ELEMENTS_FN void elements_emit_chunk(int dtype, int whole, const elements_compac
     elements_chunk g = elements_load(width, whole, c->g, at, c->cut.n);
     a = elements_sum_chunk(dtype, &a, &g);
   }
-  k += shared->before[in / 32] + elements_bits(word & ((1u << (in % 32)) - 1));
+  k += shared->of.dense.before[in / 32] + elements_bits(word & ((1u << (in % 32)) - 1));
   elements_chunk rest = {{0, 0, 0, 0}};
   ELEMENTS_UNROLL
   for (uint32_t j = 0; j < many; j++) {
@@ -2221,8 +2282,8 @@ static __global__ void __launch_bounds__(ELEMENTS_SCAN_THREADS)
   elements_scan_end(&c, &shared, threadIdx.x / ELEMENTS_WARP, &scan);
 }
 
-/* Two barriers a tile are enough: between the dense reads of a tile and the next writes to the same shared memory
- * lies the first barrier of the next tile. */
+/* Two barriers a tile are enough: between the last reads of a tile and the next writes to the same shared memory lies the first barrier
+ * of the next tile. */
 template <int DTYPE, int SPARSE>
 static __device__ __forceinline__ void kernels_emit_part(const elements_compact &c,
                                                          elements_emit_shared &shared) {
@@ -2231,12 +2292,12 @@ static __device__ __forceinline__ void kernels_emit_part(const elements_compact 
   for (uint64_t tile = elements_first(&c.cut, blockIdx.x); tile < elements_end(&c.cut, blockIdx.x);
        tile++) {
     elements_emit emit;
-    elements_emit_scan(DTYPE, SPARSE, &c, &shared, tile, warp, &emit);
+    elements_emit_scan(&c, &shared, tile, warp, &emit);
     __syncthreads();
-    uint32_t all = elements_emit_places(&shared, warp, &emit);
+    uint32_t all = elements_emit_places(SPARSE, &shared, warp, &emit);
     __syncthreads();
     if (SPARSE)
-      elements_emit_sparse(DTYPE, &c, tile, threadIdx.x, k, &emit);
+      elements_emit_sparse(DTYPE, &c, &shared, tile, threadIdx.x, all, k);
     else
       elements_emit_dense(DTYPE, &c, &shared, tile, threadIdx.x, k);
     k += all;

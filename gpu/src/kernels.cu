@@ -249,8 +249,8 @@ static __global__ void __launch_bounds__(ELEMENTS_SCAN_THREADS)
   elements_scan_end(&c, &shared, threadIdx.x / ELEMENTS_WARP, &scan);
 }
 
-/* Two barriers a tile are enough: between the dense reads of a tile and the next writes to the same shared memory
- * lies the first barrier of the next tile. */
+/* Two barriers a tile are enough: between the last reads of a tile and the next writes to the same shared memory lies the first barrier
+ * of the next tile. */
 template <int DTYPE, int SPARSE>
 static __device__ __forceinline__ void kernels_emit_part(const elements_compact &c,
                                                          elements_emit_shared &shared) {
@@ -259,12 +259,12 @@ static __device__ __forceinline__ void kernels_emit_part(const elements_compact 
   for (uint64_t tile = elements_first(&c.cut, blockIdx.x); tile < elements_end(&c.cut, blockIdx.x);
        tile++) {
     elements_emit emit;
-    elements_emit_scan(DTYPE, SPARSE, &c, &shared, tile, warp, &emit);
+    elements_emit_scan(&c, &shared, tile, warp, &emit);
     __syncthreads();
-    uint32_t all = elements_emit_places(&shared, warp, &emit);
+    uint32_t all = elements_emit_places(SPARSE, &shared, warp, &emit);
     __syncthreads();
     if (SPARSE)
-      elements_emit_sparse(DTYPE, &c, tile, threadIdx.x, k, &emit);
+      elements_emit_sparse(DTYPE, &c, &shared, tile, threadIdx.x, all, k);
     else
       elements_emit_dense(DTYPE, &c, &shared, tile, threadIdx.x, k);
     k += all;

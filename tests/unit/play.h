@@ -172,17 +172,16 @@ static inline void play_emit_part(int dtype, const elements_compact *c, uint32_t
     uint32_t all = 0;
     for (uint32_t i = 0; i < ELEMENTS_WARPS; i++) {
       uint32_t warp = play_at(i, ELEMENTS_WARPS);
-      elements_emit_scan(dtype, sparse, c, &shared, tile, warp, emit[warp]);
+      elements_emit_scan(c, &shared, tile, warp, emit[warp]);
     }
     for (uint32_t i = 0; i < ELEMENTS_WARPS; i++) {
       uint32_t warp = play_at(i, ELEMENTS_WARPS);
-      all = elements_emit_places(&shared, warp, emit[warp]);
+      all = elements_emit_places(sparse, &shared, warp, emit[warp]);
     }
     for (uint32_t i = 0; i < ELEMENTS_THREADS; i++) {
       uint32_t thread = play_at(i, ELEMENTS_THREADS);
       if (sparse)
-        elements_emit_sparse(dtype, c, tile, thread, k,
-                             &emit[thread / ELEMENTS_WARP][thread % ELEMENTS_WARP]);
+        elements_emit_sparse(dtype, c, &shared, tile, thread, all, k);
       else
         elements_emit_dense(dtype, c, &shared, tile, thread, k);
     }
