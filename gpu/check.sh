@@ -105,4 +105,21 @@ step "a trainer, 2 workers" build/mlfab-run -n 2 -s 1 build/gpu/14_gpu --generat
 step_with python3 "$python" "all cases of processes" python3 tests/process/gpu_test.py
 step "speed of kernels" build/tests/gpu/gpu_bench
 step "speed of processes" build/mlfab-run -n 2 -s 1 $fabric --time 100
+step "the same, server on the GPU" build/mlfab-run -n 2 -s 1 --server $fabric $fabric --time 100
+
+# The same with CUDA's Multi-Process Service, of this call alone: processes then do not take turns on the GPU.
+mps=$(command -v nvidia-cuda-mps-control | grep -c .)
+if [ "$mps" -ne 0 ]; then
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  step "MPS starts" nvidia-cuda-mps-control -d
+fi
+step_with nvidia-cuda-mps-control "$mps" "processes, MPS" \
+  build/mlfab-run -n 3 -s 2 --server $fabric $fabric
+step_with nvidia-cuda-mps-control "$mps" "speed of processes, MPS" \
+  build/mlfab-run -n 2 -s 1 $fabric --time 100
+if [ "$mps" -ne 0 ]; then
+  echo quit | timeout -k 5 30 nvidia-cuda-mps-control >/dev/null 2>&1
+  rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
+fi
 finish
