@@ -103,7 +103,7 @@ step_with compute-sanitizer "$sanitizers" "processes, memcheck" \
 printf '#!/bin/sh\nexec "%s" --tool memcheck --error-exitcode 1 %s\n' "$sanitizer" $fabric >"$out/server"
 chmod +x "$out/server"
 step_with compute-sanitizer "$sanitizers" "server on the GPU, memcheck" \
-  build/mlfab-run -n 2 -s 2 --server "$out/server" $fabric
+  build/mlfab-run -n 2 -s 1 --server "$out/server" $fabric
 step "a trainer, 1 worker" build/mlfab-run -n 1 -s 1 build/gpu/14_gpu --generated --epochs 2
 step "a trainer, 2 workers" build/mlfab-run -n 2 -s 1 build/gpu/14_gpu --generated --epochs 2
 step_with python3 "$python" "all cases of processes" python3 tests/process/gpu_test.py
