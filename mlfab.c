@@ -23850,9 +23850,9 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
     if (algorithm_list[k].by_tree) continue;
     double cost = mlfab__algorithm_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
-     * pipelines over its steps: another one has to be a tenth better. */
+     * pipelines over its steps: another one has to be a twentieth better. */
     if (cost < 0 || (least >= 0 && cost >= least)) continue;
-    if (best == MLFAB_ALGORITHM_RING && least >= 0 && cost >= least * 0.9) continue;
+    if (best == MLFAB_ALGORITHM_RING && least >= 0 && cost >= least * 0.95) continue;
     best = a;
     least = cost;
   }
@@ -26766,7 +26766,7 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
 
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task) {
-  const double add_bytes_per_ns = 4.0; /* the same on all members, as the rest is */
+  const double add_bytes_per_ns = 16.0; /* in a cache; the same on all members, as the rest is */
   double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : 1.0;
   return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
@@ -29542,7 +29542,7 @@ enum {
   MEMBERSHIP_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
   MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
 };
-static const double membership_rate_inside = 4e9; /* bytes a second */
+static const double membership_rate_inside = 2e9; /* bytes a second, with its two system calls */
 static const double membership_rate_unknown = 1.25e9;
 
 static void membership_check(mlfab__membership *membership);

@@ -758,9 +758,9 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
     if (algorithm_list[k].by_tree) continue;
     double cost = mlfab__algorithm_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
-     * pipelines over its steps: another one has to be a tenth better. */
+     * pipelines over its steps: another one has to be a twentieth better. */
     if (cost < 0 || (least >= 0 && cost >= least)) continue;
-    if (best == MLFAB_ALGORITHM_RING && least >= 0 && cost >= least * 0.9) continue;
+    if (best == MLFAB_ALGORITHM_RING && least >= 0 && cost >= least * 0.95) continue;
     best = a;
     least = cost;
   }

@@ -166,7 +166,7 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
 
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task) {
-  const double add_bytes_per_ns = 4.0; /* the same on all members, as the rest is */
+  const double add_bytes_per_ns = 16.0; /* in a cache; the same on all members, as the rest is */
   double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : 1.0;
   return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }

@@ -16,7 +16,7 @@ enum {
   MEMBERSHIP_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
   MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
 };
-static const double membership_rate_inside = 4e9; /* bytes a second */
+static const double membership_rate_inside = 2e9; /* bytes a second, with its two system calls */
 static const double membership_rate_unknown = 1.25e9;
 
 static void membership_check(mlfab__membership *membership);
