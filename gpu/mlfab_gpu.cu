@@ -44,7 +44,7 @@
  *  - Numbers. Each operation rounds once. On the device it is an instruction that no compiler contracts and that
  *    no flag makes flush subnormal numbers; on the host its result passes through an empty asm statement, so that
  *    no compiler flag contracts or reassociates it.
- *  - Threads. A thread reads chunks of 16 bytes: at once, or element by element where an array is not aligned or
+ *  - Threads. A thread reads chunks of 16 bytes (conversions: half a chunk of 16-bit numbers): at once, or element by element where an array is not aligned or
  *    ends. Which elements are whose is the same in both cases.
  *  - Warps. What its lanes exchange is written over lane arrays: on the device an array has one place, that of the
  *    thread's own lane, and an exchange is a shuffle; on the host it has 32 places, and an exchange is a loop. A
@@ -1405,13 +1405,13 @@ ELEMENTS_FN void elements_convert_thread(int to_dtype, int from_dtype, int satur
  *  3. Emit writes the marked elements. Where a is stored it reads the bits and only those elements, as long as
  *     they are few; else it computes a again, and writes the residual of all elements.
  *
- * Bytes for an element of F32 where d = 1 % are sent. Memory moves sectors of 32 bytes, of which 1 - 0.99^8 = 0.077
- * hold an element that is sent, 0.31 bytes an element:
+ * Bytes for an element of F32 where d = 1 % are sent. Memory moves pieces of 64 bytes, of which 1 - 0.99^16 = 0.15
+ * hold an element that is sent, 0.6 bytes an element:
  *     mark          4 (residual) [+ 4 (g)] [+ 4 (a)] + 1/8 (bits)
- *     emit, sparse  1/8 (bits) + 0.31 read + 0.31 written (residual) + 8 d = 0.08 (index and value)
+ *     emit, sparse  1/8 (bits) + 0.6 read + 0.6 written (residual) + 8 d = 0.08 (index and value)
  *     emit, dense   1/8 (bits) + 4 (residual) [+ 4 (g)] + 4 (residual) + 8 d
- * g NULL, in place: 4.95, of which 4.12 are needed (a once, what is sent). g, into another array: 12.95, of 12.08.
- * g, in place: 20.3, of 12.08. The scan moves less than 200 KiB. */
+ * g NULL, in place: 5.5, of which 4.12 are needed (a once, what is sent). g, into another array: 13.5, of 12.08.
+ * g, in place: 20.3, of 20.08. The scan moves less than 200 KiB. */
 #define ELEMENTS_COMPACT_TILE 8192u
 #define ELEMENTS_COMPACT_WORDS 256u /* of a tile: one a thread */
 #define ELEMENTS_SCAN_THREADS 1024u
@@ -1892,7 +1892,7 @@ ELEMENTS_FN uint32_t elements_emit_places(int sparse, elements_emit_shared *shar
   return all;
 }
 
-/* Third, sparse: each thread sends every 256th of the tile's elements; k is the entry of the first. */
+/* Third, sparse: each thread sends every 256th of the tile's marked elements; k is the entry of the first. */
 ELEMENTS_FN void elements_emit_sparse(int dtype, const elements_compact *c,
                                       const elements_emit_shared *shared, uint64_t tile,
                                       uint32_t thread, uint32_t all, uint64_t k) {

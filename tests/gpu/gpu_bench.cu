@@ -3,7 +3,7 @@
  *
  *     gpu_bench [MIB]      size of an array, by default 256: several times the cache of a GPU
  *
- * A row: bytes that have to be moved at least, counted once; the median time of a call over repeated batches in a
+ * A row: bytes that have to be moved at least, counted once, but where a call has to read twice; the median time of a call over repeated batches in a
  * stream, without the host's part; bytes / time; the same as a share of the copy (or of a pass that only reads),
  * measured in this run; the goal for it, and whether it was reached; and the time of the same work done by a peer, with a goal for
  * the sum of 8. Without a goal: the copy and the read themselves, and the scattered additions, whose places are far apart.

@@ -550,11 +550,11 @@ static void scatters(void) {
 
 /* Arrays of more than 8,192 tiles, so that a part has several. */
 static void large_arrays(void) {
+  one_compaction(5010, MLFAB_F32, (uint64_t)ELEMENTS_PARTS * ELEMENTS_COMPACT_TILE + 12345, 1);
   if (test_scale() < 1) return;
   for (int dtype = MLFAB_F32; dtype <= MLFAB_BF16; dtype++)
     one_sum(5000 + (uint64_t)dtype, dtype, 1 + (uint32_t)dtype % 2,
             (uint64_t)ELEMENTS_PARTS * elements_tile(dtype) + 4321);
-  one_compaction(5010, MLFAB_F32, (uint64_t)ELEMENTS_PARTS * ELEMENTS_COMPACT_TILE + 12345, 1);
   one_compaction(5011, MLFAB_F64, (uint64_t)ELEMENTS_PARTS * ELEMENTS_COMPACT_TILE + 7, 0);
 }
 
