@@ -111,19 +111,23 @@ step "speed of kernels" build/tests/gpu/gpu_bench
 step "speed of processes" build/mlfab-run -n 2 -s 1 $fabric --time 100
 step "the same, server on the GPU" build/mlfab-run -n 2 -s 1 --server $fabric $fabric --time 100
 
-# The same with CUDA's Multi-Process Service, of this call alone: processes then do not take turns on the GPU.
-mps=$(command -v nvidia-cuda-mps-control | grep -c .)
-if [ "$mps" -ne 0 ]; then
-  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
-  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-  step "MPS starts" nvidia-cuda-mps-control -d
+# The same with CUDA's Multi-Process Service, one of this call alone: processes then do not take turns on the GPU.
+mps=0 why="nvidia-cuda-mps-control, or a GPU" pipes=
+end_mps() {
+  [ -n "$pipes" ] || return 0
+  [ "$mps" -eq 0 ] || echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
+  rm -rf "$pipes"
+  pipes=
+}
+trap end_mps EXIT
+trap 'exit 1' INT TERM
+if [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ]; then
+  why="the rows above have it already"
+elif command -v nvidia-cuda-mps-control >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && pipes=$(mktemp -d); then
+  export CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$pipes"
+  if nvidia-cuda-mps-control -d; then mps=1; else why="MPS does not start"; fi
 fi
-step_with nvidia-cuda-mps-control "$mps" "processes, MPS" \
-  build/mlfab-run -n 3 -s 2 --server $fabric $fabric
-step_with nvidia-cuda-mps-control "$mps" "speed of processes, MPS" \
-  build/mlfab-run -n 2 -s 1 $fabric --time 100
-if [ "$mps" -ne 0 ]; then
-  echo quit | timeout -k 5 30 nvidia-cuda-mps-control >/dev/null 2>&1
-  rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
-fi
+step_with "$why" "$mps" "processes, MPS" build/mlfab-run -n 3 -s 2 --server $fabric $fabric
+step_with "$why" "$mps" "speed of processes, MPS" build/mlfab-run -n 2 -s 1 $fabric --time 100
+end_mps
 finish
