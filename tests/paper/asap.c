@@ -8,7 +8,7 @@
  * the same time.
  *
  * Source: ASAP §4-§6, fig. 2, 7 and 8. Departs: the data, and logistic regression instead of an SVM. */
-#include "mlfab_node.h"
+#include "../sim/driven.h"
 #include "paper.h"
 #include "tdf.h"
 
@@ -16,11 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define SUBMIT(node, at, request_p, name, ...)                                                     \
-  mlfab_node_submit(                                                                               \
-      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
-      request_p)
 
 enum { ASAP_NODES = 64, FEATURES = 50, SAMPLES = 40, INPUTS = 8, MOST = 1500 };
 #define NO_LIMIT 1e12
@@ -81,79 +76,26 @@ static void failed(const char *what, const asap_node *n) {
 
 /* ---- nodes ---- */
 
-static uint64_t clock_of(void *user) { return mlfab_sim_clock(user); }
-
 static void node_open(uint32_t i) {
-  const mlfab_transport *sim = mlfab_transport_sim();
   asap_node *n = &bench.nodes[i];
-  mlfab_env env = {.size = sizeof env, .clock = clock_of, .user = bench.sim};
-  mlfab_transport_options options = {.size = sizeof options,
-                                     .listen = "",
-                                     .ifname = "",
-                                     .job = "mlfab",
-                                     .env = &env,
-                                     .user = mlfab_sim_host(bench.sim, i)};
   mlfab_config config;
   mlfab_error error = {0};
-  char address[256];
-  options.error = &error;
   mlfab_config_init(&config);
   config.workers = bench.run->n;
   config.rank = (int32_t)i;
-  config.env = &env;
   if (bench.run->chunk) config.chunk_bytes = (uint32_t)bench.run->chunk;
   snprintf(config.coordinator, sizeof config.coordinator, "sim:0");
   n->pace = 1 + bench.run->spread * (2 * uniform(bench.seed * 100 + i, 1) - 1);
   n->data = calloc(bench.run->count, sizeof *n->data);
   n->before = calloc(bench.run->count, sizeof *n->before);
-  if (!n->data || !n->before || sim->open(&options, &n->link, address) ||
-      mlfab_node_open(&config, address, now(), &n->node, &error))
+  if (!n->data || !n->before || driven_open(bench.sim, i, &config, &n->node, &n->link, &error))
     failed(error.text, NULL);
-}
-
-static int act(const asap_node *n, const mlfab_action *a) {
-  const mlfab_transport *sim = mlfab_transport_sim();
-  switch (a->kind) {
-    case MLFAB_ACTION_SEND:
-      return sim->send(n->link, a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes, a->token);
-    case MLFAB_ACTION_CONNECT:
-      return sim->connect(n->link, a->address, a->token);
-    case MLFAB_ACTION_DETACH:
-      return sim->detach(n->link, a->link, a->token);
-    case MLFAB_ACTION_PROBE:
-      return sim->probe(n->link, a->link);
-    default:
-      sim->disconnect(n->link, a->link);
-      return 0;
-  }
-}
-
-static void pump(asap_node *n) {
-  const mlfab_transport *sim = mlfab_transport_sim();
-  mlfab_io_event event;
-  mlfab_action action;
-  for (int more = 1; more;) {
-    more = 0;
-    while (sim->poll(n->link, &event)) {
-      if (event.kind == MLFAB_IO_UP) event.caps = sim->caps;
-      mlfab_node_event(n->node, &event, now());
-      sim->release(n->link, &event);
-      more = 1;
-      while (mlfab_node_next(n->node, now(), &action))
-        mlfab_node_done(n->node, &action, act(n, &action), now());
-    }
-    if (now() >= mlfab_node_deadline(n->node)) mlfab_node_tick(n->node, now());
-    while (mlfab_node_next(n->node, now(), &action)) {
-      mlfab_node_done(n->node, &action, act(n, &action), now());
-      more = 1;
-    }
-  }
-  sim->flush(n->link);
 }
 
 static void turn(void) {
   mlfab_sim_run(bench.sim, bench.slice_ns);
-  for (uint32_t i = 0; i < bench.run->n; i++) pump(&bench.nodes[i]);
+  for (uint32_t i = 0; i < bench.run->n; i++)
+    driven_pump(bench.nodes[i].node, bench.nodes[i].link, now());
 }
 
 static int bench_open(const asap_case *run, uint64_t seed) {

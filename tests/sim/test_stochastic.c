@@ -13,8 +13,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#include "mlfab_sim.h"
-#include "mlfab_node.h"
+#include "driven.h"
 #include "../unit/chance.h"
 #include "../unit/scale.h"
 #include "seeds.h"
@@ -23,11 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define SUBMIT(node, at, request_p, name, ...)                                                     \
-  mlfab_node_submit(                                                                               \
-      node, &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, at, \
-      request_p)
 
 enum { NODES = 64, INPUTS = 64 };
 #define MS 1000000ull
@@ -70,92 +64,22 @@ static uint64_t now(const world *w) { return mlfab_sim_clock(w->sim); }
 
 /* --- nodes on the simulator's transport --- */
 
-static uint64_t clock_of(void *user) { return mlfab_sim_clock(user); }
-static void no_log(void *user, int level, const char *line) { (void)user, (void)level, (void)line; }
-static void *take(void *user, size_t bytes) {
-  (void)user;
-  return calloc(1, bytes);
-}
-static void give(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 static void open_node(world *w, uint32_t i) {
-  const mlfab_transport *sim = mlfab_transport_sim();
   rank *r = &w->ranks[i];
   mlfab_config c = w->config;
   mlfab_error error;
-  mlfab_env env = {.size = sizeof env,
-                   .allocate = take,
-                   .release = give,
-                   .clock = clock_of,
-                   .log = no_log,
-                   .user = w->sim};
-  char address[256];
-  memset(&error, 0, sizeof error);
   c.workers = w->n;
   c.rank = (int32_t)i;
   snprintf(c.coordinator, sizeof c.coordinator, "sim:0");
-  mlfab_transport_options options = {.size = sizeof options,
-                                     .listen = "",
-                                     .ifname = "",
-                                     .job = "mlfab",
-                                     .env = &env,
-                                     .user = mlfab_sim_host(w->sim, i),
-                                     .error = &error};
-  assert_int_equal(sim->open(&options, &r->link, address), 0);
-  c.env = &env;
-  if (mlfab_node_open(&c, address, now(w), &r->node, &error)) fail_msg("%s", error.text);
+  if (driven_open(w->sim, i, &c, &r->node, &r->link, &error)) fail_msg("%s", error.text);
 }
 
 static void kill_node(world *w, uint32_t i) {
   rank *r = &w->ranks[i];
   (void)w;
   if (!r->node) return;
-  mlfab_transport_sim()->close(r->link);
-  mlfab_node_close(&r->node);
+  driven_kill(&r->node, r->link);
   r->request = 0;
-}
-
-static int act(const rank *r, const mlfab_action *a) {
-  const mlfab_transport *sim = mlfab_transport_sim();
-  switch (a->kind) {
-    case MLFAB_ACTION_SEND:
-      return sim->send(r->link, a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes, a->token);
-    case MLFAB_ACTION_CONNECT:
-      return sim->connect(r->link, a->address, a->token);
-    case MLFAB_ACTION_DETACH:
-      return sim->detach(r->link, a->link, a->token);
-    case MLFAB_ACTION_PROBE:
-      return sim->probe(r->link, a->link);
-    default:
-      sim->disconnect(r->link, a->link);
-      return 0;
-  }
-}
-
-static void pump(world *w, rank *r) {
-  const mlfab_transport *sim = mlfab_transport_sim();
-  mlfab_io_event event;
-  mlfab_action action;
-  for (int more = 1; more;) {
-    more = 0;
-    while (sim->poll(r->link, &event)) {
-      if (event.kind == MLFAB_IO_UP) event.caps = sim->caps;
-      mlfab_node_event(r->node, &event, now(w));
-      sim->release(r->link, &event);
-      more = 1;
-      while (mlfab_node_next(r->node, now(w), &action))
-        mlfab_node_done(r->node, &action, act(r, &action), now(w));
-    }
-    if (now(w) >= mlfab_node_deadline(r->node)) mlfab_node_tick(r->node, now(w));
-    while (mlfab_node_next(r->node, now(w), &action)) {
-      mlfab_node_done(r->node, &action, act(r, &action), now(w));
-      more = 1;
-    }
-  }
-  sim->flush(r->link);
 }
 
 static void init_world(world *w, uint32_t n, uint32_t graph, uint32_t mode, uint64_t count) {
@@ -176,7 +100,7 @@ static void init_world(world *w, uint32_t n, uint32_t graph, uint32_t mode, uint
 static void turn(world *w) {
   mlfab_sim_run(w->sim, w->slice_ns);
   for (uint32_t i = 0; i < w->n; i++) {
-    if (w->ranks[i].node) pump(w, &w->ranks[i]);
+    if (w->ranks[i].node) driven_pump(w->ranks[i].node, w->ranks[i].link, now(w));
   }
 }
 
