@@ -127,11 +127,16 @@ def kill_scheduler(fabric, dice):
                lambda: "the scheduler is back\n" + fabric.told())
 
 
+def writers(options, folder):
+    """A fabric whose workers push; soak_test.py starts it, too."""
+    return Fabric(WORKERS, options, helper("kill_worker"), folder, ELEMENTS)
+
+
 def one_run(options, kills, seed):
     dice = random.Random(seed)
     before = shared_memory_names()
     with tempfile.TemporaryDirectory() as folder:
-        fabric = Fabric(WORKERS, options, helper("kill_worker"), folder, ELEMENTS)
+        fabric = writers(options, folder)
         scheduled = "--scheduler=own" in options
         try:
             wait_until(lambda: all(fabric.ready) or fabric.process.poll() is not None, 60,

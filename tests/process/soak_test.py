@@ -24,8 +24,8 @@ import sys
 import tempfile
 import time
 
-from kill9_test import ELEMENTS, WORKERS, Fabric
-from process import SCALE, expect, helper, main, shared_memory_names, is_alive, wait_until
+from kill9_test import WORKERS, writers
+from process import SCALE, expect, main, shared_memory_names, is_alive, wait_until
 from replicas import Group, children, send
 
 SECONDS = max(16.0, 1800.0 * SCALE / 100)  # in all
@@ -58,7 +58,7 @@ class Busy:
 class Soak:
     def __init__(self, options, seed, folder):
         self.dice = random.Random(seed)
-        self.fabric = Fabric(WORKERS, ("-s", SERVERS, *options, "--scheduler=own"), helper("kill_worker"), folder, ELEMENTS)
+        self.fabric = writers(("-s", SERVERS, *options, "--scheduler=own"), folder)
         self.folder = folder
         self.killed = {}  # (role, number) -> how often
         self.stops = 0
