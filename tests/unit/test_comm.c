@@ -1314,6 +1314,32 @@ static void test_list_lost(void **state) {
   close_world();
 }
 
+/* Allreduces within a host, where all choose by the same constants. The times that these were set by: docs/decisions.md. */
+static void test_choices_inside(void **state) {
+  static const struct {
+    uint32_t members, bytes;
+    uint8_t algorithm;
+  } rows[] = {
+      {2, 4 << 10, MLFAB_ALGORITHM_DOUBLING}, {2, 32 << 10, MLFAB_ALGORITHM_DOUBLING},
+      {2, 256 << 10, MLFAB_ALGORITHM_RING},   {4, 32 << 10, MLFAB_ALGORITHM_DOUBLING},
+      {4, 64 << 10, MLFAB_ALGORITHM_HALVING}, {4, 1 << 20, MLFAB_ALGORITHM_RING},
+      {8, 64 << 10, MLFAB_ALGORITHM_HALVING}, {8, 1 << 20, MLFAB_ALGORITHM_HALVING},
+      {8, 16 << 20, MLFAB_ALGORITHM_RING},
+  };
+  static mlfab__comm comm;
+  (void)state;
+  comm.go.latency_ns = 10000;
+  comm.go.rate = 2e9;
+  for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const mlfab__algorithm_task task = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
+                                        .members = rows[i].members,
+                                        .width = 4,
+                                        .count = rows[i].bytes / 4,
+                                        .segment = MLFAB__COMM_SEGMENT};
+    assert_int_equal(mlfab__comm_choose(&comm, &task), rows[i].algorithm);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_calls),        cmocka_unit_test(test_failures),
@@ -1325,7 +1351,7 @@ int main(void) {
       cmocka_unit_test(test_outside),      cmocka_unit_test(test_objects),
       cmocka_unit_test(test_credit),       cmocka_unit_test(test_steady),
       cmocka_unit_test(test_windows),      cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_list_lost),
+      cmocka_unit_test(test_list_lost),    cmocka_unit_test(test_choices_inside),
   };
   if (getenv("MLFAB_TEST")) cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests(tests, NULL, NULL);
