@@ -28,6 +28,16 @@ ended_well() {
   fi
 }
 
+# Runs a command for so many seconds at most, where the system can do that.
+limited() {
+  if command -v timeout >/dev/null 2>&1; then
+    timeout -k 10 "$@"
+  else
+    shift
+    "$@"
+  fi
+}
+
 # Runs a command; a line of the table says how it ended. status=N before it: it has to end with N.
 step() {
   name=$1
@@ -36,11 +46,7 @@ step() {
   began=$(date +%s)
   wanted=0
   case $1 in status=*) wanted=${1#status=} && shift ;; esac
-  if command -v timeout >/dev/null 2>&1; then
-    timeout -k 10 "$limit" "$@" >"$out/log" 2>&1
-  else
-    "$@" >"$out/log" 2>&1
-  fi
+  limited "$limit" "$@" >"$out/log" 2>&1
   status=$?
   if [ $status -eq "$wanted" ]; then status=0; elif [ $status -eq 0 ]; then status=1; fi
   seconds=$(($(date +%s) - began))
@@ -115,7 +121,7 @@ step "the same, server on the GPU" build/mlfab-run -n 2 -s 1 --server $fabric $f
 mps=0 why="nvidia-cuda-mps-control, or a GPU" pipes=
 end_mps() {
   [ -n "$pipes" ] || return 0
-  [ "$mps" -eq 0 ] || echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
+  [ "$mps" -eq 0 ] || echo quit | limited 30 nvidia-cuda-mps-control >/dev/null 2>&1
   rm -rf "$pipes"
   pipes=
 }
@@ -125,7 +131,7 @@ if [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ]; then
   why="the rows above have it already"
 elif command -v nvidia-cuda-mps-control >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && pipes=$(mktemp -d); then
   export CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$pipes"
-  if nvidia-cuda-mps-control -d; then mps=1; else why="MPS does not start"; fi
+  if limited 30 nvidia-cuda-mps-control -d; then mps=1; else why="MPS does not start"; fi
 fi
 step_with "$why" "$mps" "processes, MPS" build/mlfab-run -n 3 -s 2 --server $fabric $fabric
 step_with "$why" "$mps" "speed of processes, MPS" build/mlfab-run -n 2 -s 1 $fabric --time 100
