@@ -66,8 +66,8 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
   server->serve.nlate = 0;
 }
 
-/* Takes back the blocks lent to a link. The node may have given up the link only now, and the transport lends them until it has been
- * told. So the server writes nothing to them before the next tick. (It may, when it loses a worker twice before a tick and has
+/* Takes back the blocks lent to a link. The node may have given up the link only now. Then the transport has not been told yet, and
+ * the peer may still read the blocks. So the server writes nothing to them before the next tick. (It may, when it loses a worker twice before a tick and has
  * no memory for the longer list.) */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];

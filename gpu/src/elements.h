@@ -8,8 +8,9 @@
  *  - Numbers. Each operation rounds once. On the device it is an instruction that no compiler contracts and that
  *    no flag makes flush subnormal numbers; on the host its result passes through an empty asm statement, so that
  *    no compiler flag contracts or reassociates it.
- *  - Threads. A thread reads chunks of 16 bytes (conversions: half a chunk of 16-bit numbers): at once, or element by element where an array is not aligned or
- *    ends. Which elements are whose is the same in both cases.
+ *  - Threads. A thread reads chunks of 16 bytes at once, or element by element where an array is not aligned or
+ *    ends. Which thread has which elements is the same in both cases. (A conversion reads or writes half chunks of
+ *    16-bit numbers.)
  *  - Warps. What its lanes exchange is written over lane arrays: on the device an array has one place, that of the
  *    thread's own lane, and an exchange is a shuffle; on the host it has 32 places, and an exchange is a loop. A
  *    barrier of a block lies between two functions that take the block's shared memory.
@@ -489,7 +490,7 @@ ELEMENTS_FN void elements_store(uint32_t width, int whole, void *array, uint64_t
     if (at + j < n) elements_set(width, array, at + j, elements_bits_at(width, chunk, j));
 }
 
-/* The same of 4 elements of 16 bits, in the first half of a chunk. */
+/* Loads 4 elements of 16 bits into the first half of a chunk, by the same rules. */
 ELEMENTS_FN elements_chunk elements_load_shorts(int whole, const void *array, uint64_t at,
                                                 uint64_t n) {
   elements_chunk chunk = {{0, 0, 0, 0}};
@@ -1276,8 +1277,8 @@ ELEMENTS_FN void elements_step_thread(int dtype, uint32_t rule, const elements_s
 
 /* ---- conversions ---- */
 
-/* A thread handles a chunk of float32 a round, and as many 16-bit numbers, which are half a chunk: what a warp reads and writes at once
- * is in one piece on both sides. */
+/* In each round a thread converts 4 elements: a chunk of float32, half a chunk of 16-bit numbers. So a warp's reads and its
+ * writes are both coalesced. */
 typedef struct elements_convert {
   elements_cut cut;
   void *to;
@@ -1650,7 +1651,7 @@ typedef struct elements_scan {
   uint32_t count[ELEMENTS_SCAN_EACH]; /* by part of the thread */
 } elements_scan;
 
-/* The numbers of a thread's parts; 0 for parts that there are not. `whole` is a constant. */
+/* Reads the numbers of the thread's parts. Parts beyond the last one count 0. `whole` is a constant. */
 ELEMENTS_FN void elements_scan_read(int whole, const elements_compact *c, const uint32_t *numbers,
                                     uint32_t from, uint32_t *to) {
   ELEMENTS_UNROLL
@@ -1661,10 +1662,11 @@ ELEMENTS_FN void elements_scan_read(int whole, const elements_compact *c, const 
   }
 }
 
-/* Where a thread's parts begin, and whether there are all of them. */
+/* The first part of a thread. */
 ELEMENTS_FN uint32_t elements_scan_from(uint32_t warp, uint32_t lane) {
   return (warp * ELEMENTS_WARP + lane) * ELEMENTS_SCAN_EACH;
 }
+/* Do all of the thread's parts exist? */
 ELEMENTS_FN int elements_scan_whole(const elements_compact *c, uint32_t from) {
   return from + ELEMENTS_SCAN_EACH <= c->cut.parts;
 }
@@ -1833,7 +1835,8 @@ ELEMENTS_FN void elements_emit_scan(const elements_compact *c, elements_emit_sha
   }
 }
 
-/* Second: each thread learns how many are marked before its word, and tells where they are. Returns the tile's number. */
+/* Second: each thread computes how many elements of the tile are marked before its word, and writes to shared memory what the third
+ * step needs of its word. Returns how many elements of the tile are marked. */
 ELEMENTS_FN uint32_t elements_emit_places(int sparse, elements_emit_shared *shared, uint32_t warp,
                                           elements_emit *emit) {
   uint32_t before = 0, all = 0;
@@ -1856,7 +1859,7 @@ ELEMENTS_FN uint32_t elements_emit_places(int sparse, elements_emit_shared *shar
   return all;
 }
 
-/* Third, sparse: each thread sends every 256th of the tile's marked elements; k is the entry of the first. */
+/* Third, sparse: the threads of the block take the tile's marked elements in turn. The first element goes to entry k. */
 ELEMENTS_FN void elements_emit_sparse(int dtype, const elements_compact *c,
                                       const elements_emit_shared *shared, uint64_t tile,
                                       uint32_t thread, uint32_t all, uint64_t k) {
