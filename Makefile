@@ -71,7 +71,7 @@ CBLAS_FLAGS    := $(if $(CBLAS),$(shell pkg-config --cflags $(CBLAS)))
 CBLAS_TESTS    := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/cblas/test_*.c))
 
 # One program per file. Without cmocka those that need it are left out, and counted as skipped.
-INTERNAL_TESTS := $(wildcard tests/unit/*.c tests/oracle/*.c)
+INTERNAL_TESTS := $(wildcard tests/unit/*.c tests/oracle/*.c tests/seam/*.c)
 PUBLIC_TESTS   := $(wildcard tests/conform/*.c tests/sim/*.c tests/oom/*.c)
 HELPERS        := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/process/*.c))
 FUZZERS        := $(wildcard tests/fuzz/*.c)
