@@ -1,53 +1,71 @@
 #!/usr/bin/env python3
-"""Runs tests, prints the failures, and ends with `N passed, N failed, N skipped`.
+"""Runs tests, prints the failures and the slowest tests, and ends with `N passed, N failed, N skipped`.
 
-    run.py [--no-skip-but REGEX] [--jobs N] [--timeout S] TEST... [--alone TEST...]
+    run.py [--no-skip-but REGEX] [--jobs N] [--timeout S] [--lane NAME] TEST...
 
 TEST is a program (a test binary, or a .py or .sh script), or `name=shell command`; a time limit in
 seconds may follow the program or the name behind an @ (`build/tests/sim/seeds@600`).
+
+A script may say more in its first lines: `# lane: check` (without it: test), `# limit: 600` seconds, and
+`# alone: why`, if it needs the machine for itself. --lane leaves out scripts of other lanes.
 
 A test that prints TAP lines (`ok 1 - name`, `not ok 2 - name`, `ok 3 # SKIP why`) counts one per
 line; cmocka is configured to print them. A test that announces no case (`1..0`) has failed. Any other test
 counts one: passed with exit status 0, skipped with 77 (its last line is the reason), failed with any other
 status.
 
---jobs: this many tests at a time; those after --alone follow one by one.
+--jobs: this many tests at a time, the longest first as far as the last run in this build folder tells. Tests that
+need the machine alone follow one by one.
 
 --no-skip-but (or MLFAB_NO_SKIP_BUT): a skip whose reason does not match counts as failed, so that a
 machine that has everything cannot pass by skipping tests.
 """
 import argparse
 import concurrent.futures
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 TAP = re.compile(r"^(not )?ok\b[ \t]*(\d*)[ \t]*(?:- )?(.*?)[ \t]*(?:#[ \t]*(SKIP)\b[ \t:]*(.*))?$",
                  re.I)
 SKIPPED = 77
+TIMES = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "times.json")
+SLOWEST = 10
 
 
-class Outcome:
-    def __init__(self, name):
-        self.name, self.passed, self.seconds = name, 0, 0.0
+class Test:
+    """What is known of a test before it runs, and what came of it."""
+
+    def __init__(self, text, timeout):
+        self.name, _, command = text.partition("=")
+        self.name, _, seconds = self.name.partition("@")
+        self.lane, self.alone = "test", ""
+        if command:
+            self.command = command
+        elif self.name.endswith(".py"):
+            self.command = [sys.executable, self.name]
+        else:
+            self.command = [self.name if "/" in self.name else "./" + self.name]
+        if not command and self.name.endswith((".py", ".sh")):
+            seconds = self.read_head(seconds)
+        self.limit = float(seconds or timeout)
+        self.passed, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.failed = []   # what failed, a line each
         self.skipped = []  # (what, reason)
         self.output = ""
 
-
-def split(test):
-    """name, command, seconds or None"""
-    name, _, command = test.partition("=")
-    name, _, seconds = name.partition("@")
-    if not command:
-        if name.endswith(".py"):
-            command = [sys.executable, name]
-        else:
-            command = [name if "/" in name else "./" + name]
-    return name, command, float(seconds) if seconds else None
+    def read_head(self, seconds):
+        """Reads the comments at the beginning of a script; returns its limit."""
+        with open(self.name, encoding="utf-8") as file:
+            head = "".join(line for _, line in zip(range(20), file))
+        said = dict(re.findall(r"^# (lane|limit|alone): *(.*\S)", head, re.M))
+        self.lane, self.alone = said.get("lane", self.lane), said.get("alone", "")
+        return seconds or said.get("limit", "")
 
 
 def end_group(process):
@@ -58,32 +76,43 @@ def end_group(process):
         pass
 
 
-def run(test, timeout):
-    name, command, seconds = split(test)
-    outcome = Outcome(name)
-    limit = seconds or timeout
+def execute(test):
+    """Runs the command; returns its exit status, or None if it exceeded its limit."""
     environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONUNBUFFERED="1")
     began = time.monotonic()
-    late = False
-    try:
-        process = subprocess.Popen(command, shell=isinstance(command, str), env=environment,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
-    except OSError as error:
-        outcome.failed.append("cannot be run: %s" % error.strerror)
-        return outcome
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        late = True
-        end_group(process)
-        output, _ = process.communicate()
-    end_group(process)
-    outcome.seconds = time.monotonic() - began
-    outcome.output = output.decode("utf-8", "replace")
+    process = subprocess.Popen(test.command, shell=isinstance(test.command, str), env=environment,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    late = threading.Event()
+    timer = threading.Timer(test.limit, lambda: (late.set(), end_group(process)))
+    timer.start()
+    # A process that the test leaves behind may hold the pipe, so the end of the test itself is watched.
+    ended = []
 
+    def watch():
+        _, status, used = os.wait4(process.pid, 0)
+        ended.extend((os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime))
+        end_group(process)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    test.output = process.stdout.read().decode("utf-8", "replace")
+    watcher.join()
+    timer.cancel()
+    process.stdout.close()
+    process.returncode, test.cpu_seconds = ended
+    test.seconds = time.monotonic() - began
+    return None if late.is_set() else process.returncode
+
+
+def run(test):
+    try:
+        code = execute(test)
+    except OSError as error:
+        test.failed.append("cannot be run: %s" % error.strerror)
+        return test
     taps = 0
-    for line in outcome.output.splitlines():
+    for line in test.output.splitlines():
         match = TAP.match(line)
         if not match:
             continue
@@ -92,57 +121,74 @@ def run(test, timeout):
         title = title or "case " + number
         if directive and directive.upper() == "SKIP":
             # cmocka writes the name of a skipped case where others write the reason.
-            outcome.skipped.append((title, reason or "no reason given"))
+            test.skipped.append((title, reason or "no reason given"))
         elif bad:
-            outcome.failed.append(title)
+            test.failed.append(title)
         else:
-            outcome.passed += 1
+            test.passed += 1
 
-    code = process.returncode
-    if late:
-        outcome.failed.append("not finished after %g s" % limit)
+    if code is None:
+        test.failed.append("not finished after %g s" % test.limit)
     elif code < 0:
         try:
-            outcome.failed.append("killed by %s" % signal.Signals(-code).name)
+            test.failed.append("killed by %s" % signal.Signals(-code).name)
         except ValueError:
-            outcome.failed.append("killed by signal %d" % -code)
+            test.failed.append("killed by signal %d" % -code)
     elif taps == 0:
-        if re.search(r"^1\.\.0\b(?! *# *SKIP)", outcome.output, re.M | re.I):
-            outcome.failed.append("it ran no case")
+        if re.search(r"^1\.\.0\b(?! *# *SKIP)", test.output, re.M | re.I):
+            test.failed.append("it ran no case")
         elif code == 0:
-            outcome.passed = 1
+            test.passed = 1
         elif code == SKIPPED:
-            lines = outcome.output.strip().splitlines() or ["no reason given"]
-            outcome.skipped.append((name, lines[-1]))
+            lines = test.output.strip().splitlines() or ["no reason given"]
+            test.skipped.append((test.name, lines[-1]))
         else:
-            outcome.failed.append("exit status %d" % code)
-    elif code not in (0, SKIPPED) and not outcome.failed:
-        outcome.failed.append("exit status %d although no case failed" % code)
-    return outcome
+            test.failed.append("exit status %d" % code)
+    elif code not in (0, SKIPPED) and not test.failed:
+        test.failed.append("exit status %d although no case failed" % code)
+    return test
 
 
-def report(outcome, allowed):
+def report(test, allowed):
     """Prints one line per test; a failing one in full."""
     if allowed:
-        for what, reason in list(outcome.skipped):
+        for what, reason in list(test.skipped):
             if not allowed.search(reason):
-                outcome.skipped.remove((what, reason))
-                outcome.failed.append("%s: skipped, which is not allowed here: %s" % (what, reason))
-    word = "FAIL" if outcome.failed else "ok" if outcome.passed else "skip"
-    counts = "%d passed" % outcome.passed
-    if outcome.failed:
-        counts += ", %d failed" % len(outcome.failed)
-    if outcome.skipped:
-        counts += ", %d skipped" % len(outcome.skipped)
-    print("%-4s  %-44s %-24s %7.2f s" % (word, outcome.name, counts, outcome.seconds))
-    if outcome.failed:
-        for line in outcome.output.rstrip().splitlines():
+                test.skipped.remove((what, reason))
+                test.failed.append("%s: skipped, which is not allowed here: %s" % (what, reason))
+    word = "FAIL" if test.failed else "ok" if test.passed else "skip"
+    counts = "%d passed" % test.passed
+    if test.failed:
+        counts += ", %d failed" % len(test.failed)
+    if test.skipped:
+        counts += ", %d skipped" % len(test.skipped)
+    print("%-4s  %-44s %-24s %7.2f s" % (word, test.name, counts, test.seconds))
+    if test.failed:
+        for line in test.output.rstrip().splitlines():
             # The failing cases are easier to find without the passing ones.
             if not re.match(r"^ok\b(?!.*# ?SKIP)", line):
                 print("      | " + line)
-        for line in outcome.failed:
+        for line in test.failed:
             print("      failed: " + line)
     sys.stdout.flush()
+
+
+def known_times():
+    """name -> seconds, of earlier runs."""
+    try:
+        with open(TIMES, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def keep_times(times, tests):
+    times.update((test.name, round(test.seconds, 2)) for test in tests)
+    try:
+        with open(TIMES, "w", encoding="utf-8") as file:
+            json.dump(times, file, indent=0, sort_keys=True)
+    except OSError:
+        pass  # only the order of the next run depends on it
 
 
 def main():
@@ -150,33 +196,41 @@ def main():
     parser.add_argument("--no-skip-but", default=os.environ.get("MLFAB_NO_SKIP_BUT", ""))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
-    parser.add_argument("tests", nargs="*")
-    parser.add_argument("--alone", nargs="*", default=[])
+    parser.add_argument("--lane", default="")
+    parser.add_argument("tests", nargs="+")
     arguments = parser.parse_args()
-    if not arguments.tests + arguments.alone:
-        parser.error("no tests")
     allowed = re.compile(arguments.no_skip_but, re.I) if arguments.no_skip_but else None
 
-    outcomes = []
-    for tests, jobs in (arguments.tests, arguments.jobs), (arguments.alone, 1):
+    began = time.monotonic()
+    tests = [Test(text, arguments.timeout) for text in arguments.tests]
+    # A command has no lane: whoever passes it wants it.
+    tests = [t for t in tests if isinstance(t.command, str) or not t.name.endswith((".py", ".sh"))
+             or arguments.lane in ("", t.lane)]
+    times = known_times()
+    tests.sort(key=lambda test: -times.get(test.name, test.limit))
+    for some, jobs in ([t for t in tests if not t.alone], arguments.jobs), ([t for t in tests if t.alone], 1):
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(run, test, arguments.timeout) for test in tests]
-            for future in concurrent.futures.as_completed(futures):
-                outcomes.append(future.result())
-                report(outcomes[-1], allowed)
+            for future in concurrent.futures.as_completed([pool.submit(run, test) for test in some]):
+                report(future.result(), allowed)
+    keep_times(times, tests)
 
-    skips = [(o.name, what, reason) for o in outcomes for what, reason in o.skipped]
+    print("\nSlowest, in seconds of the clock and of processors:")
+    for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST]:
+        print("  %7.2f %7.2f  %s" % (test.seconds, test.cpu_seconds, test.name))
+    skips = [(t.name, what, reason) for t in tests for what, reason in t.skipped]
     if skips:
         print("\nSkipped:")
         for name, what, reason in skips:
             print("  %s: %s" % (name if what == name else name + ", " + what, reason))
-    failures = [(o.name, line) for o in outcomes for line in o.failed]
+    failures = [(t.name, line) for t in tests for line in t.failed]
     if failures:
         print("\nFailed:")
         for name, line in failures:
             print("  %s: %s" % (name, line))
-    print("\n%d passed, %d failed, %d skipped"
-          % (sum(o.passed for o in outcomes), len(failures), len(skips)))
+    print("\n%d tests took %.0f s, and %.0f s of processors" % (len(tests), time.monotonic() - began,
+                                                          sum(t.cpu_seconds for t in tests)))
+    print("%d passed, %d failed, %d skipped"
+          % (sum(t.passed for t in tests), len(failures), len(skips)))
     sys.exit(1 if failures else 0)
 
 

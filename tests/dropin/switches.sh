@@ -6,6 +6,7 @@ set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 run=${MLFAB_BUILD:-build}/mlfab-run
 case $run in /*) ;; *) run=$root/$run ;; esac
+built=$(dirname "$run")/mlfab.o # all of it, as make has built it
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 1' INT TERM
@@ -89,10 +90,10 @@ for build in none.o minimal/mlfab.o; do
   check "is told what was left out" ./left_out
 done
 
-# Worker 0's process serves with a build that has no filters; worker 1 has them, and is told.
-$compile -DMLFAB_WITH_SPARSE=0 -c full/mlfab.c -o no_sparse.o
+# Worker 0 serves with a build that has no filters and no scheduling. Worker 1 has filters, and is told.
+$compile -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_SCHED=0 -c full/mlfab.c -o no_sparse.o
 check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" no_sparse.o $link
-check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" full/mlfab.c $link
+check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" "$built" $link
 check "the worker is told which server" "$run" -n 2 -s 0 --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
 
 # mlfab-run makes a key, which a build without them refuses and says what helps; one without them makes none.
@@ -104,9 +105,8 @@ check "mlfab-run without keys" $compile -D_GNU_SOURCE -DMLFAB_WITH_KEYS=0 -Ifull
   "$root/tools/mlfab-run.c" no_keys.o $link
 check "runs without keys" ./run_keyless -n 2 --timeout 60 ./keyless
 
-# Two copies, one of which could be seen by the other.
-check "a copy in the program" $compile -rdynamic -DMLFAB_WITH_SCHED=0 -Ifull -o copies "$dropin/copies.c" \
-  full/mlfab.c $link -ldl
+# Two copies: the one in the program has no scheduling, and the other could see its symbols.
+check "a copy in the program" $compile -rdynamic -Ifull -o copies "$dropin/copies.c" no_sparse.o $link -ldl
 check "a copy in a shared object" $compile -fPIC -shared -fvisibility=hidden -DPLUGIN -Ifull -o copies.so \
   "$dropin/copies.c" full/mlfab.c $link
 check "two copies do not meet" ./copies ./copies.so "unix:$folder/socket"
