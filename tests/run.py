@@ -6,8 +6,8 @@
 TEST is a program (a test binary, or a .py or .sh script), or `name=shell command`; a time limit in
 seconds may follow the program or the name behind an @ (`build/tests/sim/seeds@600`).
 
-A script may say more in its first lines: `# lane: check` (without it: test), `# limit: 600` seconds, and
-`# alone: why`, if it needs the machine for itself. --lane leaves out scripts of other lanes.
+A script may say more in its first lines: `# lane: check` or `# lane: test, soak` (without it: test), `# limit: 600`
+seconds, and `# alone: why`, if it needs the machine for itself. --lane leaves out scripts of other lanes.
 
 A test that prints TAP lines (`ok 1 - name`, `not ok 2 - name`, `ok 3 # SKIP why`) counts one per
 line; cmocka is configured to print them. A test that announces no case (`1..0`) has failed. Any other test
@@ -44,7 +44,7 @@ class Test:
     def __init__(self, text, timeout):
         self.name, _, command = text.partition("=")
         self.name, _, seconds = self.name.partition("@")
-        self.lane, self.alone = "test", ""
+        self.lanes, self.alone = ["test"], ""
         if command:
             self.command = command
         elif self.name.endswith(".py"):
@@ -64,7 +64,7 @@ class Test:
         with open(self.name, encoding="utf-8") as file:
             head = "".join(line for _, line in zip(range(20), file))
         said = dict(re.findall(r"^# (lane|limit|alone): *(.*\S)", head, re.M))
-        self.lane, self.alone = said.get("lane", self.lane), said.get("alone", "")
+        self.lanes, self.alone = said.get("lane", "test").split(", "), said.get("alone", "")
         return seconds or said.get("limit", "")
 
 
@@ -162,7 +162,7 @@ def report(test, allowed):
         counts += ", %d failed" % len(test.failed)
     if test.skipped:
         counts += ", %d skipped" % len(test.skipped)
-    print("%-4s  %-44s %-24s %7.2f s" % (word, test.name, counts, test.seconds))
+    print("%-4s  %-44s %-24s %7.2f s %7.2f cpu" % (word, test.name, counts, test.seconds, test.cpu_seconds))
     if test.failed:
         for line in test.output.rstrip().splitlines():
             # The failing cases are easier to find without the passing ones.
@@ -205,7 +205,7 @@ def main():
     tests = [Test(text, arguments.timeout) for text in arguments.tests]
     # A command has no lane: whoever passes it wants it.
     tests = [t for t in tests if isinstance(t.command, str) or not t.name.endswith((".py", ".sh"))
-             or arguments.lane in ("", t.lane)]
+             or not arguments.lane or arguments.lane in t.lanes]
     times = known_times()
     tests.sort(key=lambda test: -times.get(test.name, test.limit))
     for some, jobs in ([t for t in tests if not t.alone], arguments.jobs), ([t for t in tests if t.alone], 1):

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
 CMake in its three ways; and which MPI libraries make finds. Everything happens in temporary folders, and nothing needs a
 network."""

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """cblas in real processes: fabrics with config.kernels, nodes that differ, builds without it, and the MNIST trainer, which
 multiplies by cblas_sgemm where it is."""
 import array

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: test, soak
 """A run that succeeds prints nothing and exits with 0: every kind of last call, 1 to 32 workers, with and
 without dedicated servers, over both transports.
 

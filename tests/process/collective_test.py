@@ -158,4 +158,4 @@ def test_one_comes_back():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

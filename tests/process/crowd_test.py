@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """Many processes on one host: how much memory the library takes, as /proc tells it. A page that processes share counts once."""
 import os
 import re

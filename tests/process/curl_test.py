@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """extras/mlfab_curl.c with real servers on loopback: prometheus-node-exporter (it is killed and started again while a node
 trains; in a network namespace beside real traffic of others) and prometheus-pushgateway; promtool reads what is pushed."""
 import os

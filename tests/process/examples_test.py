@@ -131,4 +131,4 @@ def test_server_dies():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """mlfab-fetch against a server of this test, which breaks off, lies and loops. Nothing comes from the internet: the files are
 generated, and the list of the tool itself is compared with its own format only."""
 import fcntl
@@ -337,4 +338,4 @@ def test_the_example_finds_what_was_loaded():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

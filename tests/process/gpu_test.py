@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """Programs for the GPU, the example build/gpu/14_gpu and tests/gpu/gpu_fabric: on the device where there is one, else on the host."""
 import os
 import re

@@ -22,7 +22,7 @@ def place(transport, name):
     """The address of a fabric."""
     if transport == "--tcp":
         return "tcp:127.0.0.1:%d" % free_port()
-    return "%s%s-%d" % ("shm:mlfab-" if transport == "--shm" else "unix:@mlfab-", name, os.getpid())
+    return "%s%s-%d-%d" % ("shm:mlfab-" if transport == "--shm" else "unix:@mlfab-", name, os.getpid(), time.monotonic_ns())
 
 
 def environment(address, **more):
@@ -202,4 +202,4 @@ def test_wrong_usage():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# lane: test, soak
+# limit: 1200
 """kill -9 of a random worker during pushes, again and again, over TCP and over shared memory. With a dedicated
 scheduler, the scheduler is killed, too, and so are workers that aggregate for others.
 
@@ -21,7 +23,7 @@ import tempfile
 import threading
 import time
 
-from process import RUN, SCALE, expect, helper, main, shared_memory_names, start, wait_until
+from process import RUN, SCALE, expect, expect_nothing_left, helper, main, shared_memory_names, start, wait_until
 
 WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
@@ -166,8 +168,7 @@ def one_run(options, kills, seed):
     expect(fabric.process.returncode == 0, "exit status %s" % fabric.process.returncode,
            fabric.told())
     check(fabric, options, seed)
-    left = shared_memory_names() - before
-    expect(not left, "nothing is left in /dev/shm", left)
+    expect_nothing_left(before)
     return sum(fabric.done), fabric.added
 
 

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# lane: check
+# limit: 600
 """Launchers, for real: mpirun of every MPI library, srun and sbatch in a Slurm that this test starts on loopback,
 torchrun, and the command of the Kubernetes manifest in network namespaces. They start the scripts of
 examples/launchers/. Each says its version, which docs/clusters.md repeats."""
@@ -568,7 +570,7 @@ def test_a_pod_that_starts_again():
 
 if __name__ == "__main__":
     try:
-        main(globals())
+        main(globals(), jobs=4)
     finally:
         for cluster_ in SLURM:
             cluster_.down()

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# lane: check
+# limit: 900
 """mlfab over MPI, with every MPI library for which `make` has built the programs of tests/mpi: the conformance suite,
 then jobs of several processes that mpirun starts, with every way to initialise MPI, every place for the roles, and the
 mistakes that a job can make; the Fortran example; MPI programs with libmlfab_mpi.so preloaded; and jobs that use mpirun

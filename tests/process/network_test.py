@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# lane: check
 """A real network: hosts in network namespaces behind shaped links (root, iproute2). Compares direct
 asynchronous pushes with scheduled ones: throughput, delay and utilisation of the server's link. Times are
 reported, not asserted; the sum, the delay bound and the exit of every process are asserted. The benefit of

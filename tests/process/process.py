@@ -1,4 +1,5 @@
 """Shared by the tests of real processes: where programs are, cases as TAP, running mlfab-run."""
+import concurrent.futures
 import os
 import random
 import re
@@ -103,6 +104,15 @@ def shared_memory_names():
     return {name for name in names if not name.startswith(("vader_segment.", "sm_segment.", "mpich_"))}
 
 
+def expect_nothing_left(before):
+    """Names in /dev/shm that are new since `before` go away. Another test may have names of its own for a while."""
+    left, until = shared_memory_names() - before, time.monotonic() + 60
+    while left and time.monotonic() < until:
+        time.sleep(0.1)
+        left &= shared_memory_names()
+    expect(not left, "nothing is left in /dev/shm", left)
+
+
 def write_mnist(folder, prefix, count, seed):
     """Files of MNIST's format: random sparse images, whose label follows from where their bright square is."""
     rng = random.Random(seed)
@@ -123,25 +133,39 @@ def write_mnist(folder, prefix, count, seed):
         file.write(struct.pack(">II", 2049, count) + labels)
 
 
-def main(namespace):
-    """Runs every function test_* of a module and prints TAP; arguments pick some by a pattern."""
+def alone(why):
+    """Marks a case that needs the machine for itself, and says why."""
+    def mark(function):
+        function.alone = why
+        return function
+    return mark
+
+
+def result_of(function):
+    """The TAP line of a case, without its number, and the lines of a failure."""
+    title = function.__name__[5:].replace("_", " ")
+    try:
+        function()
+        return True, title, []
+    except Skip as skip:
+        return True, "%s # SKIP %s" % (title, skip), []
+    except Exception as error:  # an exception fails this case only
+        text = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
+        return False, title, text.splitlines()
+
+
+def main(namespace, jobs=1):
+    """Runs every function test_* of a module and prints TAP; arguments pick some by a pattern. jobs: so many cases run at a
+    time, and then, one by one, those that are marked with alone()."""
     pattern = re.compile("|".join(sys.argv[1:]))
-    cases = [(name, function) for name, function in namespace.items()
-             if name.startswith("test_") and pattern.search(name)]
-    print("1..%d" % len(cases))
-    failures = 0
-    for number, (name, function) in enumerate(cases, 1):
-        title = name[5:].replace("_", " ")
-        try:
-            function()
-            print("ok %d - %s" % (number, title))
-        except Skip as skip:
-            print("ok %d - %s # SKIP %s" % (number, title, skip))
-        except Exception as error:  # an exception fails this case only
-            failures += 1
-            print("not ok %d - %s" % (number, title))
-            text = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
-            for line in text.splitlines():
-                print("# " + line)
-        sys.stdout.flush()
+    cases = [function for name, function in namespace.items() if name.startswith("test_") and pattern.search(name)]
+    print("1..%d" % len(cases), flush=True)
+    failures = number = 0
+    for some, threads in ([c for c in cases if not hasattr(c, "alone")], jobs), ([c for c in cases if hasattr(c, "alone")], 1):
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            for future in concurrent.futures.as_completed([pool.submit(result_of, case) for case in some]):
+                passed, title, lines = future.result()
+                number, failures = number + 1, failures + (not passed)
+                print("\n".join(["%sok %d - %s" % ("" if passed else "not ", number, title)] + ["# " + line for line in lines]),
+                      flush=True)
     sys.exit(1 if failures else 0)

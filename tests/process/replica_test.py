@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 
-from process import (RUN, clean_environment, expect, finish, helper, launch, main, run, shared_memory_names, start,
+from process import (RUN, clean_environment, expect, expect_nothing_left, finish, helper, launch, main, run, shared_memory_names, start,
                      wait_until)
 from replicas import BEAT, READ, Cast, Counters, Group, children, free_port, send
 
@@ -29,8 +29,8 @@ class Folder:
 
     def __exit__(self, kind, *_):
         self.folder.cleanup()
-        left = shared_memory_names() - self.before
-        expect(kind or not left, "nothing is left in /dev/shm", left)
+        if not kind:
+            expect_nothing_left(self.before)
 
 
 # --- nothing fails ---
@@ -470,4 +470,4 @@ def test_resume_without_the_replica_and_the_scheduler():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# lane: test, soak
+# limit: 600
 """Slices move between four servers, one to four and back, while eight workers push and pull: real processes.
 
 MLFAB_SCALE: runs of each kind; 10 in `make soak`, over TCP and over shared memory."""

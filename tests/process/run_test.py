@@ -344,4 +344,4 @@ def test_the_descriptor_neither_loses_a_wake_up_nor_burns_a_core():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# lane: soak
+# limit: 3600
 """Processes of every role are killed, restarted and stopped for seconds beside eight busy loops, over TCP and
 over shared memory. No living process may be declared dead: each reported death must be one that this script
 caused. Pushes continue after each event, and no acknowledged one is lost.
@@ -25,7 +27,7 @@ import tempfile
 import time
 
 from kill9_test import WORKERS, writers
-from process import SCALE, expect, main, shared_memory_names, is_alive, wait_until
+from process import SCALE, expect, expect_nothing_left, main, shared_memory_names, is_alive, wait_until
 from replicas import Group, children, send
 
 SECONDS = max(16.0, 1800.0 * SCALE / 100)  # in all
@@ -279,8 +281,7 @@ def soak_replicas(transport):
         kills, pairs, stops, seed = kills + one.kills, pairs + one.pairs, stops + one.stops, seed + 1
         beats += one.beats
         expect(one.kills > 0, "something is killed")
-    left = shared_memory_names() - before
-    expect(not left, "nothing is left in /dev/shm", left)
+    expect_nothing_left(before)
     print("# %s with replicas: %d kills, %d times two at a time, %d stops, %d durable updates, 0 lost, 0 doubled"
           % (transport, kills, pairs, stops, updates))
     for what in sorted({one[0] for one in beats}):

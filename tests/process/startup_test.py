@@ -417,4 +417,4 @@ def test_a_world_of_one_needs_nothing():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

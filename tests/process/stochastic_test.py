@@ -66,4 +66,4 @@ def test_one_does_not_call():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

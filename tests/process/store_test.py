@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# lane: check
+# limit: 600
 """Checkpoints in a WebDAV server (nginx, over TLS, with a password) and in S3 (store_s3.py, which checks every signature):
 they are made and loaded again by another number of servers, whatever the server does and whenever a run is killed.
 
@@ -504,4 +506,4 @@ def test_servers_that_are_none():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

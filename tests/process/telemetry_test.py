@@ -493,4 +493,4 @@ def test_top_on_a_terminal():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)

@@ -265,4 +265,4 @@ def test_other_versions_are_refused():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=4)
