@@ -1,5 +1,6 @@
-/* seeds.h - the seeds that a simulation runs: MLFAB_SEED=n runs one alone. Otherwise those that seeds.txt
- * lists for the program (each failed once), then the usual number from MLFAB_SEED_FIRST (1) on. */
+/* seeds.h - the seeds that a simulation runs: MLFAB_SEED=n runs one alone. Otherwise the seeds that seeds.txt lists for
+ * the program (each failed once), then the usual number from 1 on. Each other lane and variant has a range of its own, which
+ * begins with MLFAB_SEED_FIRST, and leaves seeds.txt to the plain tests. */
 #ifndef SEEDS_H
 #define SEEDS_H
 
@@ -10,7 +11,14 @@
 
 static inline uint64_t seeds_number(const char *name, uint64_t otherwise) {
   const char *text = getenv(name);
-  return text && *text ? strtoull(text, NULL, 10) : otherwise;
+  char *end;
+  if (!text || !*text) return otherwise;
+  uint64_t number = strtoull(text, &end, 10);
+  if (*end || number == 0 || *text == '-') {
+    fprintf(stderr, "%s=%s: a seed is a number from 1 on\n", name, text);
+    exit(2);
+  }
+  return number;
 }
 
 static inline uint64_t seeds_first(void) { return seeds_number("MLFAB_SEED_FIRST", 1); }
@@ -27,7 +35,10 @@ static inline int seeds_next(FILE *file, const char *program, uint64_t *seed_p) 
   return 0;
 }
 
-static inline FILE *seeds_open(void) { return fopen("tests/sim/seeds.txt", "r"); }
+/* NULL: seeds.txt is for another variant. */
+static inline FILE *seeds_open(void) {
+  return seeds_number("MLFAB_SEED_FIRST", 0) ? NULL : fopen("tests/sim/seeds.txt", "r");
+}
 
 /* Calls `one` with each seed; `one` ends the test when it fails. */
 static inline void seeds_run(const char *program, uint64_t count, void (*one)(uint64_t seed)) {

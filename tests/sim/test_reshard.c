@@ -683,7 +683,7 @@ static void test_seeds_that_failed_once(void **state) {
   uint64_t seed;
   FILE *file = getenv("MLFAB_SEED") ? NULL : seeds_open();
   (void)state;
-  if (!file) skip();
+  if (!file) return;
   while (failed < 3 && seeds_next(file, "reshard", &seed)) failed += try_seed(seed, 1, 0);
   fclose(file);
   assert_int_equal(failed, 0);
