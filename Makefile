@@ -299,7 +299,7 @@ $(call MPI_BENCHES,$(1)): $(1)/bench-%: $(1)/tests/bench/%.o
 $(filter-out %/plain %/linked,$(call MPI_PROGRAMS,$(1)) $(call MPI_BENCHES,$(1))): $(addprefix $(1)/,core/open/open.o core/open/build_info.o transports/mpi.o) $(LIBPARTS)
 $(call MPI_PROGRAMS,$(1)) $(call MPI_BENCHES,$(1)):
 	@$$(call MPICC,$(2)) $$(CFLAGS) $$(SAN) $$(LDFLAGS) -o $$@ $$(filter %.o %.a %.so,$$^) $$(LIBS)
-$(1)/13_mpi: examples/13_mpi.f90 extras/mlfab.f90 $(addprefix $(1)/,core/open/open.o core/open/build_info.o transports/mpi.o) $(LIBPARTS)
+$(1)/13_mpi: extras/mlfab.f90 examples/13_mpi.f90 $(addprefix $(1)/,core/open/open.o core/open/build_info.o transports/mpi.o) $(LIBPARTS)
 	@cd $$(@D) && $$(call MPIFORT,$(2)) -std=f2008 -Wall -O2 -g -o 13_mpi $$(abspath $$^) $$(LDFLAGS) $$(LIBS)
 mpi: $(call MPI_PROGRAMS,$(1)) $(if $(shell command -v $(call MPIFORT,$(2))),$(1)/13_mpi)
 endef
@@ -317,7 +317,7 @@ $(BUILD)/tests/cblas/%.o: MORE = $(CBLAS_FLAGS)
 $(BUILD)/cblas/mlfab-run: $(BUILD)/tools/mlfab-run.o
 $(BUILD)/cblas/02_push_pull: $(BUILD)/examples/02_push_pull.o
 $(BUILD)/cblas/mlfab-run $(BUILD)/cblas/02_push_pull: $(BLAS_PARTS) $(LIBPARTS)
-	@$(LINK) -o $@ $^ $(CBLAS_LIBS) $(LIBS)
+	@$(LINK) -o $@ $(filter %.o,$^) $(LIBPARTS) $(CBLAS_LIBS) $(LIBS)
 
 # CUDA's compiler may be a script in a folder of its own, so it is asked for the toolkit's place. GPU_ARCHS: 80 is an A100,
 # 90 an H100 or H200. PTX of the last one serves later GPUs.
