@@ -196,6 +196,7 @@ ON_DEVICE := tests/unit/test_model $(addprefix tests/sim/test_,consistency growt
 ##: builds and runs the tests of all that a user depends on (5 minutes); T=worker: those with "worker" in their name
 test: $(filter deps deps-check,$(MAKECMDGOALS))
 	@command -v $(PYTHON) >/dev/null || { echo 'make test: $(PYTHON) was not found; the tests are run by tests/run.py' >&2; exit 1; }
+	$(if $(T),$(if $(strip $(SOME) $(SOME_SCRIPTS)),,$(error no test has "$(T)" in its name: they are tests/*/test_*.c and tests/*/*_test.py)))
 	+@$(SUBMAKE) $(if $(T),run-some,test-built)
 	$(if $(T),,+@$(SUBMAKE) run-tests)
 
@@ -210,7 +211,6 @@ run-tests:
 SOME         = $(foreach test,$(MAIN_TESTS) $(CHECK_TESTS),$(if $(findstring $(T),$(notdir $(test))),$(test)))
 SOME_SCRIPTS = $(foreach test,$(SCRIPTS),$(if $(findstring $(T),$(notdir $(test))),$(test)))
 run-some: $(if $(T),$(call built,$(SOME)) $(if $(SOME_SCRIPTS),all $(SUPPORT)))
-	@[ -n '$(strip $(SOME) $(SOME_SCRIPTS))' ] || { echo 'make test T=$(T): no test has "$(T)" in its name; they are in tests/*/test_*.c and tests/*/*_test.py' >&2; exit 2; }
 	@$(RUN_TESTS) $(SOME_SCRIPTS) $(call tests,$(SOME))
 
 ##: guards a landing (12 minutes): sanitizers, planted bugs, drop-in, switches, fuzzers, MPI, launchers, format, tidy
@@ -230,6 +230,7 @@ sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addp
 HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
                gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
 in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(ASAN_SEEDS) $(2) $(BUILD)/asan/$(test)')
+in_tsan = '$(BUILD)/tsan/$(1) $(2)@900=$(TSAN_SEEDS) MLFAB_SCALE=0.1 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
 run-check:
 	@$(RUN_TESTS) --lane check \
 	  'planted bugs@900=$(PYTHON) tests/mutate.py planted --sample 15' 'tidy@900=tests/tidy.sh sample' \
@@ -238,8 +239,9 @@ run-check:
 	  $(call in_asan,$(filter tests/sim/%,$(MAIN_TESTS)),MLFAB_SCALE=0.2) \
 	  $(call in_asan,$(filter-out tests/sim/%,$(MAIN_TESTS)) $(CHECK_TESTS:tests/gpu/gpu_kernels=)) $(call tests,$(CHECK_TESTS)) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
-	  'libfuzzer@600=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
-	  $(foreach test,$(call runnable,$(TSAN_TESTS)),'$(BUILD)/tsan/$(test)@900=$(TSAN_SEEDS) MLFAB_SCALE=0.1 tests/tsan.sh $(BUILD)/tsan/$(test)') \
+	  'libfuzzer@600=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; make --no-print-directory fuzz FUZZ_SECONDS=10' \
+	  $(foreach test,$(call runnable,$(filter-out %/test_conform,$(TSAN_TESTS))),$(call in_tsan,$(test),)) \
+	  $(foreach only,$(if $(call found,cmocka),tcp shm),$(call in_tsan,tests/conform/test_conform,CONFORM_ONLY=$(only))) \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh $(PYTHON) tests/process/$(script)_test.py'))
 
 ##: the long tests in full length, all planted bugs, random mutants (hours); MLFAB_SCALE=1: a sample of the long tests
