@@ -24,7 +24,7 @@ static inline int dice_chance(uint64_t *dice, double p) {
 /* Prints an event with its time, if one seed runs alone. */
 static inline void say(mlfab_sim *sim, const char *format, ...) {
   va_list list;
-  if (!seeds_alone()) return;
+  if (!seeds_alone() || !seeds_now.again) return;
   printf("%9.3f ms ", (double)mlfab_sim_clock(sim) * 1e-6);
   va_start(list, format);
   vprintf(format, list);

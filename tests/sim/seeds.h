@@ -43,8 +43,12 @@ static inline uint64_t seeds_first(void) { return seeds_number("MLFAB_SEED_FIRST
 /* Does one seed run alone? Then the test tells what happens. */
 static inline int seeds_alone(void) { return seeds_number("MLFAB_SEED", 0) != 0; }
 
-/* Does the seed that runs have to run twice, with the same trace? */
-static inline int seeds_again(void) { return seeds_now.again; }
+/* Does the seed that ran have to run again, with the same trace? It tells nothing then. */
+static inline int seeds_again(void) {
+  int again = seeds_now.again;
+  seeds_now.again = 0;
+  return again;
+}
 
 /* The program's ("faults") next seed in seeds.txt: 1, or 0 behind the last. */
 static inline int seeds_next(FILE *file, const char *program, uint64_t *seed_p) {
