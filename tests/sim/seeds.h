@@ -1,27 +1,54 @@
-/* seeds.h - the seeds that a simulation runs: MLFAB_SEED=n runs one alone. Otherwise the seeds that seeds.txt lists for
- * the program (each failed once), then the usual number from 1 on. Each other lane and variant has a range of its own, which
- * begins with MLFAB_SEED_FIRST, and leaves seeds.txt to the plain tests. */
+/* seeds.h - the seeds that a random test runs (seeds_run), and how one of them fails (wrong).
+ *
+ * MLFAB_SEED=n runs seed n alone. MLFAB_SEED_FIRST=n begins the range of seeds at n; each lane of the Makefile has a range
+ * of its own. Without either, the range begins at 1, and the test's seeds of seeds.txt run before it: all of them, at any
+ * scale. Each of those failed once. */
 #ifndef SEEDS_H
 #define SEEDS_H
 
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cmocka.h>
 
+/* The seed that runs, or the one that has failed; 0: none. */
+static struct {
+  uint64_t seed;
+  int again; /* it runs twice */
+  const char *file;
+  char about[160];
+} seeds_now;
+
+/* The number in this variable of the environment. Ends the program if it is no number from 1 on. */
 static inline uint64_t seeds_number(const char *name, uint64_t otherwise) {
   const char *text = getenv(name);
-  char *end;
   if (!text || !*text) return otherwise;
-  uint64_t number = strtoull(text, &end, 10);
-  if (*end || number == 0 || *text == '-') {
-    fprintf(stderr, "%s=%s: a seed is a number from 1 on\n", name, text);
+  char *end;
+  errno = 0;
+  unsigned long long n = strtoull(text, &end, 10);
+  if (errno || *end || n < 1 || n > INT64_MAX || text[0] < '0' || text[0] > '9') {
+    fprintf(stderr, "%s=%s: a number from 1 on is wanted\n", name, text);
     exit(2);
   }
-  return number;
+  return n;
 }
 
 static inline uint64_t seeds_first(void) { return seeds_number("MLFAB_SEED_FIRST", 1); }
+
+/* Does one seed run alone? Then the test tells what happens. */
+static inline int seeds_alone(void) { return seeds_number("MLFAB_SEED", 0) != 0; }
+
+/* Does the seed that ran have to run again, with the same trace? It tells nothing then. */
+static inline int seeds_again(void) {
+  int again = seeds_now.again;
+  seeds_now.again = 0;
+  return again;
+}
 
 /* The program's ("faults") next seed in seeds.txt: 1, or 0 behind the last. */
 static inline int seeds_next(FILE *file, const char *program, uint64_t *seed_p) {
@@ -35,19 +62,63 @@ static inline int seeds_next(FILE *file, const char *program, uint64_t *seed_p) 
   return 0;
 }
 
-/* NULL: seeds.txt is for another variant. */
-static inline FILE *seeds_open(void) {
-  return seeds_number("MLFAB_SEED_FIRST", 0) ? NULL : fopen("tests/sim/seeds.txt", "r");
+static inline FILE *seeds_open(void) { return fopen("tests/sim/seeds.txt", "r"); }
+
+/* Tells how to repeat the seed that has failed. */
+static inline void seeds_tell(void) {
+  const char *devices = getenv("MLFAB_PLAYED");
+  if (seeds_now.seed == 0) return;
+  fprintf(stderr, "# seed %llu%s has failed; again: %sMLFAB_SEED=%llu build/%.*s\n",
+          (unsigned long long)seeds_now.seed, seeds_now.about,
+          devices && *devices ? "MLFAB_PLAYED=1 " : "", (unsigned long long)seeds_now.seed,
+          (int)strcspn(seeds_now.file, "."), seeds_now.file);
+  seeds_now.seed = 0;
 }
 
-/* Calls `one` with each seed; `one` ends the test when it fails. */
-static inline void seeds_run(const char *program, uint64_t count, void (*one)(uint64_t seed)) {
-  uint64_t seed = seeds_number("MLFAB_SEED", 0), first = seeds_first();
-  FILE *file = seed ? NULL : seeds_open();
-  if (seed) one(seed);
-  while (file && seeds_next(file, program, &seed)) one(seed);
-  if (file) fclose(file);
-  for (uint64_t i = 0; i < count && !getenv("MLFAB_SEED"); i++) one(first + i);
+static inline void seeds_one(uint64_t seed, int again, void (*one)(uint64_t seed)) {
+  seeds_now.seed = seed;
+  seeds_now.again = again;
+  seeds_now.about[0] = 0;
+  one(seed);
+  seeds_now.seed = 0;
+}
+
+static inline void seeds_run_of(const char *file, const char *name, uint64_t count,
+                                void (*one)(uint64_t seed)) {
+  uint64_t alone = seeds_number("MLFAB_SEED", 0), first = seeds_number("MLFAB_SEED_FIRST", 0), seed;
+  static int begun;
+  if (!begun++) (void)atexit(seeds_tell);
+  seeds_tell();
+  seeds_now.file = file;
+  if (alone) {
+    seeds_one(alone, 1, one);
+    return;
+  }
+  FILE *list = first ? NULL : seeds_open();
+  while (list && seeds_next(list, name, &seed)) seeds_one(seed, 1, one);
+  if (list) fclose(list);
+  for (uint64_t i = 0; i < count; i++) seeds_one((first ? first : 1) + i, i % 10 == 0, one);
+}
+
+/* Calls `one`, which ends the test when it fails, with each seed of the test `name`. */
+#define seeds_run(name, count, one) seeds_run_of(__FILE__, name, count, one)
+
+/* Says of the seed that runs what its failure should tell. */
+static inline void seeds_about(const char *format, ...) {
+  va_list list;
+  va_start(list, format);
+  vsnprintf(seeds_now.about, sizeof seeds_now.about, format, list);
+  va_end(list);
+}
+
+/* Ends the test, which has failed. */
+static inline void wrong(const char *format, ...) {
+  char text[512];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  fail_msg("%s", text);
 }
 
 #endif

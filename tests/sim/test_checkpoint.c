@@ -1,13 +1,7 @@
 /* test_checkpoint.c - checkpoints of simulated fabrics: restored with other numbers of servers and workers, in the middle
  * of a round, after slices have moved, with a scheduler and version tags; links that break; servers whose disks fail, that
  * die, or that read other files than the others. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
-#include "../unit/world.h"
+#include "job.h"
 
 #include "../unit/memory_disk.h"
 
@@ -23,7 +17,6 @@ typedef struct fabric {
 static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *const *disks,
                               uint32_t scheduler) {
   fabric *f = calloc(1, sizeof *f);
-  mlfab_error error;
   world *w = &f->w;
   world_init(w, workers, servers, 1);
   w->config.timeout_ns = 20ull * WORLD_S;
@@ -39,13 +32,9 @@ static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *c
     f->env[i].size = sizeof f->env[i];
     f->env[i].files = i < workers ? NULL : &disks[i - workers]->table;
     c.env = &f->env[i];
-    int code = mlfab_sim_open(w->sim, i, &c, &w->node[i], &error);
-    if (code) fail_msg("node %u: %s", (unsigned)i, error.text);
+    sim_open(w->sim, i, &c, &w->node[i]);
   }
-  for (uint32_t i = 0; i < w->nodes; i++) {
-    while (mlfab_is_ready(w->node[i], &error) == 0) assert_true(mlfab_sim_step(w->sim));
-    assert_int_equal(mlfab_is_ready(w->node[i], &error), 1);
-  }
+  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
   for (uint32_t i = 0; i < workers; i++)
     OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
   return f;
@@ -215,7 +204,6 @@ static void test_servers_that_join(void **state) {
   mlfab_checkpoint_info info = {.size = sizeof info};
   uint32_t to[] = {0, 3};
   fabric *f = calloc(1, sizeof *f);
-  mlfab_error error;
   world *w = &f->w;
   world_init(w, 2, 4, 1);
   w->config.timeout_ns = 20ull * WORLD_S;
@@ -229,11 +217,10 @@ static void test_servers_that_join(void **state) {
     f->env[i].size = sizeof f->env[i];
     f->env[i].files = i < 2 ? NULL : &same[i - 2]->table;
     c.env = &f->env[i];
-    if (i == 4) continue; /* server 2 never comes */
-    assert_int_equal(mlfab_sim_open(w->sim, i, &c, &w->node[i], &error), 0);
+    if (i != 4) sim_open(w->sim, i, &c, &w->node[i]); /* server 2 never comes */
   }
   for (uint32_t i = 0; i < w->nodes; i++)
-    while (i != 4 && mlfab_is_ready(w->node[i], &error) == 0) assert_true(mlfab_sim_step(w->sim));
+    if (i != 4) world_await(w, i);
   for (uint32_t i = 0; i < 2; i++)
     OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
   fabric_model(f, &o, NULL);
@@ -295,48 +282,50 @@ static void test_scheduled(void **state) {
 
 /* Connections break at any frame, and their last frames are lost or repeated:
  * each request is carried out once, and answered with what it has done. */
+static int whole; /* checkpoints that succeeded */
+
+static void links_break(uint64_t seed) {
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  const mlfab_sim_options faults = {.size = sizeof faults,
+                                    .seed = seed,
+                                    .loss = seed % 2 ? 0.1 : 0.02,
+                                    .duplicate = seed % 3 ? 0.05 : 0.0};
+  memory_disk *d = disk_new();
+  memory_disk *same[3] = {d, d, d};
+  uint64_t last = 0;
+  fabric *f = fabric_open(2, 3, same);
+  fabric_model(f, &o, NULL);
+  assert_int_equal(mlfab_sim_set_faults(f->w.sim, &faults), 0);
+  for (int i = 0; i < 6; i++) {
+    mlfab *node = f->w.node[i % 2];
+    mlfab_checkpoint_info info = {.size = sizeof info};
+    fabric_push(f, (uint32_t)i % 2, (uint64_t)i / 2);
+    int code = mlfab_checkpoint(node, NULL, &info);
+    assert_true(code == 0 || code == MLFAB_ERR_AGAIN || code == MLFAB_ERR_PEER_DEAD ||
+                code == MLFAB_ERR_TIMEOUT);
+    if (code) continue;
+    whole++;
+    assert_true(info.number > last && info.version >= (uint64_t)i / 2);
+    last = info.number;
+    char name[64];
+    snprintf(name, sizeof name, "%08llu.manifest", (unsigned long long)info.number);
+    assert_int_equal(disk_count(d, name), 1);
+    assert_int_equal(disk_count(d, ".part"), 0);
+  }
+  fabric_close(f);
+  if (last > 0) {
+    f = fabric_open(1, 2, same);
+    fabric_model(f, &o, "/disk");
+    fabric_close(f);
+  }
+  disk_drop(d);
+}
+
 static void test_links_break(void **state) {
   (void)state;
-  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
-  int whole = 0;
-  for (uint64_t seed = 1; seed <= 25; seed++) {
-    memory_disk *d = disk_new();
-    memory_disk *same[3] = {d, d, d};
-    uint64_t last = 0;
-    fabric *f = fabric_open(2, 3, same);
-    mlfab_sim_options faults;
-    fabric_model(f, &o, NULL);
-    memset(&faults, 0, sizeof faults);
-    faults.size = sizeof faults;
-    faults.seed = seed;
-    faults.loss = seed % 2 ? 0.1 : 0.02;
-    faults.duplicate = seed % 3 ? 0.05 : 0.0;
-    assert_int_equal(mlfab_sim_set_faults(f->w.sim, &faults), 0);
-    for (int i = 0; i < 6; i++) {
-      mlfab *node = f->w.node[i % 2];
-      mlfab_checkpoint_info info = {.size = sizeof info};
-      fabric_push(f, (uint32_t)i % 2, (uint64_t)i / 2);
-      int code = mlfab_checkpoint(node, NULL, &info);
-      assert_true(code == 0 || code == MLFAB_ERR_AGAIN || code == MLFAB_ERR_PEER_DEAD ||
-                  code == MLFAB_ERR_TIMEOUT);
-      if (code) continue;
-      whole++;
-      assert_true(info.number > last && info.version >= (uint64_t)i / 2);
-      last = info.number;
-      char name[64];
-      snprintf(name, sizeof name, "%08llu.manifest", (unsigned long long)info.number);
-      assert_int_equal(disk_count(d, name), 1);
-      assert_int_equal(disk_count(d, ".part"), 0);
-    }
-    fabric_close(f);
-    if (last > 0) {
-      f = fabric_open(1, 2, same);
-      fabric_model(f, &o, "/disk");
-      fabric_close(f);
-    }
-    disk_drop(d);
-  }
-  assert_true(whole > 100);
+  whole = 0;
+  seeds_run("checkpoint", test_cases(25), links_break);
+  assert_true(seeds_alone() || whole > 4 * (int)test_cases(25));
 }
 
 /* A server whose disk fails, or that is dead, is named; the older checkpoint
@@ -419,7 +408,6 @@ static void test_asker_dies(void **state) {
   memory_disk *disk = disk_new();
   mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
   mlfab_checkpoint_info info = {.size = sizeof info};
-  mlfab_error error;
   fabric *f = fabric_open(1, 1, &disk);
   fabric_model(f, &o, NULL);
   fabric_push(f, 0, 0);
@@ -431,8 +419,8 @@ static void test_asker_dies(void **state) {
   assert_int_equal(mlfab_sim_crash(f->w.sim, 0), 0);
   mlfab_sim_run(f->w.sim, 2ull * WORLD_S);
   mlfab_config c = world_config(&f->w, 0);
-  if (mlfab_sim_open(f->w.sim, 0, &c, &f->w.node[0], &error)) fail_msg("%s", error.text);
-  while (mlfab_is_ready(f->w.node[0], &error) == 0) assert_true(mlfab_sim_step(f->w.sim));
+  sim_open(f->w.sim, 0, &c, &f->w.node[0]);
+  world_await(&f->w, 0);
   OK(f->w.node[0], mlfab_tensor_add(f->w.node[0], 1, MLFAB_F32, COUNT));
   fabric_model(f, &o, NULL);
   OK(f->w.node[0], mlfab_restored(f->w.node[0], &info));

@@ -3,15 +3,9 @@
  *
  * Every worker adds 1 to its own elements of the tensors that it pushes, so the result of a pull tells
  * exactly which updates it contains. In two thirds of the fabrics a worker's updates cover some tensors
- * only, so that not every server has a part of them. A failing seed is printed with the command that
- * replays it. */
+ * only, so that not every server has a part of them. */
 #include "../unit/on_device.h"
-#include "../unit/world.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
-
-#include <cmocka.h>
+#include "job.h"
 
 enum { COUNT = 6144, STEPS = 12, MOST = 6, SERVERS = 4, TENSORS = 4, PART = COUNT / TENSORS };
 
@@ -41,16 +35,6 @@ typedef struct job {
 } job;
 
 static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
-
-static void wrong(const job *j, const char *format, ...) {
-  char text[256];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_consistency",
-           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
-}
 
 /* User conditions: stale synchronous with 2. */
 static int may_pull(void *user, const mlfab_sync_state *s) {
@@ -129,13 +113,13 @@ static void judge(job *j, uint32_t k) {
       double early = me->early && (touched(j, k, me->step - 1) >> t & 1);
       double own = all - (double)me->lost[t] - early;
       if (got > all || (got < own && !j->late))
-        wrong(j, "worker %u has %g of its own %g updates, element %u", k, got, all, i);
+        wrong("worker %u has %g of its own %g updates, element %u", k, got, all, i);
     }
     if (j->change || o == k) continue;
     if (j->sync.kind == MLFAB_SYNC_BSP && (got > all || got < all))
-      wrong(j, "BSP: worker %u at %g got %g of worker %u, not %g", k, step, got, o, all);
+      wrong("BSP: worker %u at %g got %g of worker %u, not %g", k, step, got, o, all);
     if (!done && got < with_tensor(j, o, least(j, step), t))
-      wrong(j, "worker %u at %g got %g of worker %u", k, step, got, o);
+      wrong("worker %u at %g got %g of worker %u", k, step, got, o);
   }
 }
 
@@ -170,7 +154,7 @@ static void advance(job *j, uint32_t k) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
   if (me->phase == COMPUTES && now >= me->until) begin_push(j, k);
   if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 5000000000u)
-    wrong(j, "worker %u waits for more than 5 s in step %llu", k, (unsigned long long)me->step);
+    wrong("worker %u waits for more than 5 s in step %llu", k, (unsigned long long)me->step);
   if (me->phase == PUSHES) {
     OK(node, mlfab_test(node, me->push, &done, &result));
     if (!done) return;
@@ -227,6 +211,7 @@ static void play(uint64_t seed, int changes) {
   world_open(&j.w, seed);
   j.sync = random_sync(&j);
   if (j.change > 100) j.sync.kind = MLFAB_SYNC_ASYNC; /* change is rare: servers come to differ */
+  seeds_about(", kind %u", j.sync.kind);
   j.late = j.sync.kind == MLFAB_SYNC_DROP;
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
@@ -246,7 +231,7 @@ static void play(uint64_t seed, int changes) {
   uint32_t joined = 0;
   for (uint32_t k = 0; k < workers; k++) compute(&j, k);
   while (joined < workers) {
-    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    sim_step(j.w.sim);
     joined = 0;
     for (uint32_t k = 0; k < workers; k++) {
       if (j.of[k].phase != JOINED) advance(&j, k);
@@ -262,7 +247,7 @@ static void play(uint64_t seed, int changes) {
     uint64_t lost = j.of[i % workers].lost[i / PART];
     double got = (double)j.of[0].w[i], all = with_tensor(&j, i % workers, STEPS, i / PART);
     if (got > all || got < all - (double)lost)
-      wrong(&j, "in the end element %u is %g, of %g updates with %llu dropped", i, got, all,
+      wrong("in the end element %u is %g, of %g updates with %llu dropped", i, got, all,
             (unsigned long long)lost);
   }
   world_close(&j.w);

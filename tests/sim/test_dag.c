@@ -9,28 +9,11 @@
  *
  * Half of the task graphs are persistent. Some operations wait for a trigger, which some ranks give
  * late; some are optional and often not triggered at all, so that messages come for rounds that are
- * over.
- *
- * MLFAB_SCALE=1 (the default) runs 60 seeds; MLFAB_SEED=n runs one alone. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
-#include "mlfab_sim.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+ * over. */
+#include "job.h"
 
 enum { RANKS = 7, OPS = 160, DEPS = 6, ROUNDS = 9, NOBODY = -1 };
 enum { COMPUTE, NOP, SEND, RECV, REDUCE, KINDS };
-#define MS 1000000ull
-#define SECOND 1000000000ull
 
 typedef struct op {
   int kind, outside, optional;
@@ -54,33 +37,24 @@ typedef struct rank {
   mlfab_request request;
 } rank;
 
-typedef struct world {
+typedef struct job {
   mlfab_sim *sim;
   uint64_t seed, dice;
   uint32_t ranks, nops;
   int persistent;
   rank rank[RANKS];
   op ops[OPS + RANKS];
-  char failure[256];
-} world;
+} job;
 
-static world w;
+static job w;
 
-static uint32_t below(uint32_t n) { return (uint32_t)(mix(w.dice++) % n); }
-
-static void broken(const char *format, ...) {
-  va_list arguments;
-  if (w.failure[0]) return;
-  va_start(arguments, format);
-  vsnprintf(w.failure, sizeof w.failure, format, arguments);
-  va_end(arguments);
-}
+static uint32_t below(uint32_t n) { return (uint32_t)dice_below(&w.dice, n); }
 
 /* A call that must succeed. */
 static void must(rank *r, int code, const char *what) {
   mlfab_error error = {0};
   if (code) mlfab_last_error(r->ctx, &error);
-  if (code) broken("rank %u: %s: %s (%s)", r->id, what, mlfab_error_name(code), error.text);
+  if (code) wrong("rank %u: %s: %s (%s)", r->id, what, mlfab_error_name(code), error.text);
 }
 #define MUST(r, call) must(r, call, #call)
 
@@ -268,10 +242,9 @@ static void compare(rank *r, uint64_t round) {
     const op *o = &w.ops[id];
     if (o->rank != r->id || o->cell != (int)id || o->optional) continue;
     for (uint32_t k = 0; k < o->len; k++) {
-      if (o->words[k] == o->literal[k]) continue;
-      broken("rank %u, round %llu: word %u of operation %u is wrong", r->id,
-             (unsigned long long)round, k, id);
-      return;
+      if (o->words[k] != o->literal[k])
+        wrong("rank %u, round %llu: word %u of operation %u is wrong", r->id,
+              (unsigned long long)round, k, id);
     }
   }
   r->checked++;
@@ -282,8 +255,8 @@ static int run(void *user, uint64_t round) {
   rank *r = of_rank(o);
   uint32_t id = (uint32_t)(o - w.ops), before = 0, computing = 0;
   if (round != r->checked && !(o->optional && round + 1 == r->checked))
-    broken("rank %u: operation %u runs in a round that is not", r->id, id);
-  if (o->runs == round + 1) broken("rank %u: operation %u runs twice", r->id, id);
+    wrong("rank %u: operation %u runs in a round that is not", r->id, id);
+  if (o->runs == round + 1) wrong("rank %u: operation %u runs twice", r->id, id);
   o->runs = round + 1;
   for (uint32_t d = 0; d < o->ndeps; d++) {
     if (w.ops[o->deps[d]].kind != COMPUTE) continue;
@@ -291,8 +264,7 @@ static int run(void *user, uint64_t round) {
     before += w.ops[o->deps[d]].runs == round + 1;
   }
   if (before < (o->need ? o->need : computing))
-    broken("rank %u, round %llu: operation %u runs too early", r->id, (unsigned long long)round,
-           id);
+    wrong("rank %u, round %llu: operation %u runs too early", r->id, (unsigned long long)round, id);
   if (id == r->check) {
     compare(r, round);
   } else {
@@ -334,7 +306,7 @@ static void add_op(rank *r, op *o) {
 
 static void build(rank *r) {
   MUST(r, mlfab_dag_create(r->ctx, &r->dag));
-  for (uint32_t id = 0; id < w.nops && !w.failure[0]; id++) {
+  for (uint32_t id = 0; id < w.nops; id++) {
     op *o = &w.ops[id];
     if (o->rank != r->id) continue;
     add_op(r, o);
@@ -352,14 +324,13 @@ static void build(rank *r) {
 }
 
 static void again(rank *r, void (*fn)(void *), uint64_t in_ns) {
-  if (mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + in_ns, fn, r)) broken("mlfab_sim_at");
+  if (mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + in_ns, fn, r)) wrong("mlfab_sim_at");
 }
 
 /* Triggers what is to be triggered, one after the other; looks whether the round is over. */
 static void step(void *user) {
   rank *r = user;
   int done = 0;
-  if (w.failure[0]) return;
   for (; r->at < w.nops; r->at++) {
     const op *o = &w.ops[r->at];
     if (o->rank != r->id || !o->outside || (o->optional && below(2))) continue;
@@ -389,7 +360,6 @@ static void step(void *user) {
 static void open_rank(void *user) {
   rank *r = user;
   MUST(r, mlfab_dag_open(r->dag, w.persistent, 20 * SECOND));
-  if (w.failure[0]) return;
   if (!w.persistent) MUST(r, mlfab_dag_start(r->dag, 20 * SECOND, &r->request));
   again(r, step, 1000 + below(1000000));
 }
@@ -397,7 +367,6 @@ static void open_rank(void *user) {
 static void open_world(void) {
   mlfab_sim_options sim = {.size = sizeof sim, .hosts = w.ranks, .seed = w.seed};
   mlfab_config config;
-  mlfab_error error;
   assert_int_equal(mlfab_sim_create(&sim, &w.sim), 0);
   for (uint32_t i = 0; i < w.ranks; i++) {
     mlfab_config_init(&config);
@@ -405,14 +374,9 @@ static void open_world(void) {
     config.rank = (int32_t)i;
     config.heartbeat_ns = 100 * MS;
     w.rank[i].id = i;
-    assert_int_equal(mlfab_sim_open(w.sim, i, &config, &w.rank[i].ctx, &error), 0);
+    sim_open(w.sim, i, &config, &w.rank[i].ctx);
   }
-  for (uint32_t i = 0; i < w.ranks;) {
-    int ready = mlfab_is_ready(w.rank[i].ctx, &error);
-    if (ready < 0) fail_msg("rank %u: %s", (unsigned)i, error.text);
-    if (ready == 0) assert_int_equal(mlfab_sim_step(w.sim), 1);
-    i += ready == 1;
-  }
+  for (uint32_t i = 0; i < w.ranks; i++) sim_await(w.sim, w.rank[i].ctx);
 }
 
 static void close_world(void) {
@@ -425,7 +389,7 @@ static void close_world(void) {
   mlfab_sim_run(w.sim, SECOND);
   for (uint32_t i = 0; i < w.ranks; i++) {
     MUST(&w.rank[i], mlfab_get_stats(w.rank[i].ctx, &stats, sizeof stats));
-    if (stats.collective_epochs != 1 || stats.frames_refused) broken("rank %u: a failure", i);
+    if (stats.collective_epochs != 1 || stats.frames_refused) wrong("rank %u: a failure", i);
     mlfab_abandon(&w.rank[i].ctx);
   }
   for (uint32_t id = 0; id < w.nops; id++) {
@@ -449,6 +413,8 @@ static void run_seed(uint64_t seed) {
   w.ranks = 1 + below(RANKS);
   w.persistent = (int)below(2);
   draw(w.ranks + 4 + below(below(2) ? 30 : OPS - RANKS));
+  seeds_about(" (%u ranks, %u operations, %s)", w.ranks, w.nops,
+              w.persistent ? "persistent" : "called");
   open_world();
   for (uint32_t i = 0; i < w.ranks; i++) build(&w.rank[i]);
   if (below(3)) {
@@ -460,19 +426,15 @@ static void run_seed(uint64_t seed) {
   }
   for (uint32_t i = 0; i < w.ranks; i++) again(&w.rank[i], open_rank, 1 + below(1000000));
   uint64_t until = mlfab_sim_clock(w.sim) + 60 * SECOND;
-  while (!finished() && !w.failure[0]) {
-    if (!mlfab_sim_step(w.sim)) broken("nothing happens any more");
-    if (mlfab_sim_clock(w.sim) > until) broken("it hangs");
+  while (!finished()) {
+    sim_step(w.sim);
+    if (mlfab_sim_clock(w.sim) > until) wrong("it hangs");
   }
-  if (!w.failure[0]) close_world();
-  if (w.failure[0])
-    fail_msg("seed %llu (%u ranks, %u operations, %s): %s", (unsigned long long)seed, w.ranks,
-             w.nops, w.persistent ? "persistent" : "called", w.failure);
+  close_world();
 }
 
 static void test_random(void **state) {
   (void)state;
-  if (!mlfab_transport_sim()) skip();
   seeds_run("dag", test_cases(60), run_seed);
 }
 

@@ -5,14 +5,10 @@
  * more than it has pushed, all or nothing of each update in a slice, and of the updates that were answered DURABLE all.
  * In the end a shard's slices have the same.
  * What was answered APPLIED and is lost with a copy is at most div_max in the norm of the shard, and is what
- * the workers' statistics say. A failing seed is printed with the command that replays it. */
+ * the workers' statistics say. */
 #include "../unit/on_device.h"
-#include "../unit/world.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
+#include "job.h"
 
-#include <cmocka.h>
 #include <math.h>
 
 enum {
@@ -83,16 +79,6 @@ static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); 
 
 static uint64_t below_more(job *j, uint64_t n) { return chance_below(&j->more, n); }
 
-static void wrong(const job *j, const char *format, ...) {
-  char text[256];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_failover",
-           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
-}
-
 /* Hosts: workers, servers, replicas, the scheduler. */
 static uint32_t host_of_scheduler(const job *j) { return j->w.workers + 2 * j->w.servers; }
 
@@ -120,7 +106,7 @@ static void hear(void *user, const mlfab_event_info *info) {
     s->serves = copy;
   } else if (info->kind == MLFAB_EVENT_IN_SYNC && copy == s->serves) {
     if (info->code == 0 && s->in_sync)
-      wrong(j, "server %d: the other copy is in sync again, and was not lost", (int)info->rank);
+      wrong("server %d: the other copy is in sync again, and was not lost", (int)info->rank);
     s->in_sync = info->code == 0;
   } else {
     return;
@@ -153,10 +139,8 @@ static mlfab_config node_config(job *j, uint32_t i) {
 }
 
 static void open_node(job *j, uint32_t i) {
-  mlfab_error error;
   mlfab_config c = node_config(j, i);
-  if (mlfab_sim_open(j->w.sim, i, &c, &j->w.node[i], &error))
-    wrong(j, "node %u: %s", i, error.text);
+  sim_open(j->w.sim, i, &c, &j->w.node[i]);
 }
 
 /* --- one worker --- */
@@ -170,25 +154,22 @@ static void compute(worker *me) {
   assert_int_equal(mlfab_sim_at(me->job->w.sim, me->asked_ns + ns, step_of, me), 0);
 }
 
-static uint32_t slice_of(const job *j, uint32_t element) {
-  return element / (COUNT / j->w.servers / CUTS);
-}
-
 /* How many updates of each worker are in each slice of a pulled model. */
 static void count(const job *j, const float *w, uint64_t got[WORKERS][SERVERS * CUTS]) {
-  int known[WORKERS][SERVERS * CUTS] = {{0}};
-  for (uint32_t i = 0; i < COUNT; i++) {
-    uint32_t o = i % j->w.workers, s = slice_of(j, i);
-    uint64_t n = (uint64_t)w[i];
-    if (!known[o][s]) got[o][s] = n;
-    known[o][s] = 1;
-    if (n != got[o][s])
-      wrong(j, "element %u of slice %u has %llu updates of worker %u, others %llu", i, s,
-            (unsigned long long)n, o, (unsigned long long)got[o][s]);
-    if (n > j->of[o].step - j->of[o].dropped)
-      wrong(j, "element %u has %llu updates of %llu, of which %llu were dropped", i,
-            (unsigned long long)n, (unsigned long long)j->of[o].step,
-            (unsigned long long)j->of[o].dropped);
+  const uint32_t slices = j->w.servers * CUTS, workers = j->w.workers;
+  for (uint32_t s = 0, i = 0; s < slices; s++) {
+    for (uint32_t k = 0; k < workers; k++) got[(i + k) % workers][s] = (uint64_t)w[i + k];
+    for (uint32_t o = i % workers; i < COUNT / slices * (s + 1); i++) {
+      uint64_t n = (uint64_t)w[i];
+      if (n != got[o][s])
+        wrong("element %u of slice %u has %llu updates of worker %u, others %llu", i, s,
+              (unsigned long long)n, o, (unsigned long long)got[o][s]);
+      if (n > j->of[o].step - j->of[o].dropped)
+        wrong("element %u has %llu updates of %llu, of which %llu were dropped", i,
+              (unsigned long long)n, (unsigned long long)j->of[o].step,
+              (unsigned long long)j->of[o].dropped);
+      if (++o == workers) o = 0;
+    }
   }
 }
 
@@ -199,7 +180,7 @@ static void judge(worker *me) {
   for (uint32_t o = 0; o < j->w.workers; o++) {
     for (uint32_t s = 0; s < j->w.servers * CUTS; s++) {
       if (got[o][s] < me->then[o] && j->sync.kind == MLFAB_SYNC_ASYNC)
-        wrong(j, "slice %u has %llu updates of worker %u, %llu were durable", s,
+        wrong("slice %u has %llu updates of worker %u, %llu were durable", s,
               (unsigned long long)got[o][s], o, (unsigned long long)me->then[o]);
     }
   }
@@ -218,27 +199,15 @@ static void step_of(void *user) {
   if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 20000000000u) {
     mlfab_error error;
     int phase = me->phase;
-    for (uint32_t k = 0; k < j->w.workers && getenv("MLFAB_LOUD"); k++) {
-      if (k == me->rank || j->of[k].phase == COMPUTES) {
-        fprintf(stderr, "worker %u: phase %d step %llu\n", k, (int)j->of[k].phase,
-                (unsigned long long)j->of[k].step);
-        continue;
-      }
-      j->of[k].phase = AWAY;
-      mlfab_cancel(j->w.node[k], j->of[k].request);
-      mlfab_wait(j->w.node[k], j->of[k].request, 0, &result);
-      mlfab_last_error(j->w.node[k], &error);
-      fprintf(stderr, "worker %u: %llu %s\n", k, (unsigned long long)j->of[k].step, error.text);
-    }
     me->phase = AWAY;
     mlfab_cancel(node, me->request);
     mlfab_wait(node, me->request, 0, &result);
     mlfab_last_error(node, &error);
-    wrong(j, "worker %u waits for more than 20 s in step %llu, %s: %s", me->rank,
+    wrong("worker %u waits for more than 20 s in step %llu, %s: %s", me->rank,
           (unsigned long long)me->step, phase == PUSHES ? "push" : "pull", error.text);
   }
   if (me->phase == COMPUTES && now > me->asked_ns) {
-    for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % j->w.workers == me->rank ? 1.0f : 0.0f;
+    for (uint32_t i = me->rank; i < COUNT; i += j->w.workers) me->u[i] = 1.0f;
     me->asks_durable = j->acks == 2 ? (int)below(j, 2) : j->acks;
     options.ack = me->asks_durable ? MLFAB_ACK_DURABLE : MLFAB_ACK_APPLIED;
     OK(node, mlfab_push_start(node, &update, 1, &options, &me->request));
@@ -249,14 +218,11 @@ static void step_of(void *user) {
     OK(node, mlfab_test(node, me->request, &done, &result));
     if (!done) return;
     j->last_ns = now;
-    if (getenv("DBG"))
-      fprintf(stderr, "%.4f worker %u phase %d step %llu done\n", (double)now / 1e9, me->rank,
-              me->phase, (unsigned long long)me->step);
     int dropped = me->phase == PUSHES && j->bound > 0 && result.status == MLFAB_ERR_DROPPED;
     if (result.status && !dropped) {
       mlfab_error error;
       mlfab_last_error(node, &error);
-      wrong(j, "worker %u, step %llu: %s", me->rank, (unsigned long long)me->step, error.text);
+      wrong("worker %u, step %llu: %s", me->rank, (unsigned long long)me->step, error.text);
     }
     if (me->phase == PUSHES) {
       if (me->asks_durable && !dropped) me->durable++;
@@ -291,13 +257,7 @@ static void join_all(job *j, uint64_t seed, uint32_t workers, uint32_t servers) 
   world_network(&j->w, seed);
   j->w.nodes -= j->spare;
   for (uint32_t i = 0; i < j->w.nodes; i++) open_node(j, i);
-  for (uint32_t i = 0; i < j->w.nodes;) {
-    mlfab_error error;
-    int ready = mlfab_is_ready(j->w.node[i], &error);
-    if (ready < 0) wrong(j, "node %u: %s", i, error.text);
-    if (ready == 0 && !mlfab_sim_step(j->w.sim)) wrong(j, "nothing happens any more");
-    i += ready == 1;
-  }
+  for (uint32_t i = 0; i < j->w.nodes; i++) world_await(&j->w, i);
   for (uint32_t k = 0; k < workers; k++) {
     worker *me = &j->of[k];
     me->job = j;
@@ -332,8 +292,8 @@ static void run(job *j) {
   for (uint32_t k = 0; k < j->w.workers;) {
     if (j->of[k].phase == LEAVES)
       k++;
-    else if (!mlfab_sim_step(j->w.sim))
-      wrong(j, "nothing happens any more");
+    else
+      sim_step(j->w.sim);
   }
   for (uint32_t k = 0; k < j->w.workers; k++) mlfab_sim_watch(j->w.sim, k, NULL, NULL);
 }
@@ -353,25 +313,25 @@ static uint64_t finish(job *j) {
       uint64_t got = all[o][CUTS * s], missing = of->step - of->dropped - got;
       for (uint32_t k = CUTS * s; k < CUTS * (s + 1); k++) assert_int_equal(all[o][k], got);
       if (got < of->durable)
-        wrong(j, "in the end shard %u has %llu updates of worker %u, %llu were durable", s,
+        wrong("in the end shard %u has %llu updates of worker %u, %llu were durable", s,
               (unsigned long long)got, o, (unsigned long long)of->durable);
       lost[o] += missing;
       missing -= missing < of->open ? missing : of->open;
       norm += (double)missing * sqrt((double)(COUNT / j->w.servers / j->w.workers));
     }
     if (norm > 0.0 && norm > bound * 1.000001)
-      wrong(j, "shard %u has lost %g, div_max is %g, in %u takeovers", s, norm, j->div_max,
+      wrong("shard %u has lost %g, div_max is %g, in %u takeovers", s, norm, j->div_max,
             j->shards[s].takeovers);
   }
   for (uint32_t k = 0; k < j->w.workers; k++) {
     mlfab_stats stats;
     OK(j->w.node[k], mlfab_get_stats(j->w.node[k], &stats, sizeof stats));
     if (j->of[k].crashes ? lost[k] < stats.updates_lost : lost[k] != stats.updates_lost)
-      wrong(j,
-            "%llu parts of updates of worker %u are missing, %llu were reported, it crashed %llu "
-            "times",
-            (unsigned long long)lost[k], k, (unsigned long long)stats.updates_lost,
-            (unsigned long long)j->of[k].crashes);
+      wrong(
+          "%llu parts of updates of worker %u are missing, %llu were reported, it crashed %llu "
+          "times",
+          (unsigned long long)lost[k], k, (unsigned long long)stats.updates_lost,
+          (unsigned long long)j->of[k].crashes);
     sum += lost[k];
   }
   return sum;
@@ -586,25 +546,27 @@ static void test_before_the_model(void **state) {
 }
 
 /* A worker is lost with the server: the replica waits for it for a while, and the rounds go on without it. */
-static void test_worker_lost(void **state) {
+static void worker_lost(uint64_t seed) {
   static job j;
+  init(&j, seed);
+  j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
+  j.div_max = 1000.0;
+  begin(&j, seed, 3, 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  assert_true(j.shards[0].in_sync);
+  for (uint32_t i = 0; i < 3; i++) compute(&j.of[i]);
+  mlfab_sim_run(j.w.sim, 50 * WORLD_MS + below(&j, 100 * WORLD_MS));
+  mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
+  mlfab_sim_crash(j.w.sim, 2);
+  j.of[2].phase = LEAVES;
+  j.goal = STEPS + j.of[0].step;
+  run(&j);
+  world_close(&j.w);
+}
+
+static void test_worker_lost(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 4; seed++) {
-    init(&j, seed);
-    j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
-    j.div_max = 1000.0;
-    begin(&j, seed, 3, 1);
-    mlfab_sim_run(j.w.sim, WORLD_S);
-    assert_true(j.shards[0].in_sync);
-    for (uint32_t i = 0; i < 3; i++) compute(&j.of[i]);
-    mlfab_sim_run(j.w.sim, 50 * WORLD_MS + below(&j, 100 * WORLD_MS));
-    mlfab_sim_crash(j.w.sim, host_of_copy(&j, 0, 0));
-    mlfab_sim_crash(j.w.sim, 2);
-    j.of[2].phase = LEAVES;
-    j.goal = STEPS + j.of[0].step;
-    run(&j);
-    world_close(&j.w);
-  }
+  seeds_run("lost", test_cases_from(4, 4), worker_lost);
 }
 
 /* A copy of server 0 is replaced by a process on another host, then the other copy, too: each is found where it is. */
@@ -619,7 +581,6 @@ static void test_other_hosts(void **state) {
   for (uint32_t i = 0; i < 2; i++) compute(&j.of[i]);
   for (uint32_t copy = 0; copy < 2; copy++) {
     uint32_t former = host_of_copy(&j, 0, copy), host = j.w.nodes + copy;
-    mlfab_error error;
     mlfab_sim_run(j.w.sim, 100 * WORLD_MS);
     assert_true(j.shards[0].in_sync);
     mlfab_sim_crash(j.w.sim, former);
@@ -628,7 +589,7 @@ static void test_other_hosts(void **state) {
     mlfab_config c = node_config(&j, former);
     snprintf(c.coordinator, sizeof c.coordinator, "sim:%u,sim:%u", j.w.nodes,
              copy ? host : host_of_copy(&j, 0, 1));
-    assert_int_equal(mlfab_sim_open(j.w.sim, host, &c, &j.w.node[host], &error), 0);
+    sim_open(j.w.sim, host, &c, &j.w.node[host]);
     mlfab_sim_run(j.w.sim, 2 * WORLD_S);
   }
   assert_true(j.shards[0].in_sync);
@@ -664,19 +625,17 @@ static void fault(job *j) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
   uint32_t voters = 2 * j->w.servers + 1, host = j->w.workers + (uint32_t)below(j, voters);
   if (j->back_ns && now >= j->back_ns) {
-    if (getenv("DBG")) fprintf(stderr, "%.4f BACK %u\n", (double)now / 1e9, j->away);
     open_node(j, j->away);
     /* It has forgotten its votes, and has to hear both others first. */
     for (uint32_t s = 0; s < j->w.servers; s++) j->shards[s].changed_ns = now;
     j->back_ns = 0;
   }
   if (j->faults > 0 && now > j->next_ns + 60 * (uint64_t)WORLD_S)
-    wrong(j, "the copies are not all in sync after 60 s");
+    wrong("the copies are not all in sync after 60 s");
   if (j->faults == 0 || now < j->next_ns || !calm(j)) return;
   j->faults--;
   j->next_ns = now + WORLD_MS * (100 + below(j, 500));
   uint64_t what = below(j, 4);
-  if (getenv("DBG")) fprintf(stderr, "%.4f FAULT %d host %u\n", (double)now / 1e9, (int)what, host);
   switch (what) {
     case 0:
       mlfab_sim_pause(j->w.sim, host, WORLD_MS * (20 + below(j, 380)));
@@ -697,15 +656,13 @@ static void worker_back(worker *me) {
   job *j = me->job;
   mlfab *node = j->w.node[me->rank];
   uint64_t now = mlfab_sim_clock(j->w.sim);
-  mlfab_error error;
   if (me->phase == GONE && now >= me->back_ns) {
     open_node(j, me->rank);
     me->phase = OPENS;
   } else if (me->phase == OPENS) {
-    int ready = mlfab_is_ready(node, &error);
-    if (ready < 0) wrong(j, "worker %u does not come back: %s", me->rank, error.text);
+    int ready = sim_ready(node);
     if (now - me->back_ns > 20 * (uint64_t)WORLD_S)
-      wrong(j, "worker %u is not back after 20 s", me->rank);
+      wrong("worker %u is not back after 20 s", me->rank);
     if (ready == 0) return;
     OK(node, mlfab_tensor_add(node, 0, MLFAB_F32, COUNT));
     start_model(j, me->rank);
@@ -756,6 +713,7 @@ static void play(uint64_t seed) {
   uint64_t bound = below(&j, 3);
   j.div_max = bound == 0 ? 0.0 : bound == 1 ? norm * (double)(1 + below(&j, 8)) : HUGE_VAL;
   j.w.servers = servers;
+  seeds_about(", kind %u", j.sync.kind);
   draw_more(&j);
   begin(&j, seed, workers, servers);
   mlfab_sim_run(j.w.sim, WORLD_S / 2);
@@ -767,7 +725,7 @@ static void play(uint64_t seed) {
   for (uint32_t away = 0; away < workers;) {
     fault(&j);
     worker_fault(&j);
-    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    sim_step(j.w.sim);
     for (uint32_t k = 0; k < workers; k++) {
       if (j.of[k].phase != LEAVES) continue;
       j.of[k].phase =
@@ -784,7 +742,7 @@ static void play(uint64_t seed) {
 
 static void test_faults(void **state) {
   (void)state;
-  seeds_run("failover", test_cases(200), play);
+  seeds_run("failover", test_cases(120), play);
 }
 
 int main(void) {

@@ -9,25 +9,8 @@
  *
  * Checks: at every pull, that a slice has one version, that nothing seen before is missing, and that
  * acknowledged updates are there; that every call ends in time; at the end, without faults, that marks,
- * results and mlfab_push_status agree. A tenth of the seeds runs twice: same hash.
- *
- * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone and
- * prints what happens. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
-#include "mlfab_sim.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+ * results and mlfab_push_status agree. A tenth of the seeds runs twice: same hash. */
+#include "job.h"
 
 enum {
   HOSTS = 5,
@@ -36,22 +19,10 @@ enum {
   SLOTS = 3,    /* pushes at once */
   MARKS_MAX = HOSTS * LIVES * UPDATES
 };
-#define MS 1000000ull
-#define SECOND 1000000000ull
 /* A worker that gives up because a server is dead to it may have updates in a round that this server keeps
  * open until the worker has been silent for five heartbeats. Afterwards the model equals the acknowledged
  * updates. */
 #define ROUNDS_CLOSE (3 * SECOND)
-
-/* ---- random numbers ---- */
-
-typedef struct dice {
-  uint64_t state;
-} dice;
-
-static uint64_t roll(dice *d) { return mix(d->state++); }
-static uint64_t below(dice *d, uint64_t n) { return roll(d) % n; }
-static int chance(dice *d, double p) { return (double)(roll(d) >> 11) * 0x1p-53 < p; }
 
 /* ---- the plan of a seed ---- */
 
@@ -93,7 +64,7 @@ static uint32_t plan_most_slices(const plan *p, uint32_t want) {
   return most == 0 ? 1 : want < most ? want : (uint32_t)most;
 }
 
-static void plan_network(plan *p, dice *d) {
+static void plan_network(plan *p, uint64_t *d) {
   mlfab_sim_options *o = &p->sim;
   uint64_t bytes = p->big * p->width;
   /* For a node that also serves, another server that seems dead stays dead. */
@@ -101,14 +72,14 @@ static void plan_network(plan *p, dice *d) {
   double frames = 4.0 + (double)(bytes / p->chunk);
   o->size = sizeof *o;
   o->hosts = HOSTS;
-  o->seed = roll(d) | 1;
-  o->latency_ns = 20000 + below(d, 2 * MS);
-  o->latency_jitter = chance(d, 0.7) ? 0.5 : 0.0;
-  o->rate_bytes_per_s = 10000000ull << below(d, 6);
-  o->buffer_bytes = 16384ull << below(d, 6);
+  o->seed = dice_roll(d) | 1;
+  o->latency_ns = 20000 + dice_below(d, 2 * MS);
+  o->latency_jitter = dice_chance(d, 0.7) ? 0.5 : 0.0;
+  o->rate_bytes_per_s = 10000000ull << dice_below(d, 6);
+  o->buffer_bytes = 16384ull << dice_below(d, 6);
   /* An update of many frames must have a chance to arrive whole. */
-  o->loss = (chance(d, 0.8) ? 0.2 : 0.02) / frames;
-  o->duplicate = (chance(d, 0.8) ? 0.2 : 0.02) / frames;
+  o->loss = (dice_chance(d, 0.8) ? 0.2 : 0.02) / frames;
+  o->duplicate = (dice_chance(d, 0.8) ? 0.2 : 0.02) / frames;
   o->reorder = 0.05;
   o->partition = lasting ? 1.0 : 3.0;
   o->partition_ns = lasting ? 2 * SECOND : 400 * MS;
@@ -121,18 +92,18 @@ static void plan_network(plan *p, dice *d) {
 /* Uses its own random numbers, so that older seeds keep their meaning. 1 when updates should be large
  * enough to be planned. */
 static int plan_scheduler(plan *p, uint64_t seed) {
-  dice d = {mix(seed ^ 0x5c4ed)};
+  uint64_t d = mix(seed ^ 0x5c4ed);
   mlfab_schedule *s = &p->schedule;
   mlfab_schedule_init(s);
-  if (chance(&d, 0.5)) return 0;
-  p->scheduler = chance(&d, 0.5) ? MLFAB_SCHEDULER_BESIDE : MLFAB_SCHEDULER_OWN;
+  if (dice_chance(&d, 0.5)) return 0;
+  p->scheduler = dice_chance(&d, 0.5) ? MLFAB_SCHEDULER_BESIDE : MLFAB_SCHEDULER_OWN;
   if (p->scheduler == MLFAB_SCHEDULER_OWN) p->workers--;
-  s->best = (uint32_t)chance(&d, 0.3);
-  s->whole = (uint32_t)chance(&d, 0.3);
-  s->plan_ahead_ns = (1 + below(&d, 200)) * MS;
-  if (chance(&d, 0.2)) s->interval_ns = (5 + below(&d, 100)) * MS;
-  if (chance(&d, 0.3)) s->delay_bound = 2 + below(&d, 20);
-  return chance(&d, 0.8);
+  s->best = (uint32_t)dice_chance(&d, 0.3);
+  s->whole = (uint32_t)dice_chance(&d, 0.3);
+  s->plan_ahead_ns = (1 + dice_below(&d, 200)) * MS;
+  if (dice_chance(&d, 0.2)) s->interval_ns = (5 + dice_below(&d, 100)) * MS;
+  if (dice_chance(&d, 0.3)) s->delay_bound = 2 + dice_below(&d, 20);
+  return dice_chance(&d, 0.8);
 }
 
 /* Uses its own random numbers too. Even with updates applied at once, pulls may have to wait. */
@@ -140,47 +111,47 @@ static void plan_consistency(plan *p, uint64_t seed) {
   static const uint32_t kinds[] = {MLFAB_SYNC_SSP, MLFAB_SYNC_DSPS, MLFAB_SYNC_PSSP,
                                    MLFAB_SYNC_PSSP_DYNAMIC};
   static const uint32_t tags[] = {1, 16, 256};
-  dice d = {mix(seed ^ 0x7a95)};
+  uint64_t d = mix(seed ^ 0x7a95);
   mlfab_sync *s = &p->consistency;
-  if (chance(&d, 0.4)) p->tags = tags[below(&d, 3)];
-  if (p->sync != MLFAB_SYNC_ASYNC || chance(&d, 0.5)) return;
+  if (dice_chance(&d, 0.4)) p->tags = tags[dice_below(&d, 3)];
+  if (p->sync != MLFAB_SYNC_ASYNC || dice_chance(&d, 0.5)) return;
   s->size = sizeof *s;
-  s->kind = kinds[below(&d, 4)];
-  s->staleness = (int64_t)below(&d, 4);
-  s->soft = (uint32_t)below(&d, 2);
-  s->only_fastest = (uint32_t)below(&d, 2);
+  s->kind = kinds[dice_below(&d, 4)];
+  s->staleness = (int64_t)dice_below(&d, 4);
+  s->soft = (uint32_t)dice_below(&d, 2);
+  s->only_fastest = (uint32_t)dice_below(&d, 2);
   s->chance = 0.7;
 }
 
 static void plan_make(plan *p, uint64_t seed) {
-  dice d = {mix(seed)};
+  uint64_t d = mix(seed);
   memset(p, 0, sizeof *p);
-  uint64_t shape = below(&d, 4);
+  uint64_t shape = dice_below(&d, 4);
   p->dedicated = shape < 2;
   p->servers = shape == 0 || shape == 2 ? 1 : 2;
   p->workers = p->dedicated ? HOSTS - p->servers : HOSTS;
-  int large = chance(&d, 0.4) || plan_scheduler(p, seed);
-  p->floats = chance(&d, 0.3);
-  p->width = p->floats && p->servers == 1 && chance(&d, 0.5) ? 4 : 8;
-  p->big = large ? 4000 + 2 * below(&d, 6000) : 2 * (1 + below(&d, 40));
+  int large = dice_chance(&d, 0.4) || plan_scheduler(p, seed);
+  p->floats = dice_chance(&d, 0.3);
+  p->width = p->floats && p->servers == 1 && dice_chance(&d, 0.5) ? 4 : 8;
+  p->big = large ? 4000 + 2 * dice_below(&d, 6000) : 2 * (1 + dice_below(&d, 40));
   if (p->servers > 1 && !large) p->big += 2000; /* every server gets a part */
-  p->whole = !p->floats && chance(&d, 0.5);
-  p->sync = chance(&d, 0.5) ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
+  p->whole = !p->floats && dice_chance(&d, 0.5);
+  p->sync = dice_chance(&d, 0.5) ? MLFAB_SYNC_BSP : MLFAB_SYNC_ASYNC;
   if (p->sync == MLFAB_SYNC_BSP) p->schedule.delay_bound = MLFAB_UNBOUNDED;
-  p->deterministic = p->sync == MLFAB_SYNC_BSP && chance(&d, 0.3);
-  p->more = p->sync == MLFAB_SYNC_BSP && chance(&d, 0.2);
-  p->chunk = 1024u << below(&d, large ? 6 : 3);
-  p->eager = large ? 512u << below(&d, 4) : 8192u << below(&d, 4);
-  p->block = 1024u << below(&d, 5);
-  p->slices = plan_most_slices(p, chance(&d, 0.3) ? p->servers : 4 * p->servers);
-  p->merge_max = chance(&d, 0.5) ? 0 : 1;
-  p->cancels = chance(&d, 0.4);
-  p->harsh = chance(&d, 0.4);
-  p->meetings = chance(&d, 0.4);
-  p->first_weights = chance(&d, 0.5);
-  p->loses = p->harsh && chance(&d, 0.3);
+  p->deterministic = p->sync == MLFAB_SYNC_BSP && dice_chance(&d, 0.3);
+  p->more = p->sync == MLFAB_SYNC_BSP && dice_chance(&d, 0.2);
+  p->chunk = 1024u << dice_below(&d, large ? 6 : 3);
+  p->eager = large ? 512u << dice_below(&d, 4) : 8192u << dice_below(&d, 4);
+  p->block = 1024u << dice_below(&d, 5);
+  p->slices = plan_most_slices(p, dice_chance(&d, 0.3) ? p->servers : 4 * p->servers);
+  p->merge_max = dice_chance(&d, 0.5) ? 0 : 1;
+  p->cancels = dice_chance(&d, 0.4);
+  p->harsh = dice_chance(&d, 0.4);
+  p->meetings = dice_chance(&d, 0.4);
+  p->first_weights = dice_chance(&d, 0.5);
+  p->loses = p->harsh && dice_chance(&d, 0.3);
   p->heartbeat_ns = 200 * MS;
-  p->tick_ns = (5 + below(&d, 60)) * MS;
+  p->tick_ns = (5 + dice_below(&d, 60)) * MS;
   plan_network(p, &d);
   plan_consistency(p, seed);
 }
@@ -240,7 +211,7 @@ typedef struct worker {
 typedef struct run {
   plan plan;
   uint64_t seed;
-  dice dice;
+  uint64_t dice;
   mlfab_sim *sim;
   mlfab *server[2], *scheduler;
   worker workers[HOSTS];
@@ -251,29 +222,20 @@ typedef struct run {
   int blocked;
   int offenders; /* updates with NaN that servers have reported */
   uint8_t message[64];
-  int verbose, calm;
+  int calm;
   uint64_t outcome; /* hash of all results */
-  char failure[256];
 } run;
-
-static void broken(run *r, const char *format, ...) {
-  va_list arguments;
-  if (r->failure[0]) return;
-  va_start(arguments, format);
-  vsnprintf(r->failure, sizeof r->failure, format, arguments);
-  va_end(arguments);
-}
 
 static uint64_t now(const run *r) { return mlfab_sim_clock(r->sim); }
 
-static void say(const run *r, const worker *w, const char *format, ...) {
-  va_list arguments;
-  if (!r->verbose) return;
-  printf("%9.3f ms worker %u life %u: ", (double)now(r) * 1e-6, w->rank, w->life);
-  va_start(arguments, format);
-  vprintf(format, arguments);
-  va_end(arguments);
-  printf("\n");
+/* Tells of a worker, if one seed runs alone. */
+static void note(const worker *w, const char *format, ...) {
+  char text[200];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  say(w->run->sim, "worker %u life %u: %s", w->rank, w->life, text);
 }
 
 static uint32_t mark(const worker *w, uint32_t life, uint32_t k) {
@@ -353,8 +315,8 @@ static void check_slices(run *r, const uint8_t *image, const char *when) {
     }
     int64_t here = get_big(p, image, e);
     if (!begins && here != value) {
-      broken(r, "%s: element %llu differs from its neighbour in slice %llu: a part of an update",
-             when, (unsigned long long)e, (unsigned long long)slice);
+      wrong("%s: element %llu differs from its neighbour in slice %llu: a part of an update", when,
+            (unsigned long long)e, (unsigned long long)slice);
       return;
     }
     value = here;
@@ -375,8 +337,7 @@ static void check_rounds(run *r, const uint8_t *image) {
     least = count < least ? count : least;
     most = count > most ? count : most;
   }
-  if (least != most)
-    broken(r, "a model with %u rounds of one worker and %u of another", most, least);
+  if (least != most) wrong("a model with %u rounds of one worker and %u of another", most, least);
 }
 
 static void check_marks(run *r, worker *w, const uint8_t *image) {
@@ -386,13 +347,13 @@ static void check_marks(run *r, worker *w, const uint8_t *image) {
     for (int side = 0; side < 2; side++) {
       int64_t count = get_mark(p, image, side, m);
       if (count < 0 || count > 1)
-        broken(r, "update %u of worker %u's life %u was applied %lld times", k, rank, life,
-               (long long)count);
+        wrong("update %u of worker %u's life %u was applied %lld times", k, rank, life,
+              (long long)count);
       if (count && !r->updates[rank][life][k].started)
-        broken(r, "update %u of worker %u's life %u was applied and never pushed", k, rank, life);
+        wrong("update %u of worker %u's life %u was applied and never pushed", k, rank, life);
       if (count < w->seen[side][m])
-        broken(r, "worker %u saw update %u of worker %u's life %u, and does not see it now",
-               w->rank, k, rank, life);
+        wrong("worker %u saw update %u of worker %u's life %u, and does not see it now", w->rank, k,
+              rank, life);
       w->seen[side][m] = count;
     }
   }
@@ -408,10 +369,10 @@ static void check_own(run *r, worker *w, const uint8_t *image) {
     uint32_t m = mark(w, w->life, k);
     if (get_mark(p, image, 0, m) && get_mark(p, image, 1, m)) continue;
     if ((w->pull_acked >> k & 1) && p->sync == MLFAB_SYNC_ASYNC)
-      broken(r, "worker %u does not see its update %u, which was acknowledged", w->rank, k);
+      wrong("worker %u does not see its update %u, which was acknowledged", w->rank, k);
     /* An update with MORE without its end is not in a round yet. */
     if (p->sync != MLFAB_SYNC_BSP || p->more) continue;
-    if (!u->missed && !u->known) say(r, w, "does not see its update %u yet", k);
+    if (!u->missed && !u->known) note(w, "does not see its update %u yet", k);
     u->missed = 1;
   }
 }
@@ -430,8 +391,8 @@ static void check_time(run *r, const worker *w, const char *what, uint64_t waite
                        uint64_t timeout) {
   uint64_t limit = timeout + r->plan.heartbeat_ns + 3 * r->plan.sim.pause_ns;
   if (waited > limit)
-    broken(r, "worker %u's %s took %.3f s, its deadline was %.3f s", w->rank, what,
-           (double)waited * 1e-9, (double)timeout * 1e-9);
+    wrong("worker %u's %s took %.3f s, its deadline was %.3f s", w->rank, what,
+          (double)waited * 1e-9, (double)timeout * 1e-9);
 }
 
 /* May this worker's context go on, or has it lost a server? */
@@ -445,14 +406,14 @@ static void learn(run *r, worker *w, uint32_t k, int code) {
   u->known = 1;
   u->code = code;
   if (code == 0 && u->missed)
-    broken(r, "worker %u's update %u was acknowledged, and a pull after it had not seen it",
-           w->rank, k);
-  if (code == 0 && u->nan_side) broken(r, "worker %u's update %u with NaN was applied", w->rank, k);
+    wrong("worker %u's update %u was acknowledged, and a pull after it had not seen it", w->rank,
+          k);
+  if (code == 0 && u->nan_side) wrong("worker %u's update %u with NaN was applied", w->rank, k);
 }
 
 /* A life is over: what is unknown about its updates stays unknown. */
-static void bury(run *r, worker *w, const char *why) {
-  say(r, w, "ends: %s", why);
+static void bury(worker *w, const char *why) {
+  note(w, "ends: %s", why);
   if (w->life < LIVES && w->next > 0) w->life++;
   w->next = 0;
   w->firsts = 0;
@@ -466,27 +427,26 @@ static void bury(run *r, worker *w, const char *why) {
 static void give_up(run *r, worker *w, const char *why) {
   /* A node that also serves must stay: it only announces that it will not push any more. */
   if (!r->plan.dedicated && w->rank < r->plan.servers) {
-    if (w->phase < JOINING) say(r, w, "retires: %s", why);
+    if (w->phase < JOINING) note(w, "retires: %s", why);
     if (w->phase < JOINING) w->phase = JOINING;
     return;
   }
   if (w->ctx) mlfab_abandon(&w->ctx);
-  bury(r, w, why);
+  bury(w, why);
 }
 
 static void end_push(run *r, worker *w, slot *s, const mlfab_result *result) {
   const update *u = &r->updates[w->rank][w->life][s->k];
-  say(r, w, "update %u (seq %llu): %s, applied %u, refused %u", s->k,
-      (unsigned long long)result->seq, mlfab_error_name(result->status), result->applied,
-      result->refused);
+  note(w, "update %u (seq %llu): %s, applied %u, refused %u", s->k, (unsigned long long)result->seq,
+       mlfab_error_name(result->status), result->applied, result->refused);
   s->request = 0;
   check_time(r, w, "push", result->waited_ns, s->timeout_ns);
   if (result->seq != u->seq)
-    broken(r, "the result of update %llu names update %llu", (unsigned long long)u->seq,
-           (unsigned long long)result->seq);
+    wrong("the result of update %llu names update %llu", (unsigned long long)u->seq,
+          (unsigned long long)result->seq);
   if (result->status == MLFAB_ERR_NOT_FINITE && result->rank != (int32_t)w->rank)
-    broken(r, "worker %u's NaN was blamed on %d", w->rank, (int)result->rank);
-  if (result->status == 0 && result->refused > 0) broken(r, "a push that succeeded was refused");
+    wrong("worker %u's NaN was blamed on %d", w->rank, (int)result->rank);
+  if (result->status == 0 && result->refused > 0) wrong("a push that succeeded was refused");
   if (result->status != 0) r->uneven = 1;
   learn(r, w, s->k, result->status);
 }
@@ -498,7 +458,7 @@ static void collect(run *r, worker *w) {
     slot *s = &w->slots[i];
     if (!s->request) continue;
     code = mlfab_test(w->ctx, s->request, &done, &result);
-    if (code) broken(r, "mlfab_test of a push: %s", mlfab_error_name(code));
+    if (code) wrong("mlfab_test of a push: %s", mlfab_error_name(code));
     if (code || !done) continue;
     r->outcome = mix(r->outcome ^ (uint64_t)(uint32_t)result.status ^ result.version << 32);
     lost |= is_fatal(result.status);
@@ -506,10 +466,10 @@ static void collect(run *r, worker *w) {
   }
   if (w->ctx && w->pull) {
     code = mlfab_test(w->ctx, w->pull, &done, &result);
-    if (code) broken(r, "mlfab_test of a pull: %s", mlfab_error_name(code));
+    if (code) wrong("mlfab_test of a pull: %s", mlfab_error_name(code));
     if (!code && done) {
-      say(r, w, "pull: %s, version %llu", mlfab_error_name(result.status),
-          (unsigned long long)result.version);
+      note(w, "pull: %s, version %llu", mlfab_error_name(result.status),
+           (unsigned long long)result.version);
       w->pull = 0;
       check_time(r, w, "pull", result.waited_ns, w->pull_timeout_ns);
       lost |= is_fatal(result.status);
@@ -522,7 +482,8 @@ static void collect(run *r, worker *w) {
 /* ---- what a worker does ---- */
 
 static uint64_t patience(run *r) {
-  if (r->plan.cancels && !r->calm && chance(&r->dice, 0.1)) return MS + below(&r->dice, 100 * MS);
+  if (r->plan.cancels && !r->calm && dice_chance(&r->dice, 0.1))
+    return MS + dice_below(&r->dice, 100 * MS);
   return 8 * SECOND;
 }
 
@@ -537,10 +498,10 @@ static void start_push(run *r, worker *w, slot *s) {
   int64_t one = 1;
   for (int side = 0; side < 2; side++) memcpy(s->data + plan_mark_at(p, side, m), &one, 8);
   for (uint64_t e = 0; e < p->big; e++) put_big(p, s->data, e, worth(p, m));
-  if (p->floats && chance(&r->dice, 0.15)) {
-    uint64_t e = chance(&r->dice, 0.5) ? 0 : p->big - 1;
+  if (p->floats && dice_chance(&r->dice, 0.15)) {
+    uint64_t e = dice_chance(&r->dice, 0.5) ? 0 : p->big - 1;
     u->nan_side = e && p->servers > 1 ? 2 : 1;
-    put_wrong(p, s->data, e, chance(&r->dice, 0.5));
+    put_wrong(p, s->data, e, dice_chance(&r->dice, 0.5));
     r->uneven = 1;
   }
   mlfab_push_options_init(&options);
@@ -556,7 +517,7 @@ static void start_push(run *r, worker *w, slot *s) {
     if (is_fatal(code)) {
       give_up(r, w, "it cannot push");
     } else if (code != MLFAB_ERR_AGAIN) {
-      broken(r, "push_start: %s", mlfab_error_name(code));
+      wrong("push_start: %s", mlfab_error_name(code));
     }
     return;
   }
@@ -587,7 +548,7 @@ static void start_pull(run *r, worker *w) {
   if (is_fatal(code)) {
     give_up(r, w, "it cannot pull");
   } else if (code != MLFAB_ERR_AGAIN) {
-    broken(r, "pull_start: %s", mlfab_error_name(code));
+    wrong("pull_start: %s", mlfab_error_name(code));
   }
 }
 
@@ -629,12 +590,12 @@ static void define(run *r, worker *w) {
   int code = mlfab_tensor_add(w->ctx, 1, MLFAB_I64, plan_marks(p));
   if (!code) code = mlfab_tensor_add(w->ctx, 2, type, p->big);
   if (!code) code = mlfab_tensor_add(w->ctx, 3, MLFAB_I64, plan_marks(p));
-  if (code && code != MLFAB_ERR_TENSOR) broken(r, "tensor_add: %s", mlfab_error_name(code));
+  if (code && code != MLFAB_ERR_TENSOR) wrong("tensor_add: %s", mlfab_error_name(code));
   if (w->rank == 0 && n) w->firsts++;
   block(r, w, MODEL);
   code = mlfab_model_start(w->ctx, &options, n ? bufs : NULL, n);
   unblock(r, w);
-  say(r, w, "model_start: %s", mlfab_error_name(code));
+  note(w, "model_start: %s", mlfab_error_name(code));
   if (!code) {
     w->phase = WORKING;
     if (n) {
@@ -645,7 +606,7 @@ static void define(run *r, worker *w) {
   } else if (is_fatal(code)) {
     give_up(r, w, "model_start failed");
   } else if (code != MLFAB_ERR_TIMEOUT) {
-    broken(r, "worker %u's model_start: %s", w->rank, mlfab_error_name(code));
+    wrong("worker %u's model_start: %s", w->rank, mlfab_error_name(code));
   }
 }
 
@@ -656,11 +617,11 @@ static void meet(run *r, worker *w) {
   int code = mlfab_barrier(
       w->ctx, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   unblock(r, w);
-  say(r, w, "barrier: %s", mlfab_error_name(code));
+  note(w, "barrier: %s", mlfab_error_name(code));
   for (uint32_t i = 0; !code && i < r->plan.workers; i++) {
     const worker *other = &r->workers[i];
     if (!other->met && !other->reborn && !r->deaths && other->phase <= WORKING)
-      broken(r, "worker %u passed the barrier without worker %u", w->rank, i);
+      wrong("worker %u passed the barrier without worker %u", w->rank, i);
   }
   if (is_fatal(code)) give_up(r, w, "barrier failed");
 }
@@ -676,9 +637,9 @@ static void tell(run *r, worker *w) {
       w->ctx, 1, data, sizeof data,
       &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   unblock(r, w);
-  say(r, w, "broadcast: %s", mlfab_error_name(code));
+  note(w, "broadcast: %s", mlfab_error_name(code));
   if (!code && memcmp(data, r->message, sizeof data) != 0)
-    broken(r, "worker %u got another broadcast than was sent", w->rank);
+    wrong("worker %u got another broadcast than was sent", w->rank);
   if (is_fatal(code)) give_up(r, w, "broadcast failed");
 }
 
@@ -687,7 +648,7 @@ static void join(run *r, worker *w) {
   block(r, w, JOIN);
   int code = mlfab_finish(w->ctx, 8 * SECOND);
   unblock(r, w);
-  say(r, w, "join: %s", mlfab_error_name(code));
+  note(w, "join: %s", mlfab_error_name(code));
   if (is_fatal(code) && w->phase != JOINING) give_up(r, w, "join failed");
   if (w->phase != AWAY) w->phase = DONE;
 }
@@ -699,13 +660,13 @@ static void work(run *r, worker *w) {
   if (w->phase != WORKING) return;
   for (uint32_t i = 0; i < SLOTS; i++) {
     if (!w->slots[i].request) continue;
-    if (p->cancels && !r->calm && chance(&r->dice, 0.05)) {
-      say(r, w, "cancels update %u", w->slots[i].k);
+    if (p->cancels && !r->calm && dice_chance(&r->dice, 0.05)) {
+      note(w, "cancels update %u", w->slots[i].k);
       r->uneven = 1;
       mlfab_cancel(w->ctx, w->slots[i].request);
     }
   }
-  if (w->pull && p->cancels && chance(&r->dice, 0.03)) mlfab_cancel(w->ctx, w->pull);
+  if (w->pull && p->cancels && dice_chance(&r->dice, 0.03)) mlfab_cancel(w->ctx, w->pull);
   uint32_t open = 0;
   for (uint32_t i = 0; i < SLOTS; i++) {
     if (w->slots[i].request) {
@@ -718,13 +679,13 @@ static void work(run *r, worker *w) {
     meet(r, w);
   } else if (p->meetings && !p->harsh && !w->told && !w->reborn && w->next >= UPDATES / 2) {
     tell(r, w);
-  } else if (w->next < last && idle < SLOTS && chance(&r->dice, 0.7)) {
+  } else if (w->next < last && idle < SLOTS && dice_chance(&r->dice, 0.7)) {
     uint32_t k = w->next;
     start_push(r, w, &w->slots[idle]);
     if (w->phase == WORKING && w->next > k) number(r, w, k);
   }
   if (w->phase != WORKING) return;
-  if (!w->pull && chance(&r->dice, 0.4)) start_pull(r, w);
+  if (!w->pull && dice_chance(&r->dice, 0.4)) start_pull(r, w);
   if (w->phase == WORKING && w->next >= last && open == 0 && !w->pull) join(r, w);
 }
 
@@ -733,8 +694,7 @@ static void open_worker(run *r, worker *w);
 static void turn(void *user) {
   worker *w = user;
   run *r = w->run;
-  if (r->failure[0]) return;
-  mlfab_sim_at(r->sim, now(r) + 1 + below(&r->dice, 2 * r->plan.tick_ns), turn, w);
+  mlfab_sim_at(r->sim, now(r) + 1 + dice_below(&r->dice, 2 * r->plan.tick_ns), turn, w);
   if (w->busy) return;
   mlfab_error error;
   int ready;
@@ -769,9 +729,9 @@ static void on_event(void *user, const mlfab_event_info *info) {
   if (info->kind == MLFAB_EVENT_DEAD) r->deaths = 1;
   if (info->kind == MLFAB_EVENT_REFUSED_UPDATE && info->code == MLFAB_ERR_NOT_FINITE)
     r->offenders++;
-  if (r->verbose && info->kind != MLFAB_EVENT_JOINED)
-    printf("%9.3f ms event %u: %s %d: %s\n", (double)now(r) * 1e-6, info->kind,
-           info->is_server ? "server" : "worker", (int)info->rank, info->text);
+  if (info->kind != MLFAB_EVENT_JOINED)
+    say(r->sim, "event %u: %s %d: %s", info->kind, info->is_server ? "server" : "worker",
+        (int)info->rank, info->text);
 }
 
 static void configure(run *r, mlfab_config *c) {
@@ -801,7 +761,7 @@ static void crashed(void *user, uint32_t host) {
     if (w->host != host || w->ctx) continue;
     /* Without it the fabric could not have formed. */
     w->gone = r->plan.loses && i + 1 == r->plan.workers && w->phase > OPENING;
-    bury(r, w, "its host crashed");
+    bury(w, "its host crashed");
   }
 }
 
@@ -809,64 +769,53 @@ static void crashed(void *user, uint32_t host) {
 static void open_scheduler(void *user, uint32_t host) {
   run *r = user;
   mlfab_config c;
-  mlfab_error error;
+  if (r->scheduler) return; /* it was opened before this */
   configure(r, &c);
   c.roles = MLFAB_ROLE_SCHEDULER;
   c.timeout_ns = 60 * SECOND;
-  if (r->scheduler) return; /* it was opened before this */
-  if (mlfab_sim_open(r->sim, host, &c, &r->scheduler, &error))
-    broken(r, "the scheduler cannot open: %s", error.text);
+  sim_open(r->sim, host, &c, &r->scheduler);
 }
 
 static void open_worker(run *r, worker *w) {
   mlfab_config c;
-  mlfab_error error;
   configure(r, &c);
   c.rank = (int32_t)w->rank;
   if (!r->plan.dedicated && w->rank >= r->plan.servers) c.roles = MLFAB_ROLE_WORKER;
   /* A server that gives up joining counts as crashed. */
   if (!r->plan.dedicated && w->rank < r->plan.servers) c.timeout_ns = 60 * SECOND;
   c.seed = r->seed + w->rank + w->life * HOSTS;
-  int code = mlfab_sim_open(r->sim, w->host, &c, &w->ctx, &error);
-  if (code) {
-    broken(r, "worker %u cannot open: %s", w->rank, error.text);
-    return;
-  }
+  sim_open(r->sim, w->host, &c, &w->ctx);
   w->phase = OPENING;
 }
 
-static void start(run *r, uint64_t seed, int verbose) {
+static void start(run *r, uint64_t seed) {
   memset(r, 0, sizeof *r);
   r->seed = seed;
-  r->verbose = verbose;
-  r->dice.state = mix(seed ^ 0x5eed);
+  r->dice = mix(seed ^ 0x5eed);
   plan *p = &r->plan;
   plan_make(p, seed);
-  for (size_t i = 0; i < sizeof r->message; i++) r->message[i] = (uint8_t)roll(&r->dice);
-  if (verbose)
-    printf(
-        "%u %sservers, %u workers, scheduler %u, %s%s%s%s%s, %llu elements, chunk %u, eager %u, "
-        "slices %u, consistency %u, tags %u\n",
-        p->servers, p->dedicated ? "dedicated " : "", p->workers, p->scheduler,
-        p->sync == MLFAB_SYNC_BSP ? "bsp" : "async", p->deterministic ? ", deterministic" : "",
-        p->harsh ? ", harsh" : "", p->cancels ? ", cancels" : "", p->more ? ", more" : "",
-        (unsigned long long)p->big, p->chunk, p->eager, p->slices, p->consistency.kind, p->tags);
-  if (mlfab_sim_create(&p->sim, &r->sim)) broken(r, "mlfab_sim_create");
-  for (uint32_t s = 0; p->dedicated && s < p->servers && !r->failure[0]; s++) {
+  for (size_t i = 0; i < sizeof r->message; i++) r->message[i] = (uint8_t)dice_roll(&r->dice);
+  assert_int_equal(mlfab_sim_create(&p->sim, &r->sim), 0);
+  say(r->sim,
+      "%u %sservers, %u workers, scheduler %u, %s%s%s%s%s, %llu elements, chunk %u, eager %u, "
+      "slices %u, consistency %u, tags %u",
+      p->servers, p->dedicated ? "dedicated " : "", p->workers, p->scheduler,
+      p->sync == MLFAB_SYNC_BSP ? "bsp" : "async", p->deterministic ? ", deterministic" : "",
+      p->harsh ? ", harsh" : "", p->cancels ? ", cancels" : "", p->more ? ", more" : "",
+      (unsigned long long)p->big, p->chunk, p->eager, p->slices, p->consistency.kind, p->tags);
+  for (uint32_t s = 0; p->dedicated && s < p->servers; s++) {
     mlfab_config c;
-    mlfab_error error;
     configure(r, &c);
     c.roles = MLFAB_ROLE_SERVER;
     c.timeout_ns = 60 * SECOND;
     c.rank = (int32_t)s;
-    if (mlfab_sim_open(r->sim, s, &c, &r->server[s], &error))
-      broken(r, "server %u cannot open: %s", s, error.text);
+    sim_open(r->sim, s, &c, &r->server[s]);
   }
-  if (p->scheduler == MLFAB_SCHEDULER_OWN && !r->failure[0]) {
+  if (p->scheduler == MLFAB_SCHEDULER_OWN) {
     mlfab_sim_on_crash(r->sim, HOSTS - 1, open_scheduler, r);
     open_scheduler(r, HOSTS - 1);
   }
-  for (uint32_t i = 0; i < p->workers && !r->failure[0]; i++) {
+  for (uint32_t i = 0; i < p->workers; i++) {
     worker *w = &r->workers[i];
     w->run = r;
     w->rank = i;
@@ -874,7 +823,7 @@ static void start(run *r, uint64_t seed, int verbose) {
     w->image = calloc(1, plan_bytes(p));
     if (p->dedicated || i >= p->servers) mlfab_sim_on_crash(r->sim, w->host, crashed, r);
     open_worker(r, w);
-    mlfab_sim_at(r->sim, now(r) + 1 + below(&r->dice, p->tick_ns), turn, w);
+    mlfab_sim_at(r->sim, now(r) + 1 + dice_below(&r->dice, p->tick_ns), turn, w);
   }
 }
 
@@ -902,30 +851,28 @@ static int all_done(const run *r) {
 }
 
 static void run_until(run *r, uint64_t until) {
-  while (!r->failure[0] && !all_done(r) && now(r) < until) {
-    if (!mlfab_sim_step(r->sim)) broken(r, "nothing will ever happen again");
-  }
+  while (!all_done(r) && now(r) < until) sim_step(r->sim);
 }
 
 static void resolve(run *r, worker *w) {
   if (!w->ctx || w->phase != DONE) return;
   int code = mlfab_flush(w->ctx, 8 * SECOND);
-  if (code == MLFAB_ERR_TIMEOUT) broken(r, "worker %u: updates are never decided", w->rank);
+  if (code == MLFAB_ERR_TIMEOUT) wrong("worker %u: updates are never decided", w->rank);
   for (uint32_t k = 0; w->life < LIVES && k < w->next; k++) {
     update *u = &r->updates[w->rank][w->life][k];
     int status = 1;
     code = mlfab_push_status(w->ctx, u->seq, &status);
     if (code) {
-      broken(r, "worker %u: push_status of update %u: %s", w->rank, k, mlfab_error_name(code));
+      wrong("worker %u: push_status of update %u: %s", w->rank, k, mlfab_error_name(code));
     } else if (status == MLFAB_ERR_IN_DOUBT) {
-      broken(r, "worker %u's update %u stays in doubt", w->rank, k);
+      wrong("worker %u's update %u stays in doubt", w->rank, k);
     } else if (u->known && (u->code == 0) != (status == 0)) {
-      broken(r, "worker %u's update %u ended with %s, its status is %s", w->rank, k,
-             mlfab_error_name(u->code), mlfab_error_name(status));
+      wrong("worker %u's update %u ended with %s, its status is %s", w->rank, k,
+            mlfab_error_name(u->code), mlfab_error_name(status));
     } else {
       learn(r, w, k, status);
     }
-    say(r, w, "update %u: status %s", k, mlfab_error_name(status));
+    note(w, "update %u: status %s", k, mlfab_error_name(status));
   }
 }
 
@@ -935,23 +882,22 @@ static void compare(run *r, uint32_t m, const uint8_t *image) {
   uint32_t rank = m / (LIVES * UPDATES), life = m / UPDATES % LIVES, k = m % UPDATES;
   const update *u = &r->updates[rank][life][k];
   int64_t a = get_mark(p, image, 0, m), b = get_mark(p, image, 1, m);
-  int wrong = a < 0 || a > 1 || b < 0 || b > 1 || (p->servers == 1 && a != b);
-  if (!u->started) wrong |= a || b;
-  if (u->nan_side == 1) wrong |= a != 0;
-  if (u->nan_side == 2) wrong |= b != 0;
-  if (u->known && u->code == 0) wrong |= a != 1 || b != 1;
-  if (u->known && u->code != 0) wrong |= a == 1 && b == 1;
-  if (u->known && u->code == MLFAB_ERR_PARTIAL) wrong |= a == b;
+  int bad = a < 0 || a > 1 || b < 0 || b > 1 || (p->servers == 1 && a != b);
+  if (!u->started) bad |= a || b;
+  if (u->nan_side == 1) bad |= a != 0;
+  if (u->nan_side == 2) bad |= b != 0;
+  if (u->known && u->code == 0) bad |= a != 1 || b != 1;
+  if (u->known && u->code != 0) bad |= a == 1 && b == 1;
+  if (u->known && u->code == MLFAB_ERR_PARTIAL) bad |= a == b;
   if (u->known && (u->code == MLFAB_ERR_WITHDRAWN || u->code == MLFAB_ERR_CANCELLED ||
                    u->code == MLFAB_ERR_TIMEOUT))
-    wrong |= a || b;
-  if (wrong)
-    broken(r, "update %u of worker %u's life %u (%s) was applied %lld and %lld times", k, rank,
-           life,
-           !u->started ? "never pushed"
-           : u->known  ? mlfab_error_name(u->code)
-                       : "not known",
-           (long long)a, (long long)b);
+    bad |= a || b;
+  if (bad)
+    wrong("update %u of worker %u's life %u (%s) was applied %lld and %lld times", k, rank, life,
+          !u->started ? "never pushed"
+          : u->known  ? mlfab_error_name(u->code)
+                      : "not known",
+          (long long)a, (long long)b);
 }
 
 /* The tensor between the marks must follow from them. */
@@ -968,34 +914,34 @@ static void compare_big(run *r, const uint8_t *image) {
   for (uint64_t e = 0; e < p->big; e++) {
     int side = p->servers > 1 && 8ull * plan_marks(p) + e * p->width >= border;
     if (get_big(p, image, e) == sum[side]) continue;
-    broken(r, "element %llu holds %lld, the updates that were applied make %lld",
-           (unsigned long long)e, (long long)get_big(p, image, e), (long long)sum[side]);
+    wrong("element %llu holds %lld, the updates that were applied make %lld", (unsigned long long)e,
+          (long long)get_big(p, image, e), (long long)sum[side]);
     return;
   }
 }
 
 /* Pulls the model with a worker that still can; NULL: none can. */
 static worker *read_model(run *r) {
-  for (uint32_t i = 0; i < r->plan.workers && !r->failure[0]; i++) {
+  for (uint32_t i = 0; i < r->plan.workers; i++) {
     worker *w = &r->workers[i];
     mlfab_buf bufs[3];
     if (!w->ctx) continue;
     int code = mlfab_pull(w->ctx, bufs, bufs_of(&r->plan, w->image, bufs), NULL, NULL);
-    say(r, w, "last pull: %s", mlfab_error_name(code));
+    note(w, "last pull: %s", mlfab_error_name(code));
     if (!code) return w;
     /* A worker that also serves may have retired before there was a model. */
     if (!is_fatal(code) && code != MLFAB_ERR_STATE)
-      broken(r, "worker %u's last pull: %s", i, mlfab_error_name(code));
+      wrong("worker %u's last pull: %s", i, mlfab_error_name(code));
   }
   return NULL;
 }
 
 static void settle(run *r) {
   const plan *p = &r->plan;
-  for (uint32_t i = 0; i < p->workers && !r->failure[0]; i++) resolve(r, &r->workers[i]);
-  if (!r->failure[0]) mlfab_sim_run(r->sim, ROUNDS_CLOSE);
-  worker *reader = r->failure[0] ? NULL : read_model(r);
-  if (!reader && !r->failure[0]) {
+  for (uint32_t i = 0; i < p->workers; i++) resolve(r, &r->workers[i]);
+  mlfab_sim_run(r->sim, ROUNDS_CLOSE);
+  worker *reader = read_model(r);
+  if (!reader) {
     /* All were cut off at the end: new processes can pull. */
     for (uint32_t i = 0; i < p->workers; i++) {
       if (r->workers[i].gone || (!p->dedicated && i < p->servers)) continue;
@@ -1004,84 +950,41 @@ static void settle(run *r) {
     }
     run_until(r, now(r) + 60 * SECOND);
     reader = read_model(r);
-    if (!reader) broken(r, "no worker is left that can pull");
+    if (!reader) wrong("no worker is left that can pull");
   }
-  if (r->failure[0]) return;
   check_marks(r, reader, reader->image);
   for (uint32_t m = 0; m < plan_marks(p); m++) compare(r, m, reader->image);
   compare_big(r, reader->image);
 }
 
-/* Runs a seed; 0, or a failure described in r->failure. */
-static int run_seed(run *r, uint64_t seed, int verbose, uint64_t *hash_p) {
-  start(r, seed, verbose);
+/* Runs a seed; returns a hash of all that happened. */
+static uint64_t run_seed(uint64_t seed) {
+  static run it;
+  run *r = &it;
+  uint64_t hash;
+  start(r, seed);
   run_until(r, now(r) + 12 * SECOND);
-  if (!r->failure[0]) {
-    r->calm = 1;
-    mlfab_sim_set_faults(r->sim, NULL);
-    run_until(r, now(r) + 60 * SECOND);
-    if (!r->failure[0] && !all_done(r)) broken(r, "after a minute without faults it is not done");
-    if (!r->failure[0]) settle(r);
-  }
-  mlfab_sim_trace_hash(r->sim, hash_p);
-  *hash_p = mix(*hash_p ^ r->outcome);
+  r->calm = 1;
+  mlfab_sim_set_faults(r->sim, NULL);
+  run_until(r, now(r) + 60 * SECOND);
+  if (!all_done(r)) wrong("after a minute without faults it is not done");
+  settle(r);
+  mlfab_sim_trace_hash(r->sim, &hash);
   finish(r);
-  return r->failure[0] != 0;
+  return mix(hash ^ r->outcome);
 }
 
-/* ---- the tests ---- */
-
-/* Runs a seed, twice if `twice`; prints how to repeat a failure. */
-static int try_seed(uint64_t seed, int twice, int verbose) {
-  run *r = malloc(sizeof *r);
-  uint64_t hash[2];
-  if (!r) return 1;
-  int failed = run_seed(r, seed, verbose, &hash[0]);
-  if (!failed && twice && (failed = run_seed(r, seed, 0, &hash[1])) == 0 && hash[0] != hash[1]) {
-    failed = 1;
-    snprintf(r->failure, sizeof r->failure, "it ran otherwise the second time");
-  }
-  if (failed) {
-    print_error("seed %llu: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_faults\n",
-                (unsigned long long)seed, r->failure, (unsigned long long)seed);
-  } else if (verbose) {
-    printf("seed %llu: passed\n", (unsigned long long)seed);
-  }
-  free(r);
-  return failed;
-}
-
-static void test_seeds_that_failed_once(void **state) {
-  int failed = 0;
-  uint64_t seed;
-  FILE *file = getenv("MLFAB_SEED") ? NULL : seeds_open();
-  (void)state;
-  if (!file) return;
-  while (failed < 3 && seeds_next(file, "faults", &seed)) failed += try_seed(seed, 1, 0);
-  fclose(file);
-  assert_int_equal(failed, 0);
+static void play(uint64_t seed) {
+  uint64_t hash = run_seed(seed);
+  if (seeds_again() && run_seed(seed) != hash) wrong("it ran otherwise the second time");
 }
 
 static void test_seeds(void **state) {
   (void)state;
-  uint64_t one = seeds_number("MLFAB_SEED", 0), first = seeds_first();
-  uint64_t count = test_cases(100), failed = 0;
-  if (one) {
-    assert_int_equal(try_seed(one, 1, 1), 0);
-    return;
-  }
-  clock_t since = clock();
-  for (uint64_t i = 0; i < count && failed < 3; i++)
-    failed += (uint64_t)try_seed(first + i, i % 10 == 0, 0);
-  print_message("%llu seeds, %.1f ms of processor time each\n", (unsigned long long)count,
-                (double)(clock() - since) * 1e3 / CLOCKS_PER_SEC / (double)count);
-  assert_int_equal(failed, 0);
+  seeds_run("faults", test_cases(100), play);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_seeds_that_failed_once),
-      cmocka_unit_test(test_seeds),
-  };
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_seeds)};
   return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }

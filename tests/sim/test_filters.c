@@ -3,15 +3,10 @@
  *
  * Gradients are small integers, so that sums are exact in float32 and in half precision in any order. At
  * the end every worker removes its filters and pushes once more, which sends the residuals; then the model
- * must equal the sum of all gradients, and every cache the model. A failing seed is printed with the
- * command that replays it. */
-#include "../unit/world.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
+ * must equal the sum of all gradients, and every cache the model. */
+#include "job.h"
 
 #include <math.h>
-#include <cmocka.h>
 
 enum { MOST = 5, TENSORS = 3, ROOM = 40000, STEPS = 7 };
 
@@ -34,19 +29,6 @@ typedef struct job {
 } job;
 
 static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
-
-static void wrong(const job *j, const char *format, ...) {
-  char text[256];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  fail_msg(
-      "seed %llu, kind %u, tags %u, half %u, scheduler %u: %s\n"
-      "  again: MLFAB_SEED=%llu build/tests/sim/test_filters",
-      (unsigned long long)j->seed, j->options.consistency.kind, j->options.tags,
-      j->options.pull_half, j->w.config.scheduler, text, (unsigned long long)j->seed);
-}
 
 static void random_sync(job *j, mlfab_sync *s) {
   static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP,  MLFAB_SYNC_SSP,
@@ -133,7 +115,7 @@ static void advance(job *j, uint32_t k) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
   if (me->phase == RESTS && now >= me->until) begin_push(j, k);
   if (me->phase != RESTS && now - me->asked_ns > 20000000000u)
-    wrong(j, "worker %u waits for more than 20 s in step %u", k, me->step);
+    wrong("worker %u waits for more than 20 s in step %u", k, me->step);
   if (me->phase == RESTS) return;
   OK(node, mlfab_test(node, me->request, &done, &result));
   if (!done) return;
@@ -184,7 +166,7 @@ static void compare(job *j, uint32_t k) {
     OK(j->w.node[k], mlfab_pull(j->w.node[k], me->weights, j->ntensors, &o, NULL));
     for (uint32_t i = 0; i < j->total; i++) {
       if ((double)me->w[i] != j->sum[i])
-        wrong(j, "worker %u, flags %u: element %u is %g, not %g", k, flags[f], i, (double)me->w[i],
+        wrong("worker %u, flags %u: element %u is %g, not %g", k, flags[f], i, (double)me->w[i],
               j->sum[i]);
     }
   }
@@ -211,6 +193,8 @@ static void start(job *j) {
   j->options.tags = tags[below(j, 4)];
   if (below(j, 3) == 0) j->options.pull_half = MLFAB_HALF_F16;
   random_sync(j, &j->options.consistency);
+  seeds_about(", kind %u, tags %u, half %u, scheduler %u", j->options.consistency.kind,
+              j->options.tags, j->options.pull_half, j->w.config.scheduler);
   for (uint32_t k = 0; k < workers; k++) {
     for (uint32_t t = 0; t < j->ntensors; t++)
       OK(j->w.node[k], mlfab_tensor_add(j->w.node[k], t, MLFAB_F32, j->count[t]));
@@ -228,7 +212,7 @@ static void play(uint64_t seed) {
   mlfab_sim_options faults = {.size = sizeof faults, .loss = 0.003, .reorder = 0.05};
   if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   for (uint32_t joined = 0; joined < j.w.workers;) {
-    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    sim_step(j.w.sim);
     joined = 0;
     for (uint32_t k = 0; k < j.w.workers; k++) {
       if (j.of[k].phase != JOINED) advance(&j, k);

@@ -3,14 +3,9 @@
  * Every worker adds 1 to its own elements of the model, which several servers hold, so a pull tells which updates it
  * contains at which server. With BSP the updates of worker 0, which is there from the first round to the last, count
  * the rounds: each other worker must be missing from all rounds before one, the same at all servers, and be in all
- * rounds from that one on. A failing seed is printed with the command that replays it. */
+ * rounds from that one on. */
 #include "../unit/on_device.h"
-#include "../unit/world.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
-
-#include <cmocka.h>
+#include "job.h"
 
 enum { COUNT = 6144, STEPS = 10, MOST = 5, UNKNOWN = -1 };
 
@@ -40,16 +35,6 @@ typedef struct job {
 
 static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
-static void wrong(const job *j, const char *format, ...) {
-  char text[256];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_growth",
-           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
-}
-
 static int over(const worker *me) { return me->phase >= AWAY; }
 
 /* The configuration of a node: workers 0..most-1 on the first hosts, servers on those behind. */
@@ -61,18 +46,8 @@ static mlfab_config node_config(job *j, uint32_t i) {
 }
 
 static void open_node(job *j, uint32_t i) {
-  mlfab_error error;
   mlfab_config c = node_config(j, i);
-  if (mlfab_sim_open(j->w.sim, i, &c, &j->w.node[i], &error))
-    wrong(j, "node %u: %s", i, error.text);
-}
-
-/* 1 when it has joined. */
-static int is_ready(job *j, uint32_t i) {
-  mlfab_error error;
-  int ready = mlfab_is_ready(j->w.node[i], &error);
-  if (ready < 0) wrong(j, "node %u: %s", i, error.text);
-  return ready;
+  sim_open(j->w.sim, i, &c, &j->w.node[i]);
 }
 
 /* --- one worker --- */
@@ -92,7 +67,7 @@ static void judge_round(worker *me, const uint64_t *got) {
   uint64_t round = got[0];
   if (me->first == UNKNOWN) me->first = (int64_t)(round - me->step);
   if (me->first != (int64_t)(round - me->step))
-    wrong(j, "worker %u is at %llu in round %llu, and began in round %lld", me->rank,
+    wrong("worker %u is at %llu in round %llu, and began in round %lld", me->rank,
           (unsigned long long)me->step, (unsigned long long)round, (long long)me->first);
   for (uint32_t o = 1; o < j->most; o++) {
     worker *other = &j->of[o];
@@ -104,7 +79,7 @@ static void judge_round(worker *me, const uint64_t *got) {
                         : round - (uint64_t)other->first;
     if (other->phase >= LEAVES && want > other->step) want = other->step;
     if (other->first != UNKNOWN && got[o] != want)
-      wrong(j, "round %llu has %llu updates of worker %u, which began in round %lld, not %llu",
+      wrong("round %llu has %llu updates of worker %u, which began in round %lld, not %llu",
             (unsigned long long)round, (unsigned long long)got[o], o, (long long)other->first,
             (unsigned long long)want);
   }
@@ -118,13 +93,13 @@ static void judge(worker *me) {
     uint64_t n = (uint64_t)me->w[i];
     if (i < j->most) got[o] = n;
     if (n > j->of[o].step)
-      wrong(j, "element %u has %llu updates, of %llu", i, (unsigned long long)n,
+      wrong("element %u has %llu updates, of %llu", i, (unsigned long long)n,
             (unsigned long long)j->of[o].step);
     if (o == me->rank && n != me->step)
-      wrong(j, "worker %u has %llu of its own %llu updates, element %u", o, (unsigned long long)n,
+      wrong("worker %u has %llu of its own %llu updates, element %u", o, (unsigned long long)n,
             (unsigned long long)me->step, i);
     if (j->sync.kind == MLFAB_SYNC_BSP && n != got[o] && j->of[o].phase != DEAD)
-      wrong(j, "worker %u got %llu updates of worker %u in one place, %llu in another", me->rank,
+      wrong("worker %u got %llu updates of worker %u in one place, %llu in another", me->rank,
             (unsigned long long)got[o], o, (unsigned long long)n);
   }
   if (j->sync.kind == MLFAB_SYNC_BSP) judge_round(me, got);
@@ -150,7 +125,7 @@ static void step_of(void *user) {
   /* Also while another joiner waits: some get their model at the same time. */
   if (me->phase < COMPUTES && me->rank >= j->founders && me->dies == 0) join(me);
   if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 30000000000u)
-    wrong(j, "worker %u waits for more than 30 s in step %llu", me->rank,
+    wrong("worker %u waits for more than 30 s in step %llu", me->rank,
           (unsigned long long)me->step);
   if (me->phase == COMPUTES && now > me->asked_ns) {
     for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % j->most == me->rank ? 1.0f : 0.0f;
@@ -203,7 +178,7 @@ static void join(worker *me) {
   } else if (me->phase == OPENS && mlfab_sim_clock(j->w.sim) > me->asked_ns) {
     me->asked_ns = mlfab_sim_clock(
         j->w.sim); /* once at a time: a host that is paused has a deadline in the past */
-    if (!is_ready(j, me->rank)) return;
+    if (!sim_ready(j->w.node[me->rank])) return;
     me->phase = IDLES;
     OK(j->w.node[me->rank], mlfab_tensor_add(j->w.node[me->rank], 0, MLFAB_F32, COUNT));
   } else if (me->phase == IDLES && mlfab_sim_clock(j->w.sim) > me->asked_ns + 20000000u) {
@@ -246,6 +221,7 @@ static void begin(job *j, uint64_t seed) {
   static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP, MLFAB_SYNC_ASYNC,
                                    MLFAB_SYNC_DSPS};
   j->sync = (mlfab_sync){.size = sizeof j->sync, .kind = kinds[below(j, 5)], .staleness = 2};
+  seeds_about(", kind %u", j->sync.kind);
   world_network(&j->w, seed);
   /* Slow servers: rounds end at different times at different servers. */
   for (uint32_t s = 0; s < servers; s++) {
@@ -256,12 +232,8 @@ static void begin(job *j, uint64_t seed) {
     if (i >= j->founders && i < j->most) continue;
     open_node(j, i);
   }
-  for (uint32_t i = 0; i < j->w.nodes;) {
-    if ((i >= j->founders && i < j->most) || is_ready(j, i))
-      i++;
-    else if (!mlfab_sim_step(j->w.sim))
-      wrong(j, "nothing happens any more");
-  }
+  for (uint32_t i = 0; i < j->w.nodes; i++)
+    if (i < j->founders || i >= j->most) world_await(&j->w, i);
   for (uint32_t k = 0; k < j->most; k++) {
     worker *me = &j->of[k];
     me->job = j;
@@ -286,7 +258,7 @@ static void play(uint64_t seed) {
   int moves = below(&j, 3) == 0 && WORLD_COMPLETE;
   if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   while (j.of[0].phase != LEAVES) {
-    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    sim_step(j.w.sim);
     for (uint32_t k = 1; k < j.most; k++) {
       if (j.of[k].phase < COMPUTES) join(&j.of[k]);
       if (j.of[k].phase == LEAVES) leave(&j.of[k], (int)below(&j, 2));
@@ -299,12 +271,12 @@ static void play(uint64_t seed) {
   for (uint32_t i = 0; i < COUNT; i++) {
     const worker *o = &j.of[i % j.most];
     if ((uint64_t)j.of[0].w[i] != o->step)
-      wrong(&j, "in the end element %u is %g, of %llu updates", i, (double)j.of[0].w[i],
+      wrong("in the end element %u is %g, of %llu updates", i, (double)j.of[0].w[i],
             (unsigned long long)o->step);
   }
   for (uint32_t k = 0; k < j.w.nodes; k++) {
     if (world_saw(&j.w, MLFAB_EVENT_DEAD, (int32_t)k, 0) && k < j.most && j.of[k].dies == 0)
-      wrong(&j, "worker %u was taken for dead", k);
+      wrong("worker %u was taken for dead", k);
   }
   world_close(&j.w);
 }
@@ -330,12 +302,12 @@ static void test_guest(void **state) {
     if (i != 1) open_node(&j, i);
   }
   j.of[1].rank = 1;
-  while (!is_ready(&j, 0) || !is_ready(&j, 2) || !is_ready(&j, 3))
-    assert_int_equal(mlfab_sim_step(j.w.sim), 1);
+  for (uint32_t i = 0; i < 4; i++)
+    if (i != 1) world_await(&j.w, i);
   OK(j.w.node[0], mlfab_tensor_add(j.w.node[0], 0, MLFAB_F32, COUNT));
   start_model(&j.of[0]);
   open_node(&j, 1);
-  while (!is_ready(&j, 1)) assert_int_equal(mlfab_sim_step(j.w.sim), 1);
+  world_await(&j.w, 1);
   mlfab_buf one[2] = {{0, 0, j.of[0].u, COUNT}, {0, 0, j.of[1].u, COUNT}};
   mlfab_buf image[2] = {{0, 0, j.of[0].w, COUNT}, {0, 0, j.of[1].w, COUNT}};
   for (uint32_t i = 0; i < COUNT; i++) j.of[0].u[i] = j.of[1].u[i] = 1.0f;
@@ -390,7 +362,7 @@ static void test_first_worker_again(void **state) {
   }
   uint64_t begun = mlfab_sim_clock(j.w.sim);
   open_node(&j, 0);
-  while (!is_ready(&j, 0)) assert_int_equal(mlfab_sim_step(j.w.sim), 1);
+  world_await(&j.w, 0);
   OK(j.w.node[0], mlfab_tensor_add(j.w.node[0], 0, MLFAB_F32, COUNT));
   start_model(&j.of[0]);
   assert_true(mlfab_sim_clock(j.w.sim) - begun < WORLD_S);

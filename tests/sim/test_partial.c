@@ -7,28 +7,11 @@
  * holds, and whether one was torn. Who got the same round got the same bits; the bitmap names
  * whose calls are in it, a quorum at least; and all rounds together with the flush at the end are
  * all that was called with, once. A round that only a rank that died had got may be run again
- * among the others: the step of their first result after the death tells from which round on.
- *
- * MLFAB_SCALE=1 (the default) runs 60 seeds; MLFAB_SEED=n runs one alone. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
-#include "mlfab_sim.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+ * among the others: the step of their first result after the death tells from which round on. */
+#include "job.h"
 
 enum { RANKS = 14, OBJECTS = 2, STEPS = 40, BLOCKS = 3, ROUNDS = STEPS + 8 };
-#define MS 1000000ull
 #define BEAT (100 * MS)
-#define SECOND 1000000000ull
 
 typedef struct past { /* a round, as it was first returned */
   int64_t *data;
@@ -66,7 +49,7 @@ struct rank {
   int failures;
 };
 
-typedef struct world {
+typedef struct job {
   mlfab_sim *sim;
   uint64_t seed, dice, steps;
   uint32_t ranks;
@@ -75,30 +58,21 @@ typedef struct world {
   uint32_t have_opened, have_stepped, have_flushed;
   int32_t dead; /* a rank, or MLFAB_NO_RANK */
   uint64_t died_ns;
-  char failure[320];
-} world;
+} job;
 
-static world w;
+static job w;
 
-static uint32_t below(uint32_t n) { return (uint32_t)(mix(w.dice++) % n); }
-
-static void broken(const char *format, ...) {
-  va_list arguments;
-  if (w.failure[0]) return;
-  va_start(arguments, format);
-  vsnprintf(w.failure, sizeof w.failure, format, arguments);
-  va_end(arguments);
-}
+static uint32_t below(uint32_t n) { return (uint32_t)dice_below(&w.dice, n); }
 
 static void must(const rank *r, int code, const char *what) {
   mlfab_error error;
   if (!code) return;
   mlfab_last_error(r->ctx, &error);
-  broken("rank %u: %s: %d: %s", r->number, what, code, error.text);
+  wrong("rank %u: %s: %d: %s", r->number, what, code, error.text);
 }
 
 static void again(void *user, void (*fn)(void *), uint64_t in_ns) {
-  if (mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + in_ns, fn, user)) broken("mlfab_sim_at");
+  if (mlfab_sim_at(w.sim, mlfab_sim_clock(w.sim) + in_ns, fn, user)) wrong("mlfab_sim_at");
 }
 
 static uint32_t alive(void) { return w.ranks - (w.dead != MLFAB_NO_RANK); }
@@ -113,16 +87,16 @@ static uint32_t ones(const uint64_t *bitmap) {
 
 static void check_first(const object *o, const past *p) {
   uint32_t quorum = o->options.mode == MLFAB_PARTIAL_QUORUM ? o->options.quorum : 1;
-  if (p->info.active != ones(p->info.bitmap)) broken("the bitmap is not of %u", p->info.active);
+  if (p->info.active != ones(p->info.bitmap)) wrong("the bitmap is not of %u", p->info.active);
   if (p->info.active < (quorum < p->info.workers ? quorum : p->info.workers))
-    broken("%u active, and the quorum is %u", p->info.active, quorum);
+    wrong("%u active, and the quorum is %u", p->info.active, quorum);
   for (uint32_t r = 0; r < w.ranks; r++) {
-    if ((p->info.bitmap[r / 64] >> r % 64 & 1) && p->data[r] < 1) broken("rank %u is missing", r);
+    if ((p->info.bitmap[r / 64] >> r % 64 & 1) && p->data[r] < 1) wrong("rank %u is missing", r);
     for (uint32_t b = 2; b < BLOCKS; b++)
-      if (p->data[b * w.ranks + r] != p->data[w.ranks + r]) broken("torn");
+      if (p->data[b * w.ranks + r] != p->data[w.ranks + r]) wrong("torn");
   }
   for (uint64_t e = (uint64_t)BLOCKS * w.ranks; e < o->count; e++)
-    if (p->data[e] != 0) broken("element %u is not 0", (unsigned)e);
+    if (p->data[e] != 0) wrong("element %u is not 0", (unsigned)e);
 }
 
 /* The first result without the dead: rounds from its step on begin anew. A rank that lives has got
@@ -131,7 +105,7 @@ static void begin_anew(object *o, uint64_t base) {
   o->base = base;
   for (uint64_t k = base; k < ROUNDS; k++) {
     past *p = &o->rounds[k];
-    if (p->by & ~(1u << w.dead)) broken("round %u is run again, and was returned", (unsigned)k);
+    if (p->by & ~(1u << w.dead)) wrong("round %u is run again, and was returned", (unsigned)k);
     free(p->data);
     *p = (past){0};
   }
@@ -141,18 +115,16 @@ static void check_result(part *p) {
   const mlfab_partial_info *info = &p->info;
   object *o = &w.objects[p->which];
   uint32_t me = p->of->number;
-  if (info->round >= ROUNDS || info->round < info->step) {
-    broken("round %u for step %u", (unsigned)info->round, (unsigned)info->step);
-    return;
-  }
+  if (info->round >= ROUNDS || info->round < info->step)
+    wrong("round %u for step %u", (unsigned)info->round, (unsigned)info->step);
   past *first = &o->rounds[info->round];
   if (w.dead != MLFAB_NO_RANK && info->workers == alive() && o->base == UINT64_MAX)
     begin_anew(o, info->step);
-  if (info->round + 1 < p->newest) broken("rank %u: a round that is older", me);
+  if (info->round + 1 < p->newest) wrong("rank %u: a round that is older", me);
   if (o->options.results == MLFAB_PARTIAL_QUEUED && info->round != info->step)
-    broken("rank %u: round %u in step %u", me, (unsigned)info->round, (unsigned)info->step);
+    wrong("rank %u: round %u in step %u", me, (unsigned)info->round, (unsigned)info->step);
   int active = info->bitmap[me / 64] >> me % 64 & 1;
-  if (info->included != (active && info->round == info->step)) broken("included is wrong");
+  if (info->included != (active && info->round == info->step)) wrong("included is wrong");
   p->newest = info->round + 1;
   if (!first->data) {
     first->data = malloc(o->count * 8);
@@ -163,9 +135,9 @@ static void check_result(part *p) {
   }
   first->seen++;
   first->by |= 1u << me;
-  if (memcmp(first->data, p->data, o->count * 8) != 0) broken("rank %u: other bits", me);
+  if (memcmp(first->data, p->data, o->count * 8) != 0) wrong("rank %u: other bits", me);
   if (memcmp(first->info.bitmap, info->bitmap, sizeof info->bitmap) != 0)
-    broken("rank %u: another bitmap", me);
+    wrong("rank %u: another bitmap", me);
 }
 
 /* --- the ranks --- */
@@ -185,7 +157,6 @@ static void when_all_have(uint32_t *count, void (*fn)(void *)) {
 static void flush(void *user) {
   rank *r = user;
   part *p = &r->parts[r->flushed];
-  if (w.failure[0]) return;
   must(r, mlfab_partial_flush(r->ctx, p->id, p->flushed, 60 * SECOND), "mlfab_partial_flush");
   if (++r->flushed < OBJECTS) when_all_have(&w.have_flushed, flush);
 }
@@ -195,10 +166,10 @@ static void fail_step(part *p, int code) {
   mlfab_error error;
   uint64_t due = w.died_ns + 8 * BEAT, now = mlfab_sim_clock(w.sim);
   if (now > (p->since > due ? p->since : due) + MS)
-    broken("rank %u: %u ms after the death", p->of->number, (unsigned)((now - w.died_ns) / MS));
+    wrong("rank %u: %u ms after the death", p->of->number, (unsigned)((now - w.died_ns) / MS));
   mlfab_last_error(p->of->ctx, &error);
   if (code != MLFAB_ERR_PEER_DEAD || error.rank != w.dead)
-    broken("rank %u: %d: %s", p->of->number, code, error.text);
+    wrong("rank %u: %d: %s", p->of->number, code, error.text);
   p->of->failures++;
 }
 
@@ -207,7 +178,7 @@ static void look(void *user) {
   rank *r = p->of;
   mlfab_result result = {0};
   int done = 0;
-  if (w.failure[0] || (int32_t)r->number == w.dead) return;
+  if ((int32_t)r->number == w.dead) return;
   must(r, mlfab_test(r->ctx, p->request, &done, &result), "mlfab_test");
   if (!done) {
     again(p, look, 100000);
@@ -234,7 +205,7 @@ static void call(void *user) {
   rank *r = p->of;
   const object *o = &w.objects[p->which];
   int64_t value = below(1u << 30);
-  if (w.failure[0] || (int32_t)r->number == w.dead) return;
+  if ((int32_t)r->number == w.dead) return;
   memset(p->data, 0, o->count * 8);
   for (uint32_t b = 0; b < BLOCKS; b++) p->data[b * w.ranks + r->number] = b ? value : 1;
   p->info = (mlfab_partial_info){.size = sizeof p->info};
@@ -256,7 +227,6 @@ static void open_part(void *user) {
   const object *o = &w.objects[r->opened];
   mlfab_partial_options options = o->options;
   options.timeout_ns = 60 * SECOND;
-  if (w.failure[0]) return;
   must(r, mlfab_partial_open(r->ctx, o->count, MLFAB_I64, &options, &p->id), "mlfab_partial_open");
   if (++r->opened < OBJECTS) {
     when_all_have(&w.have_opened, open_part);
@@ -280,7 +250,6 @@ static void draw_object(object *o) {
 
 static void open_world(uint64_t seed, uint32_t ranks) {
   mlfab_config config;
-  mlfab_error error;
   memset(&w, 0, sizeof w);
   w.seed = seed;
   w.dice = mix(seed);
@@ -290,6 +259,9 @@ static void open_world(uint64_t seed, uint32_t ranks) {
   const mlfab_sim_options sim = {.size = sizeof sim, .hosts = w.ranks, .seed = seed};
   assert_int_equal(mlfab_sim_create(&sim, &w.sim), 0);
   for (uint32_t i = 0; i < OBJECTS; i++) draw_object(&w.objects[i]);
+  seeds_about(" (%u ranks, modes %u and %u, results %u and %u)", w.ranks, w.objects[0].options.mode,
+              w.objects[1].options.mode, w.objects[0].options.results,
+              w.objects[1].options.results);
   for (uint32_t i = 0; i < w.ranks; i++) {
     rank *r = &w.rank[i];
     mlfab_config_init(&config);
@@ -298,7 +270,7 @@ static void open_world(uint64_t seed, uint32_t ranks) {
     config.heartbeat_ns = BEAT;
     r->number = i;
     r->slow = below(3) ? 1 : 10;
-    assert_int_equal(mlfab_sim_open(w.sim, i, &config, &r->ctx, &error), 0);
+    sim_open(w.sim, i, &config, &r->ctx);
     for (uint32_t k = 0; k < OBJECTS; k++) {
       r->parts[k] = (part){.of = r, .which = k};
       r->parts[k].data = calloc(w.objects[k].count, 8);
@@ -306,12 +278,7 @@ static void open_world(uint64_t seed, uint32_t ranks) {
       assert_true(r->parts[k].data && r->parts[k].flushed);
     }
   }
-  for (uint32_t i = 0; i < w.ranks;) {
-    int ready = mlfab_is_ready(w.rank[i].ctx, &error);
-    if (ready < 0) fail_msg("rank %u: %s", (unsigned)i, error.text);
-    if (ready == 0) assert_int_equal(mlfab_sim_step(w.sim), 1);
-    i += ready == 1;
-  }
+  for (uint32_t i = 0; i < w.ranks; i++) sim_await(w.sim, w.rank[i].ctx);
   for (uint32_t i = 0; i < w.ranks; i++) again(&w.rank[i], open_part, 1 + below(1000000));
 }
 
@@ -323,8 +290,7 @@ static int finished(void) {
 
 static void run(uint64_t ns) {
   uint64_t until = mlfab_sim_clock(w.sim) + ns;
-  while (!finished() && !w.failure[0] && mlfab_sim_clock(w.sim) < until)
-    if (!mlfab_sim_step(w.sim)) broken("nothing happens any more");
+  while (!finished() && mlfab_sim_clock(w.sim) < until) sim_step(w.sim);
 }
 
 /* What was returned and flushed is what was called with; after a death that is so for those who
@@ -342,24 +308,23 @@ static void check_end(uint32_t which) {
       value += o->rounds[k].data[w.ranks + r];
     }
     if (memcmp(p->flushed, first->parts[which].flushed, o->count * 8) != 0)
-      broken("rank %u was told another rest", r);
+      wrong("rank %u was told another rest", r);
     if (calls != p->calls || value != p->value)
-      broken("rank %u has called %d times, and %d are there", r, (int)p->calls, (int)calls);
+      wrong("rank %u has called %d times, and %d are there", r, (int)p->calls, (int)calls);
   }
   for (uint32_t k = 0; k < w.steps && w.dead == MLFAB_NO_RANK; k++) {
-    if (!o->rounds[k].data) broken("nobody got round %u", k);
+    if (!o->rounds[k].data) wrong("nobody got round %u", k);
     if (o->options.results == MLFAB_PARTIAL_QUEUED && o->rounds[k].seen != w.ranks)
-      broken("%u ranks got round %u", o->rounds[k].seen, k);
+      wrong("%u ranks got round %u", o->rounds[k].seen, k);
   }
 }
 
 static void close_world(void) {
-  for (uint32_t k = 0; k < OBJECTS && !w.failure[0]; k++) check_end(k);
+  for (uint32_t k = 0; k < OBJECTS; k++) check_end(k);
   for (uint32_t i = 0; i < w.ranks; i++) {
     rank *r = &w.rank[i];
     for (uint32_t k = 0; k < OBJECTS; k++) {
-      if (r->ctx && !w.failure[0])
-        must(r, mlfab_partial_close(r->ctx, r->parts[k].id), "mlfab_partial_close");
+      if (r->ctx) must(r, mlfab_partial_close(r->ctx, r->parts[k].id), "mlfab_partial_close");
       free(r->parts[k].data);
       free(r->parts[k].flushed);
     }
@@ -371,17 +336,12 @@ static void close_world(void) {
     if (!r->ctx) continue;
     must(r, mlfab_get_stats(r->ctx, &stats, sizeof stats), "mlfab_get_stats");
     if (w.dead == MLFAB_NO_RANK && (stats.collective_epochs != 1 || stats.frames_refused))
-      broken("rank %u: a failure", i);
+      wrong("rank %u: a failure", i);
     mlfab_abandon(&r->ctx);
   }
   mlfab_sim_destroy(&w.sim);
   for (uint32_t k = 0; k < OBJECTS; k++)
     for (uint32_t i = 0; i < ROUNDS; i++) free(w.objects[k].rounds[i].data);
-  if (w.failure[0])
-    fail_msg("seed %llu (%u ranks, modes %u and %u, results %u and %u): %s",
-             (unsigned long long)w.seed, w.ranks, w.objects[0].options.mode,
-             w.objects[1].options.mode, w.objects[0].options.results, w.objects[1].options.results,
-             w.failure);
 }
 
 static void run_seed(uint64_t seed) {
@@ -394,7 +354,7 @@ static void run_seed(uint64_t seed) {
     assert_int_equal(mlfab_sim_set_faults(w.sim, &faults), 0);
   }
   run(300 * SECOND);
-  if (!finished()) broken("it hangs");
+  if (!finished()) wrong("it hangs");
   close_world();
 }
 
@@ -409,28 +369,26 @@ static void run_death(uint64_t seed) {
   w.died_ns = mlfab_sim_clock(w.sim);
   assert_int_equal(mlfab_sim_crash(w.sim, (uint32_t)w.dead), 0);
   run(300 * SECOND);
-  if (!finished()) broken("it hangs");
+  if (!finished()) wrong("it hangs");
   for (uint32_t i = 0; i < w.ranks; i++) {
     if ((int32_t)i == w.dead) continue;
     if (w.rank[i].failures < 1 || w.rank[i].failures > OBJECTS)
-      broken("rank %u has seen %d failures", i, w.rank[i].failures);
+      wrong("rank %u has seen %d failures", i, w.rank[i].failures);
   }
   for (uint32_t k = 0; k < OBJECTS; k++)
     for (uint32_t i = 0; i < w.ranks; i++)
       if ((int32_t)i != w.dead && w.rank[i].parts[k].info.workers != alive())
-        broken("rank %u: %u workers", i, w.rank[i].parts[k].info.workers);
+        wrong("rank %u: %u workers", i, w.rank[i].parts[k].info.workers);
   close_world();
 }
 
 static void test_random(void **state) {
   (void)state;
-  if (!mlfab_transport_sim()) skip();
   seeds_run("partial", test_cases(60), run_seed);
 }
 
 static void test_death(void **state) {
   (void)state;
-  if (!mlfab_transport_sim()) skip();
   seeds_run("death", test_cases(20), run_death);
 }
 

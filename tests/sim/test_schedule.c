@@ -10,24 +10,11 @@
  * After every event: no applied update has a delay at or above the bound; the scheduler's last plan
  * (mlfab_explain) is recorded, so that the order of commits can be compared with the plans; the longest
  * time without input at the server is measured.
- *
- * MLFAB_SCALE=100 runs a hundred times as many seeds as 1, the default. */
+ */
 #include "../unit/on_device.h"
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
-#include "mlfab_sim.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
+#include "job.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
   WORKERS_MAX = 9,
@@ -37,8 +24,6 @@ enum {
   MARKS_MAX = WORKERS_MAX * UPDATES_MAX,
   PLANNED_MAX = 4096
 };
-#define MS 1000000ull
-#define SECOND 1000000000ull
 #define MB 1000000ull
 
 /* ---- a bed ---- */
@@ -186,25 +171,11 @@ static void configure(bed *b, mlfab_config *c) {
   snprintf(c->coordinator, sizeof c->coordinator, "sim:%u", host_of_server(b, 0));
 }
 
-static void open_node(bed *b, uint32_t host, const mlfab_config *c, mlfab **node) {
-  mlfab_error error;
-  if (mlfab_sim_open(b->sim, host, c, node, &error)) fail_msg("host %u: %s", host, error.text);
-}
-
 static void open_scheduler(bed *b) {
   mlfab_config c;
   configure(b, &c);
   c.roles = MLFAB_ROLE_SCHEDULER;
-  open_node(b, host_of_scheduler(b), &c, &b->scheduler);
-}
-
-static void wait_ready(bed *b, mlfab *ctx) {
-  mlfab_error error;
-  for (int ready = 0; ready != 1;) {
-    ready = mlfab_is_ready(ctx, &error);
-    if (ready < 0) fail_msg("%s", error.text);
-    if (!ready) assert_int_equal(mlfab_sim_step(b->sim), 1);
-  }
+  sim_open(b->sim, host_of_scheduler(b), &c, &b->scheduler);
 }
 
 static void start_model(bed *b, job *j) {
@@ -215,8 +186,7 @@ static void start_model(bed *b, job *j) {
   options.slices = 4 * b->s.servers;
   int code = mlfab_tensor_add(j->ctx, 1, b->s.dtype, b->s.count);
   if (!code) code = mlfab_model_start(j->ctx, &options, NULL, 0);
-  mlfab_error error = {0};
-  if (code && !mlfab_last_error(j->ctx, &error)) fail_msg("model_start: %s", error.text);
+  if (code) wrong("model_start: %s", last_text(j->ctx));
 }
 
 static bed *bed_open(const setup *s) {
@@ -238,7 +208,7 @@ static bed *bed_open(const setup *s) {
     configure(b, &c);
     c.roles = MLFAB_ROLE_SERVER;
     c.rank = (int32_t)i;
-    open_node(b, host_of_server(b, i), &c, &b->server[i]);
+    sim_open(b->sim, host_of_server(b, i), &c, &b->server[i]);
   }
   if (s->scheduler == MLFAB_SCHEDULER_OWN) open_scheduler(b);
   for (uint32_t i = 0; i < s->workers; i++) {
@@ -247,12 +217,12 @@ static bed *bed_open(const setup *s) {
     configure(b, &c);
     c.rank = (int32_t)i;
     if (!s->together) c.roles = MLFAB_ROLE_WORKER;
-    open_node(b, i, &c, &j->ctx);
+    sim_open(b->sim, i, &c, &j->ctx);
     for (int k = 0; k < SLOTS; k++) j->data[k] = calloc(s->count, sizeof *j->data[0]);
     j->image = calloc(s->count, sizeof *j->image);
   }
-  for (uint32_t i = 0; i < s->workers; i++) wait_ready(b, b->jobs[i].ctx);
-  if (scheduler_of(b)) wait_ready(b, scheduler_of(b));
+  for (uint32_t i = 0; i < s->workers; i++) sim_await(b->sim, b->jobs[i].ctx);
+  if (scheduler_of(b)) sim_await(b->sim, scheduler_of(b));
   for (uint32_t i = 0; i < s->workers; i++) start_model(b, &b->jobs[i]);
   for (uint32_t i = 0; i < s->servers; i++) b->seen[i] = stats_of(server_of(b, i));
   b->last_commit_ns = now(b);
@@ -309,8 +279,8 @@ static void watch_server(bed *b, uint32_t i) {
   if (applied > 0 && now(b) >= b->bound_ns && b->bound != MLFAB_UNBOUNDED) {
     uint64_t sum = is.delay_sum - was->delay_sum;
     if (sum > applied * (b->bound - 1))
-      fail_msg("at %.6f s server %u applied %u updates with delays of %u in all; the bound is %u",
-               1e-9 * (double)now(b), i, (unsigned)applied, (unsigned)sum, (unsigned)b->bound);
+      wrong("at %.6f s server %u applied %u updates with delays of %u in all; the bound is %u",
+            1e-9 * (double)now(b), i, (unsigned)applied, (unsigned)sum, (unsigned)b->bound);
     if (b->bound_ns == 0) assert_true(is.delay_max < b->bound);
   }
   if (i == 0 && is.commits != was->commits && b->nsteps < MARKS_MAX) {
@@ -337,9 +307,9 @@ static void watch_server(bed *b, uint32_t i) {
 
 /* ---- the load ---- */
 
+/* With a rule that is not SGD: what update k of the worker has at element e. */
 static double value_of(const bed *b, uint32_t rank, uint32_t k, uint64_t e) {
   uint32_t m = rank * b->s.updates + k;
-  if (b->s.rule == MLFAB_OPTIMIZER_SGD) return e % marks(b) == m ? 1.0 : 0.0;
   return (double)(mix(m * 1000003ull + e) % 2001) / 1000.0 - 1.0;
 }
 
@@ -348,13 +318,17 @@ static double scale_of(const bed *b, uint32_t rank, uint32_t k) {
 }
 
 static void fill(const bed *b, job *j, uint32_t slot, uint32_t k) {
-  int64_t *integers = (int64_t *)(void *)j->data[slot];
-  for (uint64_t e = 0; e < b->s.count; e++) {
-    double value = value_of(b, j->rank, k, e);
-    if (b->s.dtype == MLFAB_I64) {
-      integers[e] = (int64_t)value;
-    } else {
-      j->data[slot][e] = value;
+  double *data = j->data[slot];
+  if (b->s.rule != MLFAB_OPTIMIZER_SGD) {
+    for (uint64_t e = 0; e < b->s.count; e++) data[e] = value_of(b, j->rank, k, e);
+  } else {
+    int64_t *integers = (int64_t *)(void *)data;
+    memset(data, 0, b->s.count * sizeof *data);
+    for (uint64_t e = j->rank * b->s.updates + k; e < b->s.count; e += marks(b)) {
+      if (b->s.dtype == MLFAB_I64)
+        integers[e] = 1;
+      else
+        data[e] = 1.0;
     }
   }
   if (b->updates[j->rank][k].nan) j->data[slot][b->s.count / 2] = (double)NAN;
@@ -366,7 +340,7 @@ static void start_push(bed *b, job *j, uint32_t slot) {
   mlfab_push_options options = {.size = sizeof options, .scale = scale_of(b, j->rank, k)};
   fill(b, j, slot, k);
   int code = mlfab_push_start(j->ctx, &buf, 1, &options, &j->push[slot]);
-  if (code) fail_msg("push_start: %s", mlfab_error_name(code));
+  if (code) wrong("push_start: %s", mlfab_error_name(code));
   j->of[slot] = k;
   j->next++;
   b->updates[j->rank][k].started = 1;
@@ -385,8 +359,7 @@ static void look_push(bed *b, job *j, uint32_t slot) {
   u->code = result.status;
   /* An update acknowledged now was applied within the last few milliseconds. */
   if (!u->code && b->bound_ns > 0 && now(b) >= b->bound_ns + 20 * MS && result.delay >= b->bound)
-    fail_msg("seed %u: a delay of %u, the bound is %u", (unsigned)b->s.seed, (unsigned)result.delay,
-             (unsigned)b->bound);
+    wrong("a delay of %u, the bound is %u", (unsigned)result.delay, (unsigned)b->bound);
   u->version = result.version;
   u->delay = result.delay;
   u->ended_ns = now(b);
@@ -418,7 +391,7 @@ static void look(bed *b, job *j) {
   if (j->pull) {
     assert_int_equal(mlfab_test(j->ctx, j->pull, &done, &result), 0);
     if (done) {
-      if (result.status) fail_msg("pull: %s", mlfab_error_name(result.status));
+      if (result.status) wrong("pull: %s", mlfab_error_name(result.status));
       j->pull = 0;
     }
   }
@@ -436,7 +409,7 @@ static void look(bed *b, job *j) {
 
 /* One event, and the checks after it. */
 static void step(bed *b) {
-  assert_int_equal(mlfab_sim_step(b->sim), 1);
+  sim_step(b->sim);
   for (uint32_t i = 0; i < b->s.servers; i++) watch_server(b, i);
   watch_plans(b);
   for (uint32_t i = 0; i < b->s.workers; i++) look(b, &b->jobs[i]);
@@ -466,7 +439,7 @@ static void run_all(bed *b) {
                   b->jobs[i].pull     ? "pulls"
                   : busy(&b->jobs[i]) ? "pushes"
                                       : "is done");
-    fail_msg("after a minute it is not done");
+    wrong("after a minute it is not done");
   }
 }
 
@@ -497,11 +470,11 @@ static void check_marks(bed *b) {
     if (u->started && !u->known)
       wanted = b->s.dtype == MLFAB_I64 ? (double)integers[m] : reader->image[m];
     if (is != wanted || (wanted != 0.0 && wanted != 1.0))
-      fail_msg("element %u: update %u of worker %u (%s) was applied %g times", (unsigned)e, k, rank,
-               u->known     ? mlfab_error_name(u->code)
-               : u->started ? "not known"
-                            : "not pushed",
-               is);
+      wrong("element %u: update %u of worker %u (%s) was applied %g times", (unsigned)e, k, rank,
+            u->known     ? mlfab_error_name(u->code)
+            : u->started ? "not known"
+                         : "not pushed",
+            is);
   }
 }
 
@@ -533,9 +506,8 @@ static void check_order(const bed *b) {
     if (p->dropped) assert_int_equal(u->code, MLFAB_ERR_DROPPED);
     if (u->code) continue;
     if (u->version <= before)
-      fail_msg("seed %u: update %u of worker %u was planned behind place %u, and committed as %u",
-               (unsigned)b->s.seed, (unsigned)p->id, p->worker, (unsigned)before,
-               (unsigned)u->version);
+      wrong("update %u of worker %u was planned behind place %u, and committed as %u",
+            (unsigned)p->id, p->worker, (unsigned)before, (unsigned)u->version);
     before = u->version;
     noted++;
   }
@@ -558,97 +530,94 @@ static void check_drops(const bed *b) {
       const update *u = &b->updates[i][k];
       if (!u->known) continue;
       if (u->code && u->code != MLFAB_ERR_DROPPED)
-        fail_msg("update %u of worker %u: %s", k, i, mlfab_error_name(u->code));
+        wrong("update %u of worker %u: %s", k, i, mlfab_error_name(u->code));
       if (!u->code && b->bound_ns == 0) assert_true(u->delay < b->bound);
-      if (u->code && b->bound == MLFAB_UNBOUNDED) fail_msg("dropped without a bound");
+      if (u->code && b->bound == MLFAB_UNBOUNDED) wrong("dropped without a bound");
     }
   }
 }
 
-static uint64_t first_seed(void) { return seeds_number("MLFAB_SEED", seeds_first()); }
-static uint64_t last_seed(uint64_t few) {
-  return seeds_number("MLFAB_SEED", first_seed() + test_cases((double)few) - 1);
-}
+/* What the seeds of a test have seen together. */
+static struct { uint32_t applied, dropped, groups, plans, failed, compared; } seen;
+
+/* Did so many seeds run that something rare has happened? */
+static int many(void) { return !seeds_alone() && test_scale() >= 1.0; }
 
 /* ---- what must hold after every event ---- */
 
 /* Random fabrics without faults: below the bound, in the planned order, nothing lost or applied twice. */
-static void test_order_and_bound(void **state) {
-  uint32_t dropped_ones = 0, applied_ones = 0, groups = 0, plans = 0;
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(24); seed++) {
-    uint64_t r = mix(seed);
-    setup s = standard(seed);
-    s.workers = 2 + (uint32_t)(r % 7);
-    s.scheduler = r >> 8 & 1 ? MLFAB_SCHEDULER_OWN : MLFAB_SCHEDULER_BESIDE;
-    s.together = r >> 9 & 1;
-    s.pulls = (r >> 10 & 3) > 0;
-    s.slots = 1 + (r >> 12 & 1);
-    s.jitter = r >> 13 & 1 ? 0.5 : 0.0;
-    s.think_ns = (r >> 16 & 31) * MS;
-    s.schedule.best = r >> 21 & 1;
-    s.schedule.whole = r >> 22 & 1;
-    s.schedule.plan_ahead_ns = r >> 23 & 1 ? 150 * MS : 0;
-    if ((r >> 24 & 7) == 0) s.schedule.interval_ns = 30 * MS;
-    if (s.pulls && (r >> 27 & 3) > 0)
-      s.schedule.delay_bound = r >> 29 & 1 ? 1 + (r >> 30) % 4 : s.workers + (r >> 30) % 8;
-    s.schedule.no_aggregation = (r >> 40 & 7) == 0;
-    s.schedule.no_distribution = (r >> 43 & 3) == 0;
-    bed *b = bed_open(&s);
-    for (uint32_t i = 0; i < s.workers;
-         i++) /* links of different speed; the server's is the fastest */
-      mlfab_sim_set_rate(b->sim, i, s.rate >> (mix(r + i) % 3), s.rate >> (mix(r - i) % 3));
-    run_all(b);
-    check_marks(b);
-    check_drops(b);
-    check_order(b);
-    for (uint32_t i = 0; i < s.servers; i++) assert_true(b->seen[i].delay_max < b->bound);
-    assert_int_equal(b->seen[0].groups_failed, 0);
-    if (!s.together) assert_int_equal(b->seen[0].updates_dropped, dropped(b));
-    applied_ones += applied(b);
-    dropped_ones += dropped(b);
-    groups += (uint32_t)b->seen[0].groups_applied;
-    plans += (uint32_t)b->plans;
-    bed_close(b);
-  }
-  print_message("%u applied, %u dropped, %u groups, %u plans\n", applied_ones, dropped_ones, groups,
-                plans);
-  assert_true(getenv("MLFAB_SEED") || test_scale() < 1.0 || (dropped_ones > 10 && groups > 10));
+static void order_and_bound(uint64_t seed) {
+  uint64_t r = mix(seed);
+  setup s = standard(seed);
+  s.workers = 2 + (uint32_t)(r % 7);
+  s.scheduler = r >> 8 & 1 ? MLFAB_SCHEDULER_OWN : MLFAB_SCHEDULER_BESIDE;
+  s.together = r >> 9 & 1;
+  s.pulls = (r >> 10 & 3) > 0;
+  s.slots = 1 + (r >> 12 & 1);
+  s.jitter = r >> 13 & 1 ? 0.5 : 0.0;
+  s.think_ns = (r >> 16 & 31) * MS;
+  s.schedule.best = r >> 21 & 1;
+  s.schedule.whole = r >> 22 & 1;
+  s.schedule.plan_ahead_ns = r >> 23 & 1 ? 150 * MS : 0;
+  if ((r >> 24 & 7) == 0) s.schedule.interval_ns = 30 * MS;
+  if (s.pulls && (r >> 27 & 3) > 0)
+    s.schedule.delay_bound = r >> 29 & 1 ? 1 + (r >> 30) % 4 : s.workers + (r >> 30) % 8;
+  s.schedule.no_aggregation = (r >> 40 & 7) == 0;
+  s.schedule.no_distribution = (r >> 43 & 3) == 0;
+  bed *b = bed_open(&s);
+  for (uint32_t i = 0; i < s.workers;
+       i++) /* links of different speed; the server's is the fastest */
+    mlfab_sim_set_rate(b->sim, i, s.rate >> (mix(r + i) % 3), s.rate >> (mix(r - i) % 3));
+  run_all(b);
+  check_marks(b);
+  check_drops(b);
+  check_order(b);
+  for (uint32_t i = 0; i < s.servers; i++) assert_true(b->seen[i].delay_max < b->bound);
+  assert_int_equal(b->seen[0].groups_failed, 0);
+  if (!s.together) assert_int_equal(b->seen[0].updates_dropped, dropped(b));
+  seen.applied += applied(b);
+  seen.dropped += dropped(b);
+  seen.groups += (uint32_t)b->seen[0].groups_applied;
+  seen.plans += (uint32_t)b->plans;
+  bed_close(b);
+}
+
+static void order_and_bound_end(void) {
+  print_message("%u applied, %u dropped, %u groups, %u plans\n", seen.applied, seen.dropped,
+                seen.groups, seen.plans);
+  assert_true(!many() || (seen.dropped > 10 && seen.groups > 10));
 }
 
 /* From bound_ns on nothing is applied at or above the new bound, including updates placed under the old
  * one. */
-static void test_bound_lowered(void **state) {
-  (void)state;
-  uint32_t dropped_ones = 0;
-  for (uint64_t seed = first_seed(); seed <= last_seed(8); seed++) {
-    setup s = standard(seed);
-    s.workers = 8;
-    s.pulls = 1;
-    s.slots = 2;
-    s.updates = 16;
-    s.think_ns = 2 * MS;
-    if (seed % 2)
-      s.schedule.plan_ahead_ns = 100 * MS; /* many placed updates are under way; else groups */
-    bed *b = bed_open(&s);
-    for (uint64_t bound = 12; bound >= 1; bound = bound > 6 ? bound - 6 : bound - bound / 2) {
-      run_for(b, 120 * MS);
-      mlfab_schedule schedule = s.schedule;
-      schedule.delay_bound = bound;
-      assert_int_equal(mlfab_set_schedule(b->jobs[seed % 8].ctx, &schedule), 0);
-      b->bound = bound;
-      b->bound_ns = now(b) + 30 * MS; /* after what its link has already taken */
-      if (bound == 1) break;
-    }
-    run_all(b);
-    check_marks(b);
-    check_drops(b);
-    check_versions(b, NULL);
-    dropped_ones += dropped(b);
-    bed_close(b);
+static void bound_lowered(uint64_t seed) {
+  setup s = standard(seed);
+  s.workers = 8;
+  s.pulls = 1;
+  s.slots = 2;
+  s.updates = 16;
+  s.think_ns = 2 * MS;
+  if (seed % 2)
+    s.schedule.plan_ahead_ns = 100 * MS; /* many placed updates are under way; else groups */
+  bed *b = bed_open(&s);
+  for (uint64_t bound = 12; bound >= 1; bound = bound > 6 ? bound - 6 : bound - bound / 2) {
+    run_for(b, 120 * MS);
+    mlfab_schedule schedule = s.schedule;
+    schedule.delay_bound = bound;
+    assert_int_equal(mlfab_set_schedule(b->jobs[seed % 8].ctx, &schedule), 0);
+    b->bound = bound;
+    b->bound_ns = now(b) + 30 * MS; /* after what its link has already taken */
+    if (bound == 1) break;
   }
-  assert_true(dropped_ones > 10);
+  run_all(b);
+  check_marks(b);
+  check_drops(b);
+  check_versions(b, NULL);
+  seen.dropped += dropped(b);
+  bed_close(b);
 }
+
+static void bound_lowered_end(void) { assert_true(!many() || seen.dropped > 10); }
 
 /* --- the server's in-link --- */
 
@@ -734,15 +703,12 @@ static uint32_t shaped_network(uint32_t scheduler, uint64_t seed) {
 }
 
 /* On a real network the gain is only reported, because it depends on the machine's load. */
-static void test_scheduled_against_direct(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(2); seed++) {
-    uint32_t direct = shaped_network(MLFAB_SCHEDULER_NONE, seed);
-    uint32_t scheduled = shaped_network(MLFAB_SCHEDULER_OWN, seed);
-    print_message("%u updates direct, %u scheduled: %.2f times\n", direct, scheduled,
-                  (double)scheduled / direct);
-    assert_true(direct > 0 && scheduled >= 1.8 * direct);
-  }
+static void scheduled_against_direct(uint64_t seed) {
+  uint32_t direct = shaped_network(MLFAB_SCHEDULER_NONE, seed);
+  uint32_t scheduled = shaped_network(MLFAB_SCHEDULER_OWN, seed);
+  print_message("%u updates direct, %u scheduled: %.2f times\n", direct, scheduled,
+                (double)scheduled / direct);
+  assert_true(direct > 0 && scheduled >= 1.8 * direct);
 }
 
 /* --- the scheduler is lost --- */
@@ -754,8 +720,8 @@ static void check_all_applied(bed *b) {
     for (uint32_t k = 0; k < b->jobs[i].next && !b->jobs[i].gone; k++) {
       const update *u = &b->updates[i][k];
       if (!u->known || u->code)
-        fail_msg("seed %u: update %u of worker %u: %s", (unsigned)b->s.seed, k, i,
-                 u->known ? mlfab_error_name(u->code) : "not known");
+        wrong("update %u of worker %u: %s", k, i,
+              u->known ? mlfab_error_name(u->code) : "not known");
     }
   }
 }
@@ -804,7 +770,7 @@ static void lose_scheduler(uint64_t seed, int cut) {
   assert_true(b->lost > 0 && b->lost_ns - lost_at < beats);
   /* 8 heartbeats to detect the loss; then first come, first served. */
   if (took > beats + 50 * MS || b->longest_wait_ns > beats + 50 * MS)
-    fail_msg("seed %u: after %u ms", (unsigned)seed, (unsigned)(took / MS));
+    wrong("after %u ms", (unsigned)(took / MS));
   run_for(b, 50 * MS);
   uint64_t groups = b->seen[0].groups_applied;
   assert_true(busy(&b->jobs[0]) || busy(&b->jobs[1]));
@@ -820,23 +786,15 @@ static void lose_scheduler(uint64_t seed, int cut) {
   b->back = 0;
   run_all(b);
   if (!b->back || b->plans == 0 || b->seen[0].groups_applied <= groups)
-    fail_msg("seed %u: back %d times, %u plans and %u groups more", (unsigned)seed, b->back,
-             (unsigned)b->plans, (unsigned)(b->seen[0].groups_applied - groups));
+    wrong("back %d times, %u plans and %u groups more", b->back, (unsigned)b->plans,
+          (unsigned)(b->seen[0].groups_applied - groups));
   check_all_applied(b);
   check_versions(b, NULL);
   bed_close(b);
 }
 
-static void test_scheduler_crashes(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) lose_scheduler(seed, 0);
-}
-
-static void test_scheduler_is_cut_off(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) lose_scheduler(seed, 1);
-}
-
+static void scheduler_crashes(uint64_t seed) { lose_scheduler(seed, 0); }
+static void scheduler_is_cut_off(uint64_t seed) { lose_scheduler(seed, 1); }
 /* --- members and aggregators --- */
 
 /* Runs until a plan in progress names worker `aggregator`; returns its rank. */
@@ -866,88 +824,72 @@ static void lose_worker(uint64_t seed, int member) {
   assert_true(b->jobs[victim].gone);
   /* The groups that it summed at that moment, and those it was a member of. */
   if (b->seen[0].groups_failed - failed > 6)
-    fail_msg("seed %u: %u groups failed", (unsigned)seed,
-             (unsigned)(b->seen[0].groups_failed - failed));
+    wrong("%u groups failed", (unsigned)(b->seen[0].groups_failed - failed));
   assert_true(b->seen[0].groups_applied > groups);
   check_all_applied(b);
   bed_close(b);
 }
 
-static void test_aggregator_dies(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) lose_worker(seed, 0);
-}
-
-static void test_member_dies(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) lose_worker(seed, 1);
-}
-
-static void test_not_finite_member(void **state) {
-  uint64_t failed = 0;
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) {
-    setup s = lossy(seed);
-    s.dtype = MLFAB_F64;
-    s.workers = 6;
-    bed *b = bed_open(&s);
-    uint32_t wrong = 0;
-    for (uint32_t i = 0; i < s.workers; i++)
-      for (uint32_t k = 0; k < s.updates; k++)
-        wrong += (uint32_t)(b->updates[i][k].nan = mix(seed ^ (i * 99ull + k)) % 12 == 0);
-    run_all(b);
-    for (uint32_t i = 0; i < s.workers; i++) {
-      for (uint32_t k = 0; k < s.updates; k++) {
-        const update *u = &b->updates[i][k];
-        if (u->code != (u->nan ? MLFAB_ERR_NOT_FINITE : 0))
-          fail_msg("seed %u: update %u of worker %u: %s", (unsigned)seed, k, i,
-                   mlfab_error_name(u->code));
-      }
+static void aggregator_dies(uint64_t seed) { lose_worker(seed, 0); }
+static void member_dies(uint64_t seed) { lose_worker(seed, 1); }
+static void not_finite_member(uint64_t seed) {
+  setup s = lossy(seed);
+  s.dtype = MLFAB_F64;
+  s.workers = 6;
+  bed *b = bed_open(&s);
+  uint32_t bad = 0;
+  for (uint32_t i = 0; i < s.workers; i++)
+    for (uint32_t k = 0; k < s.updates; k++)
+      bad += (uint32_t)(b->updates[i][k].nan = mix(seed ^ (i * 99ull + k)) % 12 == 0);
+  run_all(b);
+  for (uint32_t i = 0; i < s.workers; i++) {
+    for (uint32_t k = 0; k < s.updates; k++) {
+      const update *u = &b->updates[i][k];
+      if (u->code != (u->nan ? MLFAB_ERR_NOT_FINITE : 0))
+        wrong("update %u of worker %u: %s", k, i, mlfab_error_name(u->code));
     }
-    check_marks(b);
-    check_versions(b, NULL);
-    assert_true(b->seen[0].groups_failed <= wrong);
-    failed += b->seen[0].groups_failed;
-    bed_close(b);
   }
-  assert_true(failed > 0);
+  check_marks(b);
+  check_versions(b, NULL);
+  assert_true(b->seen[0].groups_failed <= bad);
+  seen.failed += (uint32_t)b->seen[0].groups_failed;
+  bed_close(b);
 }
+
+static void not_finite_member_end(void) { assert_true(!many() || seen.failed > 0); }
 
 /* --- links that are cut, updates that cannot come in time --- */
 
 static double known_rate(const bed *b) { return (double)b->s.rate; }
 
 /* A worker with a cut link waits, and no other worker does; it continues when the link is back. */
-static void test_cut_link(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(4); seed++) {
-    setup s = standard(seed);
-    s.schedule.delay_bound = seed % 2 ? MLFAB_UNBOUNDED : 100;
-    s.pulls = s.schedule.delay_bound != MLFAB_UNBOUNDED;
-    bed *b = bed_open(&s);
-    uint32_t cut = (uint32_t)(seed % s.workers);
-    double rate = known_rate(b);
-    for (uint32_t i = 0; i < s.workers; i++)
-      assert_int_equal(mlfab_set_link(b->jobs[i].ctx, i == cut ? 0 : rate, i == cut ? 0 : rate), 0);
-    for (uint32_t i = 0; i < s.workers; i++) b->jobs[i].limit = 0;
-    run_for(b, 20 * MS);
-    for (uint32_t i = 0; i < s.workers; i++) b->jobs[i].limit = s.updates;
-    run_for(b, 3 * SECOND);
-    for (uint32_t i = 0; i < s.workers; i++) {
-      if (i == cut) {
-        assert_int_equal(b->jobs[i].next, 1);
-        assert_false(b->updates[i][0].known);
-      } else {
-        assert_int_equal(b->jobs[i].next, s.updates);
-        assert_false(busy(&b->jobs[i]));
-      }
+static void cut_link(uint64_t seed) {
+  setup s = standard(seed);
+  s.schedule.delay_bound = seed % 2 ? MLFAB_UNBOUNDED : 100;
+  s.pulls = s.schedule.delay_bound != MLFAB_UNBOUNDED;
+  bed *b = bed_open(&s);
+  uint32_t cut = (uint32_t)(seed % s.workers);
+  double rate = known_rate(b);
+  for (uint32_t i = 0; i < s.workers; i++)
+    assert_int_equal(mlfab_set_link(b->jobs[i].ctx, i == cut ? 0 : rate, i == cut ? 0 : rate), 0);
+  for (uint32_t i = 0; i < s.workers; i++) b->jobs[i].limit = 0;
+  run_for(b, 20 * MS);
+  for (uint32_t i = 0; i < s.workers; i++) b->jobs[i].limit = s.updates;
+  run_for(b, 3 * SECOND);
+  for (uint32_t i = 0; i < s.workers; i++) {
+    if (i == cut) {
+      assert_int_equal(b->jobs[i].next, 1);
+      assert_false(b->updates[i][0].known);
+    } else {
+      assert_int_equal(b->jobs[i].next, s.updates);
+      assert_false(busy(&b->jobs[i]));
     }
-    assert_int_equal(mlfab_set_link(b->jobs[cut].ctx, rate, rate), 0);
-    run_all(b);
-    check_all_applied(b);
-    check_versions(b, NULL);
-    bed_close(b);
   }
+  assert_int_equal(mlfab_set_link(b->jobs[cut].ctx, rate, rate), 0);
+  run_all(b);
+  check_all_applied(b);
+  check_versions(b, NULL);
+  bed_close(b);
 }
 
 /* One worker's link is so slow that others commit before its update arrives: it is dropped before a byte
@@ -1006,115 +948,107 @@ static void test_bound_of_one(void **state) {
 }
 
 /* The worker dies while the scheduler lists its update, and while the plan for it is under way. */
-static void test_died_since_announced(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) {
-    setup s = lossy(seed);
-    s.schedule.interval_ns = 40 * MS;
-    s.workers = 5;
-    s.updates = 20;
-    bed *b = bed_open(&s);
-    uint32_t victim = (uint32_t)(mix(seed) % 5);
-    run_for(b, 90 * MS);
-    while (!busy(&b->jobs[victim])) step(b);
-    int named = seed % 2 == 0; /* else right after the plan that names it */
-    while (!named) {
-      uint32_t n = b->nplanned;
-      step(b);
-      assert_false(all_done(b));
-      for (; n < b->nplanned; n++) named |= b->planned[n].worker == victim;
-    }
-    assert_int_equal(mlfab_sim_crash(b->sim, victim), 0);
-    run_all(b);
-    check_all_applied(b);
-    bed_close(b);
+static void died_since_announced(uint64_t seed) {
+  setup s = lossy(seed);
+  s.schedule.interval_ns = 40 * MS;
+  s.workers = 5;
+  s.updates = 20;
+  bed *b = bed_open(&s);
+  uint32_t victim = (uint32_t)(mix(seed) % 5);
+  run_for(b, 90 * MS);
+  while (!busy(&b->jobs[victim])) step(b);
+  int named = seed % 2 == 0; /* else right after the plan that names it */
+  while (!named) {
+    uint32_t n = b->nplanned;
+    step(b);
+    assert_false(all_done(b));
+    for (; n < b->nplanned; n++) named |= b->planned[n].worker == victim;
   }
+  assert_int_equal(mlfab_sim_crash(b->sim, victim), 0);
+  run_all(b);
+  check_all_applied(b);
+  bed_close(b);
 }
 
 /* --- several servers, rounds, other ways to drive --- */
 
-static void test_several_servers(void **state) {
-  uint64_t groups = 0, both = 0;
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(8); seed++) {
-    uint64_t r = mix(seed);
-    setup s = standard(seed);
-    s.servers = 2 + (uint32_t)(seed % 2);
-    s.together = r >> 4 & 1;
-    s.scheduler = r >> 5 & 1 ? MLFAB_SCHEDULER_OWN : MLFAB_SCHEDULER_BESIDE;
-    s.workers = 6;
-    s.slots = 2;
-    s.pulls = r >> 6 & 1;
-    s.think_ns = 2 * MS;
-    s.count = 24000;
-    if (s.pulls) s.schedule.delay_bound = 6 + r % 8;
-    bed *b = bed_open(&s);
-    run_all(b);
-    for (uint32_t i = 0; i < s.workers; i++) {
-      for (uint32_t k = 0; k < s.updates; k++) {
-        update *u = &b->updates[i][k];
-        assert_true(u->known);
-        if (u->code && u->code != MLFAB_ERR_DROPPED && u->code != MLFAB_ERR_PARTIAL)
-          fail_msg("seed %u: %s", (unsigned)seed, mlfab_error_name(u->code));
-        both += u->code == 0;
-        /* One server checked later than the other: all results are possible. */
-        if (u->code == MLFAB_ERR_PARTIAL) u->nan = 2;
-      }
+static void several_servers(uint64_t seed) {
+  uint64_t r = mix(seed);
+  setup s = standard(seed);
+  s.servers = 2 + (uint32_t)(seed % 2);
+  s.together = r >> 4 & 1;
+  s.scheduler = r >> 5 & 1 ? MLFAB_SCHEDULER_OWN : MLFAB_SCHEDULER_BESIDE;
+  s.workers = 6;
+  s.slots = 2;
+  s.pulls = r >> 6 & 1;
+  s.think_ns = 2 * MS;
+  s.count = 24000;
+  if (s.pulls) s.schedule.delay_bound = 6 + r % 8;
+  bed *b = bed_open(&s);
+  run_all(b);
+  for (uint32_t i = 0; i < s.workers; i++) {
+    for (uint32_t k = 0; k < s.updates; k++) {
+      update *u = &b->updates[i][k];
+      assert_true(u->known);
+      if (u->code && u->code != MLFAB_ERR_DROPPED && u->code != MLFAB_ERR_PARTIAL)
+        wrong("%s", mlfab_error_name(u->code));
+      seen.applied += u->code == 0;
+      /* One server checked later than the other: all results are possible. */
+      if (u->code == MLFAB_ERR_PARTIAL) u->nan = 2;
     }
-    uint32_t partial = 0;
-    for (uint32_t i = 0; i < s.workers; i++)
-      for (uint32_t k = 0; k < s.updates; k++) partial += b->updates[i][k].nan == 2;
-    if (!partial) check_marks(b);
-    for (uint32_t i = 0; i < s.servers; i++) {
-      assert_true(b->seen[i].delay_max < b->bound);
-      groups += b->seen[i].groups_applied;
-    }
-    bed_close(b);
   }
-  assert_true(getenv("MLFAB_SEED") || test_scale() < 1.0 || (groups > 10 && both > 100));
+  uint32_t partial = 0;
+  for (uint32_t i = 0; i < s.workers; i++)
+    for (uint32_t k = 0; k < s.updates; k++) partial += b->updates[i][k].nan == 2;
+  if (!partial) check_marks(b);
+  for (uint32_t i = 0; i < s.servers; i++) {
+    assert_true(b->seen[i].delay_max < b->bound);
+    seen.groups += (uint32_t)b->seen[i].groups_applied;
+  }
+  bed_close(b);
+}
+
+static void several_servers_end(void) {
+  assert_true(!many() || (seen.groups > 10 && seen.applied > 100));
 }
 
 /* With a rule that sums, the integer model must be the same with any scheduler. */
-static void test_rounds(void **state) {
-  (void)state;
-  for (uint64_t seed = first_seed(); seed <= last_seed(8); seed++) {
-    double *first = NULL;
-    uint64_t groups = 0;
-    for (uint32_t kind = MLFAB_SCHEDULER_NONE; kind <= MLFAB_SCHEDULER_OWN; kind++) {
-      setup s = standard(seed);
-      s.scheduler = kind;
-      s.sync = MLFAB_SYNC_BSP;
-      s.pulls = 1;
-      s.think_ns = MS;
-      s.servers = 1 + (uint32_t)(seed % 2);
-      s.count = 24000;
-      s.deterministic = seed >> 1 & 1;
-      s.rule = seed >> 2 & 1 ? MLFAB_OPTIMIZER_MOMENTUM : MLFAB_OPTIMIZER_SGD;
-      s.dtype = s.deterministic || s.rule ? MLFAB_F64 : MLFAB_I64;
-      bed *b = bed_open(&s);
-      run_all(b);
-      if (!s.rule) check_all_applied(b);
-      double *image = b->jobs[1].image;
-      mlfab_buf buf = {MLFAB_ALL, 0, image, s.count};
-      assert_int_equal(mlfab_pull(b->jobs[1].ctx, &buf, 1, NULL, NULL), 0);
-      assert_int_equal(applied(b), s.workers * s.updates);
-      groups += b->seen[0].groups_applied;
-      if (!first) {
-        first = malloc(s.count * sizeof *first);
-        assert_non_null(first);
-        memcpy(first, image, s.count * sizeof *first);
-      } else if (s.dtype == MLFAB_I64 || s.deterministic) {
-        assert_memory_equal(first, image, s.count * sizeof *first);
-      } else {
-        for (uint64_t e = 0; e < s.count; e++)
-          if (!(fabs(first[e] - image[e]) <= 1e-12))
-            fail_msg("seed %u: %.17g, not %.17g", (unsigned)seed, image[e], first[e]);
-      }
-      bed_close(b);
+static void rounds(uint64_t seed) {
+  double *first = NULL;
+  uint64_t groups = 0;
+  for (uint32_t kind = MLFAB_SCHEDULER_NONE; kind <= MLFAB_SCHEDULER_OWN; kind++) {
+    setup s = standard(seed);
+    s.scheduler = kind;
+    s.sync = MLFAB_SYNC_BSP;
+    s.pulls = 1;
+    s.think_ns = MS;
+    s.servers = 1 + (uint32_t)(seed % 2);
+    s.count = 24000;
+    s.deterministic = seed >> 1 & 1;
+    s.rule = seed >> 2 & 1 ? MLFAB_OPTIMIZER_MOMENTUM : MLFAB_OPTIMIZER_SGD;
+    s.dtype = s.deterministic || s.rule ? MLFAB_F64 : MLFAB_I64;
+    bed *b = bed_open(&s);
+    run_all(b);
+    if (!s.rule) check_all_applied(b);
+    double *image = b->jobs[1].image;
+    mlfab_buf buf = {MLFAB_ALL, 0, image, s.count};
+    assert_int_equal(mlfab_pull(b->jobs[1].ctx, &buf, 1, NULL, NULL), 0);
+    assert_int_equal(applied(b), s.workers * s.updates);
+    groups += b->seen[0].groups_applied;
+    if (!first) {
+      first = malloc(s.count * sizeof *first);
+      assert_non_null(first);
+      memcpy(first, image, s.count * sizeof *first);
+    } else if (s.dtype == MLFAB_I64 || s.deterministic) {
+      assert_memory_equal(first, image, s.count * sizeof *first);
+    } else {
+      for (uint64_t e = 0; e < s.count; e++)
+        if (!(fabs(first[e] - image[e]) <= 1e-12)) wrong("%.17g, not %.17g", image[e], first[e]);
     }
-    if (!(seed >> 1 & 1)) assert_true(groups > 0);
-    free(first);
+    bed_close(b);
   }
+  if (!(seed >> 1 & 1)) assert_true(groups > 0);
+  free(first);
 }
 
 /* Contexts without a thread are no aggregators by default. */
@@ -1198,61 +1132,80 @@ static double literal(const bed *b, uint64_t e, const uint32_t *order, const uin
   return w;
 }
 
-static void test_rules(void **state) {
-  static const uint32_t rules[] = {MLFAB_OPTIMIZER_MOMENTUM, MLFAB_OPTIMIZER_ADADELAY,
-                                   MLFAB_OPTIMIZER_ADAM};
-  (void)state;
-  for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
-    uint32_t compared = 0, groups = 0;
-    for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) {
-      uint32_t order[MARKS_MAX], sizes[MARKS_MAX];
-      setup s = lossy(seed);
-      s.updates = 6;
-      s.rule = rules[r];
-      s.dtype = MLFAB_F64;
-      s.count = 3000;
-      bed *b = bed_open(&s);
-      run_all(b);
-      assert_int_equal(applied(b), s.workers * s.updates);
-      check_versions(b, order);
-      uint32_t n = commits_of(b, sizes);
-      mlfab_buf buf = {MLFAB_ALL, 0, b->jobs[0].image, s.count};
-      assert_int_equal(mlfab_pull(b->jobs[0].ctx, &buf, 1, NULL, NULL), 0);
-      for (uint64_t e = 0; e < s.count && n > 0; e++) {
-        double wanted = literal(b, e, order, sizes, n), is = b->jobs[0].image[e];
-        if (!(fabs(is - wanted) <= 1e-9 * (1e-3 + fabs(wanted))))
-          fail_msg("rule %u, seed %u: %.17g, not %.17g", s.rule, (unsigned)seed, is, wanted);
-      }
-      compared += n > 0;
-      groups += n > 0 ? (uint32_t)b->seen[0].groups_applied : 0;
-      bed_close(b);
-    }
-    print_message("rule %u: %u runs compared, %u groups in them\n", rules[r], compared, groups);
-    assert_true(compared > 0 && groups > 0);
+static void rule(uint64_t seed, uint32_t number) {
+  uint32_t order[MARKS_MAX], sizes[MARKS_MAX];
+  setup s = lossy(seed);
+  s.updates = 6;
+  s.rule = number;
+  s.dtype = MLFAB_F64;
+  s.count = 3000;
+  bed *b = bed_open(&s);
+  run_all(b);
+  assert_int_equal(applied(b), s.workers * s.updates);
+  check_versions(b, order);
+  uint32_t n = commits_of(b, sizes);
+  mlfab_buf buf = {MLFAB_ALL, 0, b->jobs[0].image, s.count};
+  assert_int_equal(mlfab_pull(b->jobs[0].ctx, &buf, 1, NULL, NULL), 0);
+  for (uint64_t e = 0; e < s.count && n > 0; e++) {
+    double wanted = literal(b, e, order, sizes, n), is = b->jobs[0].image[e];
+    if (!(fabs(is - wanted) <= 1e-9 * (1e-3 + fabs(wanted))))
+      wrong("rule %u: %.17g, not %.17g", s.rule, is, wanted);
   }
+  seen.compared += n > 0;
+  seen.groups += n > 0 ? (uint32_t)b->seen[0].groups_applied : 0;
+  bed_close(b);
+}
+
+static void momentum(uint64_t seed) { rule(seed, MLFAB_OPTIMIZER_MOMENTUM); }
+static void adadelay(uint64_t seed) { rule(seed, MLFAB_OPTIMIZER_ADADELAY); }
+static void adam(uint64_t seed) { rule(seed, MLFAB_OPTIMIZER_ADAM); }
+
+static void rule_end(void) {
+  print_message("%u runs compared, %u groups in them\n", seen.compared, seen.groups);
+  assert_true(!many() || (seen.compared > 0 && seen.groups > 0));
+}
+
+/* Tests over random seeds. */
+static const struct scene {
+  const char *name;
+  double usual; /* seeds */
+  void (*one)(uint64_t seed);
+  void (*end)(void); /* or NULL */
+} scenes[] = {
+    {"order and bound", 24, order_and_bound, order_and_bound_end},
+    {"the bound is lowered", 8, bound_lowered, bound_lowered_end},
+    {"scheduled against direct", 1, scheduled_against_direct, NULL},
+    {"the scheduler crashes", 6, scheduler_crashes, NULL},
+    {"the scheduler is cut off", 6, scheduler_is_cut_off, NULL},
+    {"an aggregator dies", 6, aggregator_dies, NULL},
+    {"a member dies", 6, member_dies, NULL},
+    {"a member is not finite", 6, not_finite_member, not_finite_member_end},
+    {"a link is cut", 4, cut_link, NULL},
+    {"a worker dies after it announced", 6, died_since_announced, NULL},
+    {"several servers", 8, several_servers, several_servers_end},
+    {"rounds", 8, rounds, NULL},
+    {"momentum", 6, momentum, rule_end},
+    {"adadelay", 6, adadelay, rule_end},
+    {"adam", 6, adam, rule_end},
+};
+enum { SCENES = sizeof scenes / sizeof *scenes };
+
+static void run_scene(void **state) {
+  const struct scene *s = *state;
+  memset(&seen, 0, sizeof seen);
+  seeds_run("schedule", test_cases(s->usual), s->one);
+  if (s->end) s->end();
 }
 
 int main(void) {
   cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_order_and_bound),
-      cmocka_unit_test(test_bound_lowered),
-      cmocka_unit_test(test_link_is_busy),
-      cmocka_unit_test(test_scheduled_against_direct),
-      cmocka_unit_test(test_scheduler_crashes),
-      cmocka_unit_test(test_scheduler_is_cut_off),
-      cmocka_unit_test(test_aggregator_dies),
-      cmocka_unit_test(test_member_dies),
-      cmocka_unit_test(test_not_finite_member),
-      cmocka_unit_test(test_cut_link),
-      cmocka_unit_test(test_too_large),
-      cmocka_unit_test(test_bound_of_one),
-      cmocka_unit_test(test_died_since_announced),
-      cmocka_unit_test(test_several_servers),
-      cmocka_unit_test(test_rounds),
-      cmocka_unit_test(test_driven_by_hand),
+  struct CMUnitTest tests[SCENES + 5] = {
+      cmocka_unit_test(test_link_is_busy), cmocka_unit_test(test_too_large),
+      cmocka_unit_test(test_bound_of_one), cmocka_unit_test(test_driven_by_hand),
       cmocka_unit_test(test_world_of_one),
-      cmocka_unit_test(test_rules),
   };
+  for (size_t i = 0; i < SCENES; i++)
+    tests[5 + i] =
+        (struct CMUnitTest){scenes[i].name, run_scene, NULL, NULL, (void *)(uintptr_t)&scenes[i]};
   return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
 }

@@ -4,14 +4,9 @@
  * Every worker adds 1 to its own elements of the model, so a pull tells which updates it contains at which server. With
  * BSP all elements of a worker count the same number of updates in every pull, whatever server has them. In the end
  * every update is in the model once. A server dies only while it has no slices, or while a move is to give it its first
- * ones. A failing seed is printed with the command that replays it. */
+ * ones. */
 #include "../unit/on_device.h"
-#include "../unit/world.h"
-#include "../unit/chance.h"
-#include "../unit/scale.h"
-#include "seeds.h"
-
-#include <cmocka.h>
+#include "job.h"
 
 enum { COUNT = 6144, STEPS = 25, WORKERS = 3, SERVERS = 4 };
 
@@ -45,53 +40,17 @@ typedef struct job {
 
 static uint64_t below(job *j, uint64_t n) { return chance_below(&j->random, n); }
 
-static void wrong(const job *j, const char *format, ...) {
-  char text[400];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_servers",
-           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
-}
-
-static const char *last_text(mlfab *node) {
-  static mlfab_error error;
-  error.text[0] = 0;
-  if (node) mlfab_last_error(node, &error);
-  return error.text;
-}
-
-static void say(const job *j, const char *format, ...) {
-  va_list list;
-  if (!getenv("MLFAB_SEED")) return;
-  printf("%9.3f ms ", (double)mlfab_sim_clock(j->w.sim) * 1e-6);
-  va_start(list, format);
-  vprintf(format, list);
-  va_end(list);
-  printf("\n");
-}
-
 static uint64_t now(const job *j) { return mlfab_sim_clock(j->w.sim); }
 
 /* --- nodes: workers, then servers --- */
 
 static void open_node(job *j, uint32_t i) {
-  mlfab_error error;
   mlfab_config c = world_config(&j->w, i);
   c.workers = j->founders;
   c.workers_max = WORKERS;
   c.servers = j->founding;
   c.servers_max = SERVERS;
-  if (mlfab_sim_open(j->w.sim, i, &c, &j->w.node[i], &error))
-    wrong(j, "node %u: %s", i, error.text);
-}
-
-static int is_ready(job *j, uint32_t i) {
-  mlfab_error error;
-  int ready = mlfab_is_ready(j->w.node[i], &error);
-  if (ready < 0) wrong(j, "node %u: %s", i, error.text);
-  return ready;
+  sim_open(j->w.sim, i, &c, &j->w.node[i]);
 }
 
 /* --- workers --- */
@@ -113,13 +72,13 @@ static void judge(worker *me) {
     uint64_t n = (uint64_t)me->w[i];
     if (i < WORKERS) got[o] = n;
     if (n > j->of[o].step)
-      wrong(j, "element %u has %llu updates, of %llu", i, (unsigned long long)n,
+      wrong("element %u has %llu updates, of %llu", i, (unsigned long long)n,
             (unsigned long long)j->of[o].step);
     if (o == me->rank && n != me->step)
-      wrong(j, "worker %u has %llu of its own %llu updates, element %u", o, (unsigned long long)n,
+      wrong("worker %u has %llu of its own %llu updates, element %u", o, (unsigned long long)n,
             (unsigned long long)me->step, i);
     if (j->sync.kind == MLFAB_SYNC_BSP && n != got[o])
-      wrong(j, "worker %u got %llu updates of worker %u in one place, %llu in another", me->rank,
+      wrong("worker %u got %llu updates of worker %u in one place, %llu in another", me->rank,
             (unsigned long long)got[o], o, (unsigned long long)n);
   }
 }
@@ -157,7 +116,7 @@ static void join(worker *me) {
     me->asked_ns = now(j);
   } else if (me->phase == OPENS && now(j) > me->asked_ns) {
     me->asked_ns = now(j);
-    if (!is_ready(j, me->rank)) return;
+    if (!sim_ready(j->w.node[me->rank])) return;
     if (start_model(me)) compute(me);
   }
 }
@@ -171,7 +130,7 @@ static void step_of(void *user) {
   int done = 0, code = 0;
   if (me->busy || !node || j->lost) return;
   if ((me->phase == PUSHES || me->phase == PULLS) && now(j) - me->asked_ns > 60 * (uint64_t)WORLD_S)
-    wrong(j, "worker %u waits for more than 60 s in step %llu", me->rank,
+    wrong("worker %u waits for more than 60 s in step %llu", me->rank,
           (unsigned long long)me->step);
   if (me->phase == COMPUTES && now(j) > me->asked_ns) {
     for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % WORKERS == me->rank ? 1.0f : 0.0f;
@@ -214,7 +173,7 @@ static void kill(void *user) {
     j->w.node[WORKERS + s] = NULL;
     j->place[s] = NOWHERE;
     j->died++;
-    say(j, "server %u dies", s);
+    say(j->w.sim, "server %u dies", s);
   }
 }
 
@@ -234,12 +193,12 @@ static void move_slices(job *j) {
   }
   j->of[0].busy = 1;
   j->moving = 1;
-  say(j, "moves to %u servers (%u %u %u %u)", n, list[0], n > 1 ? list[1] : 0, n > 2 ? list[2] : 0,
-      n > 3 ? list[3] : 0);
+  say(j->w.sim, "moves to %u servers (%u %u %u %u)", n, list[0], n > 1 ? list[1] : 0,
+      n > 2 ? list[2] : 0, n > 3 ? list[3] : 0);
   int code = mlfab_set_servers(j->w.node[0], list, n, 0);
   j->moving = 0;
   j->of[0].busy = 0;
-  say(j, "moved to %u servers (%u ...): %s %s", n, list[0], mlfab_error_name(code),
+  say(j->w.sim, "moved to %u servers (%u ...): %s %s", n, list[0], mlfab_error_name(code),
       code ? last_text(j->w.node[0]) : "");
   j->moves++;
   if (code == 0 && dies && j->died) { /* it may have died later */
@@ -250,7 +209,7 @@ static void move_slices(job *j) {
     for (uint32_t i = 0; i < n; i++) j->holds[list[i]] = 1;
     j->moved++;
   } else if (code != MLFAB_ERR_PEER_DEAD || !dies) {
-    wrong(j, "set_servers: %s (%s)", mlfab_error_name(code), last_text(j->w.node[0]));
+    wrong("set_servers: %s (%s)", mlfab_error_name(code), last_text(j->w.node[0]));
   } else {
     j->refused++;
   }
@@ -263,7 +222,7 @@ static void change_servers(job *j) {
     open_node(j, i);
     j->place[s] = COMES;
     j->came++;
-    say(j, "server %u comes", s);
+    say(j->w.sim, "server %u comes", s);
   } else if (j->place[s] == HERE && !j->holds[s] && !j->moving && j->moves > 0 && below(j, 2)) {
     if (below(j, 2)) {
       mlfab_close(&j->w.node[i]);
@@ -273,7 +232,7 @@ static void change_servers(job *j) {
     }
     j->place[s] = NOWHERE;
     j->gone++;
-    say(j, "server %u has gone", s);
+    say(j->w.sim, "server %u has gone", s);
   }
 }
 
@@ -288,10 +247,10 @@ static void look(job *j) {
       mlfab_abandon(&j->w.node[WORKERS + s]);
       j->place[s] = NOWHERE;
     } else if (ready < 0) {
-      wrong(j, "server %u: %s", s, error.text);
+      wrong("server %u: %s", s, error.text);
     } else if (ready) {
       j->place[s] = HERE;
-      say(j, "server %u is here", s);
+      say(j->w.sim, "server %u is here", s);
     }
   }
 }
@@ -309,6 +268,7 @@ static void begin(job *j, uint64_t seed) {
   j->w.config.heartbeat_ns = 100000000;
   if (WORLD_COMPLETE && below(j, 4) == 0) j->w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
   j->sync = (mlfab_sync){.size = sizeof j->sync, .kind = kinds[below(j, 4)], .staleness = 2};
+  seeds_about(", kind %u", j->sync.kind);
   world_network(&j->w, seed);
   for (uint32_t s = 0; s < SERVERS; s++) {
     uint64_t rate = below(j, 2) ? 1250000000 : 2000000 + 1000000 * below(j, 20);
@@ -323,12 +283,8 @@ static void begin(job *j, uint64_t seed) {
     j->place[s] = s < j->founding ? HERE : COMES;
     j->holds[s] = s < j->founding;
   }
-  for (uint32_t i = 0; i < WORKERS + j->founding;) {
-    if ((i >= j->founders && i < WORKERS) || is_ready(j, i))
-      i++;
-    else if (!mlfab_sim_step(j->w.sim))
-      wrong(j, "nothing happens any more");
-  }
+  for (uint32_t i = 0; i < WORKERS + j->founding; i++)
+    if (i < j->founders || i >= WORKERS) world_await(&j->w, i);
   for (uint32_t k = 0; k < WORKERS; k++) {
     worker *me = &j->of[k];
     me->job = j;
@@ -357,7 +313,7 @@ static void play(uint64_t seed) {
       .size = sizeof faults, .loss = 0.002, .reorder = 0.05, .pause = 0.3, .pause_ns = 50000000};
   if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   while (!all_done(&j) && !j.lost) {
-    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    sim_step(j.w.sim);
     look(&j);
     for (uint32_t k = 0; k < WORKERS; k++) {
       if (j.of[k].phase < COMPUTES && k >= j.founders) join(&j.of[k]);
@@ -374,12 +330,11 @@ static void play(uint64_t seed) {
   for (uint32_t i = 0; i < COUNT && !j.lost; i++) {
     const worker *o = &j.of[i % WORKERS];
     if ((uint64_t)j.of[0].w[i] != o->step)
-      wrong(&j, "in the end element %u is %g, of %llu updates", i, (double)j.of[0].w[i],
+      wrong("in the end element %u is %g, of %llu updates", i, (double)j.of[0].w[i],
             (unsigned long long)o->step);
   }
-  if (getenv("MLFAB_SEED"))
-    printf("%u moves (%u refused), %u came, %u went, %u died; lost %d\n", j.moved, j.refused,
-           j.came, j.gone, j.died, j.lost);
+  say(j.w.sim, "%u moves (%u refused), %u came, %u went, %u died; lost %d", j.moved, j.refused,
+      j.came, j.gone, j.died, j.lost);
   seen.moves += j.moved;
   seen.refused += j.refused;
   seen.came += j.came;
@@ -402,11 +357,7 @@ static void test_come_and_go(void **state) {
 
 static void run_for(job *j, uint64_t ns) {
   uint64_t until = now(j) + ns;
-  while (now(j) < until) assert_int_equal(mlfab_sim_step(j->w.sim), 1);
-}
-
-static void await(job *j, uint32_t i) {
-  while (!is_ready(j, i)) assert_int_equal(mlfab_sim_step(j->w.sim), 1);
+  while (now(j) < until) sim_step(j->w.sim);
 }
 
 static void found(job *j, uint32_t kind) {
@@ -424,7 +375,7 @@ static void found(job *j, uint32_t kind) {
     for (uint32_t e = 0; e < COUNT; e++) j->of[i].u[e] = 1.0f;
   }
   for (uint32_t i = 0; i < 2; i++) open_node(j, i), open_node(j, WORKERS + i);
-  for (uint32_t i = 0; i < 2; i++) await(j, i), await(j, WORKERS + i);
+  for (uint32_t i = 0; i < 2; i++) world_await(&j->w, i), world_await(&j->w, WORKERS + i);
   for (uint32_t i = 0; i < 2; i++) start_model(&j->of[i]);
 }
 
@@ -438,8 +389,7 @@ static float train(job *j, uint32_t workers) {
   OK(j->w.node[0], mlfab_pull(j->w.node[0], &image, 1, NULL, NULL));
   for (uint32_t e = 1; e < COUNT; e++)
     if (j->of[0].w[e] < j->of[0].w[0] || j->of[0].w[e] > j->of[0].w[0])
-      wrong(j, "element %u is %g, and the first %g", e, (double)j->of[0].w[e],
-            (double)j->of[0].w[0]);
+      wrong("element %u is %g, and the first %g", e, (double)j->of[0].w[e], (double)j->of[0].w[0]);
   return j->of[0].w[0];
 }
 
@@ -468,13 +418,13 @@ static void test_refusals(void **state) {
   /* Worker 1 cannot reach server 2: the move is refused, and training goes on. */
   assert_int_equal(mlfab_sim_partition(j.w.sim, 1, WORKERS + 2, 1), 0);
   open_node(&j, WORKERS + 2);
-  await(&j, WORKERS + 2);
+  world_await(&j.w, WORKERS + 2);
   run_for(&j, 50 * WORLD_MS);
   here(&j, 0, "012");
   assert_true(world_saw(&j.w, MLFAB_EVENT_JOINED, 2, 1));
   EXPECT(j.w.node[0], mlfab_set_servers(j.w.node[0], both, 2, 0), MLFAB_ERR_PEER_DEAD);
   OK(j.w.node[0], mlfab_last_error(j.w.node[0], &error));
-  if (!strstr(error.text, "worker 1 cannot reach server 2")) wrong(&j, "%s", error.text);
+  if (!strstr(error.text, "worker 1 cannot reach server 2")) wrong("%s", error.text);
   assert_true(train(&j, 2) > 3.5f);
   /* Another process takes the number, and can be reached: the first one is closed before. */
   mlfab_close(&j.w.node[WORKERS + 2]);
@@ -483,7 +433,7 @@ static void test_refusals(void **state) {
   here(&j, 0, "01");
   assert_true(world_saw(&j.w, MLFAB_EVENT_LEFT, 2, 1));
   open_node(&j, WORKERS + 2);
-  await(&j, WORKERS + 2);
+  world_await(&j.w, WORKERS + 2);
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], both, 2, 0));
   assert_true(train(&j, 2) > 5.5f);
   /* Server 1 has no slices now. It dies, and nobody misses it: not the workers, not the next move. */
@@ -497,7 +447,7 @@ static void test_refusals(void **state) {
   here(&j, 1, "02");
   /* The same number again, while server 2 has nothing to do. */
   open_node(&j, WORKERS + 1);
-  await(&j, WORKERS + 1);
+  world_await(&j.w, WORKERS + 1);
   uint32_t all[] = {0, 1, 2};
   OK(j.w.node[1], mlfab_set_servers(j.w.node[1], all, 3, 0));
   assert_true(train(&j, 2) > 11.5f && j.of[0].w[0] < 12.5f);
@@ -512,8 +462,8 @@ static void test_guests(void **state) {
   if (!WORLD_COMPLETE) skip();
   found(&j, MLFAB_SYNC_BSP);
   open_node(&j, 2);
-  await(&j, 2);
-  for (uint32_t s = 2; s < 4; s++) open_node(&j, WORKERS + s), await(&j, WORKERS + s);
+  world_await(&j.w, 2);
+  for (uint32_t s = 2; s < 4; s++) open_node(&j, WORKERS + s), world_await(&j.w, WORKERS + s);
   assert_true(train(&j, 2) < 2.5f);
   OK(j.w.node[1], mlfab_finish(j.w.node[1], 0));
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], to, 2, 0));
@@ -546,7 +496,7 @@ static void test_iterations_go_on(void **state) {
   found(&j, MLFAB_SYNC_SSP);
   for (int i = 0; i < 10; i++) train(&j, 2);
   open_node(&j, WORKERS + 2);
-  await(&j, WORKERS + 2);
+  world_await(&j.w, WORKERS + 2);
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], to, 1, 0));
   assert_true(train(&j, 2) > 21.5f);
   mlfab_buf one = {0, 0, j.of[0].u, COUNT}, image = {0, 0, j.of[0].w, COUNT};

@@ -1,17 +1,7 @@
 /* test_thousand.c - a thousand nodes in one process: 996 workers and 4 dedicated servers, asynchronous and
  * in rounds. Every worker adds 1 to its own element and to a shared one; at the end the model equals the
  * sum of the pushes, and every worker has seen its own part. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
-#include "mlfab_sim.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "job.h"
 
 enum { SERVERS = 4, WORKERS = 996, STEPS = 3, COUNT = 4096 }; /* 32 KiB: a slice for every server */
 
@@ -24,7 +14,6 @@ typedef struct crowd {
 
 static void open_node(crowd *c, uint32_t host, uint32_t roles, uint32_t rank, mlfab **node) {
   mlfab_config config;
-  mlfab_error error;
   mlfab_config_init(&config);
   config.roles = roles;
   config.rank = (int32_t)rank;
@@ -32,29 +21,16 @@ static void open_node(crowd *c, uint32_t host, uint32_t roles, uint32_t rank, ml
   config.servers = SERVERS;
   config.dedicated = 1;
   config.eager_bytes = 16384;
-  if (mlfab_sim_open(c->sim, host, &config, node, &error)) {
-    print_error("host %u: %s\n", host, error.text);
-    fail();
-  }
+  sim_open(c->sim, host, &config, node);
 }
 
 static void open_all(crowd *c) {
   mlfab_sim_options options = {.size = sizeof options, .hosts = SERVERS + WORKERS, .seed = 1000};
-  mlfab_error error;
   assert_int_equal(mlfab_sim_create(&options, &c->sim), 0);
   for (uint32_t i = 0; i < SERVERS; i++) open_node(c, i, MLFAB_ROLE_SERVER, i, &c->server[i]);
   for (uint32_t i = 0; i < WORKERS; i++)
     open_node(c, SERVERS + i, MLFAB_ROLE_WORKER, i, &c->worker[i]);
-  for (uint32_t i = 0; i < WORKERS;) {
-    int ready = mlfab_is_ready(c->worker[i], &error);
-    if (ready < 0) print_error("worker %u: %s\n", i, error.text);
-    assert_true(ready >= 0);
-    if (ready) {
-      i++;
-    } else {
-      assert_int_equal(mlfab_sim_step(c->sim), 1);
-    }
-  }
+  for (uint32_t i = 0; i < WORKERS; i++) sim_await(c->sim, c->worker[i]);
 }
 
 /* Steps the simulator until all requests are done, and ends them. */

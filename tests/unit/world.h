@@ -24,6 +24,34 @@ enum { WORLD_NODES = 8 };
 
 #define WORLD_S 1000000000u
 
+/* --- nodes of a simulation --- */
+
+static inline void sim_open(mlfab_sim *sim, uint32_t host, const mlfab_config *config,
+                            mlfab **node_p) {
+  mlfab_error error;
+  if (mlfab_sim_open(sim, host, config, node_p, &error))
+    fail_msg("host %u: %s", (unsigned)host, error.text);
+}
+
+static inline void sim_step(mlfab_sim *sim) {
+  if (!mlfab_sim_step(sim)) fail_msg("nothing happens any more");
+}
+
+/* 1 when the node has joined. */
+static inline int sim_ready(mlfab *node) {
+  mlfab_error error;
+  int ready = mlfab_is_ready(node, &error);
+  if (ready < 0) fail_msg("a node cannot join: %s", error.text);
+  return ready;
+}
+
+/* Lets time pass until the node has joined. */
+static inline void sim_await(mlfab_sim *sim, mlfab *node) {
+  while (!sim_ready(node)) sim_step(sim);
+}
+
+/* --- a world --- */
+
 typedef struct world {
   mlfab_sim *sim;
   uint32_t workers, servers, dedicated, nodes;
@@ -87,20 +115,15 @@ static inline void world_network(world *w, uint64_t seed) {
   assert_int_equal(mlfab_sim_create(&options, &w->sim), 0);
 }
 
+static inline void world_await(world *w, uint32_t i) { sim_await(w->sim, w->node[i]); }
+
 static inline void world_open(world *w, uint64_t seed) {
-  mlfab_error error;
   world_network(w, seed);
   for (uint32_t i = 0; i < w->nodes; i++) {
     mlfab_config c = world_config(w, i);
-    int code = mlfab_sim_open(w->sim, i, &c, &w->node[i], &error);
-    if (code) fail_msg("node %u: %s", (unsigned)i, error.text);
+    sim_open(w->sim, i, &c, &w->node[i]);
   }
-  for (uint32_t i = 0; i < w->nodes;) {
-    int ready = mlfab_is_ready(w->node[i], &error);
-    if (ready < 0) fail_msg("node %u: %s", (unsigned)i, error.text);
-    if (ready == 0 && !mlfab_sim_step(w->sim)) fail_msg("nothing happens any more");
-    i += ready == 1;
-  }
+  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
 }
 
 /* Abandons all nodes at once; tests of closing close them before. */
