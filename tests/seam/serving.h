@@ -93,7 +93,7 @@ static uint32_t seam_peer_of(const seam *s, uint32_t link) {
   return p;
 }
 
-/* Returns what the transport answers to a send. */
+/* Returns the transport's answer to a send. */
 static int seam_send(seam *s, const mlfab_action *a) {
   mlfab__header header;
   mlfab__wire_open(a->head, &header);
@@ -293,15 +293,20 @@ static void seam_tick(seam *s) {
   seam_look(s);
 }
 
-/* Time passes; all peers that have a link live. */
-static void seam_pass(seam *s, uint64_t ns) {
-  s->now += ns;
+/* All peers that have a link live. */
+static void seam_beat(seam *s) {
   for (uint32_t p = 0; p < SEAM_PEERS; p++)
     if (s->peers[p].link) SAY(s, p, HEARTBEAT, heartbeat, {.sent_ns = s->now});
+}
+
+/* Time passes, in which all of them live. */
+static inline void seam_pass(seam *s, uint64_t ns) {
+  s->now += ns;
+  seam_beat(s);
   seam_tick(s);
 }
 
-/* The server does what it does in the background, to its end. */
+/* The server ends its work in the background. */
 static inline void seam_settle(seam *s) {
   for (int i = 0; mlfab_node_deadline(s->node) <= s->now; i++) {
     assert_true(i < 1000);
@@ -311,7 +316,7 @@ static inline void seam_settle(seam *s) {
 
 /* --- begin and end --- */
 
-/* Fills in what is the same in all tests; the caller changes it before seam_open. */
+/* Fills in the configuration of all tests; the caller changes it before seam_open. */
 static void seam_init(seam *s, uint32_t workers) {
   memset(s, 0, sizeof *s);
   s->now = SEAM_START_NS;
