@@ -26,19 +26,19 @@ HELD = MPI.replace("conform", "held")
 # Likewise with cblas.
 CBLAS = any(shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", name]).returncode == 0
             for name in ("openblas", "cblas"))
-KINDS = ["unit", "sim", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
+KINDS = ["unit", "seam", "sim", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
 # The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
           17: "sim/test_schedule",
-          31: "unit/test_serve",
-          32: "unit/test_serve",
+          31: "seam/test_serve",
+          32: "seam/test_serve",
           **{number: "unit/test_config" for number in range(265, 268)},
           51: "unit/test_api_filters",
           64: "sim/test_collective",
           72: "conform/test_conform",
           74: "unit/test_alive",
           75: "unit/test_alive",
-          77: "unit/test_server",
+          77: "seam/test_server",
           81: "sim/test_reshard",
           86: "unit/test_sparse_apply",
           88: "unit/test_guest",
@@ -95,7 +95,7 @@ LIKELY = {16: "sim/test_schedule",
           303: "sim/test_failover",
           304: "sim/test_failover",
           312: "unit/test_views",
-          315: "unit/test_serve",
+          315: "seam/test_serve",
           116: "unit/test_blake2b",
           **{number: MPI for number in range(170, 173)},
           **{number: HELD for number in range(270, 276)},
