@@ -6,6 +6,8 @@
  * and tiny block, chunk and eager sizes cover every path through the server: in place, staged, granted,
  * many blocks. */
 #include "on_device.h"
+#include "../sim/seeds.h"
+#include "scale.h"
 #include "world.h"
 
 #include "core/base/env.h"
@@ -17,6 +19,11 @@
 #include <unistd.h>
 
 enum { TENSORS = 20, WORKERS = 4 };
+
+/* Half of n seeds at MLFAB_SCALE=1, and at least 3, from the begin of the lane's range on. */
+#define EACH_SEED(seed, n)                                                                      \
+  for (uint64_t seed = seeds_first(), end_ = seed + test_cases_from(3, (n) / 2.0); seed < end_; \
+       seed++)
 
 typedef struct tensor {
   uint32_t id;
@@ -374,7 +381,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
 
 static void test_async_rules(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 40; seed++) {
+  EACH_SEED(seed, 40) {
     async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
     for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
       async_one(1000 * rule + seed, rule, (int)(seed & 2));
@@ -490,7 +497,7 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
 
 static void test_rounds(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 24; seed++) {
+  EACH_SEED(seed, 24) {
     bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
     for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
       bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)(seed & 4), (int)(seed & 8));
@@ -503,7 +510,7 @@ static void test_rounds(void **state) {
  * slices, also for those with smaller versions. An older version adds to the delay. */
 static void test_versions(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 30; seed++) {
+  EACH_SEED(seed, 30) {
     scene s;
     char what[32];
     snprintf(what, sizeof what, "versions seed %u", (unsigned)seed);
@@ -538,7 +545,7 @@ static void test_versions(void **state) {
 
 static void test_clipping(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 20; seed++) {
+  EACH_SEED(seed, 20) {
     scene s;
     char what[32];
     snprintf(what, sizeof what, "clip seed %u", (unsigned)seed);
@@ -634,7 +641,7 @@ static void together(uint64_t seed, int dtype) {
 
 static void test_together(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 30; seed++) together(40000 + seed, 1 + (int)(seed % 3));
+  EACH_SEED(seed, 30) together(40000 + seed, 1 + (int)(seed % 3));
 }
 
 /* --- the update callback --- */
@@ -670,7 +677,7 @@ static int witness_update(void *user, const mlfab_update_info *info, uint32_t id
 
 static void test_callback(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 30; seed++) {
+  EACH_SEED(seed, 30) {
     scene s;
     witness v;
     char what[32];
@@ -735,7 +742,7 @@ static void saved_tensor(const scene *s, const tensor *t, const char *header, co
 
 static void test_save(void **state) {
   (void)state;
-  for (uint64_t seed = 1; seed <= 8; seed++) {
+  EACH_SEED(seed, 8) {
     scene s;
     update u;
     mlfab_result want;
