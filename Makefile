@@ -52,7 +52,7 @@ LIBS     := -lpthread -lm $(LDLIBS)
 $(BUILD)/tests/%.o: OPTIMIZE = -O1
 $(BUILD)/tests/bench/%.o $(BUILD)/tests/paper/%.o $(BUILD)/tests/unit/test_traps.o: OPTIMIZE =
 $(BUILD)/extras/%.o $(BUILD)/tests/extras/%.o: MORE = $(EXTRA_FLAGS)
-$(BUILD)/tests/fuzz/%.o: MORE = -DFUZZ_MAIN
+$(BUILD)/tests/fuzz/%.o: MORE = $(if $(findstring fuzzer,$(SAN)),,-DFUZZ_MAIN)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

@@ -90,25 +90,25 @@ for build in none.o minimal/mlfab.o; do
   check "is told what was left out" ./left_out
 done
 
-# Worker 0 serves with a build that has no filters and no scheduling. Worker 1 has filters, and is told.
-$compile -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_SCHED=0 -c full/mlfab.c -o no_sparse.o
-check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" no_sparse.o $link
+# A build without filters, scheduling and keys. Worker 0 serves with it; worker 1 has filters, and is told.
+$compile -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_KEYS=0 -c full/mlfab.c -o less.o
+check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" less.o $link
 check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" "$built" $link
-check "the worker is told which server" "$run" -n 2 -s 0 --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
+check "the worker is told which server" "$run" -n 2 -s 0 --insecure --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
 
-# mlfab-run makes a key, which a build without them refuses and says what helps; one without them makes none.
-$compile -DMLFAB_WITH_KEYS=0 -c full/mlfab.c -o no_keys.o
-check "a trainer without keys" $compile -Ifull -o keyless "$dropin/trainer.c" no_keys.o $link
+# mlfab-run makes a key. A build without keys refuses it and says what helps. An mlfab-run without keys makes none.
+check "a trainer without keys" $compile -Ifull -o keyless "$dropin/trainer.c" less.o $link
 check "is told of --insecure" sh -c '! "$0" -n 2 --timeout 60 ./keyless 2>said.txt >&2 && grep -e --insecure said.txt' "$run"
 check "runs with --insecure" "$run" -n 2 --insecure --timeout 60 ./keyless
 check "mlfab-run without keys" $compile -D_GNU_SOURCE -DMLFAB_WITH_KEYS=0 -Ifull -o run_keyless \
-  "$root/tools/mlfab-run.c" no_keys.o $link
+  "$root/tools/mlfab-run.c" less.o $link
 check "runs without keys" ./run_keyless -n 2 --timeout 60 ./keyless
 
 # Two copies: the one in the program has no scheduling, and the other could see its symbols.
-check "a copy in the program" $compile -rdynamic -Ifull -o copies "$dropin/copies.c" no_sparse.o $link -ldl
-check "a copy in a shared object" $compile -fPIC -shared -fvisibility=hidden -DPLUGIN -Ifull -o copies.so \
-  "$dropin/copies.c" full/mlfab.c $link
+check "a copy in the program" $compile -rdynamic -Ifull -o copies "$dropin/copies.c" less.o $link -ldl
+echo '{ global: plugin_run; local: *; };' >plugin.map
+check "a copy in a shared object" $compile -fPIC -shared -Wl,--version-script=plugin.map -DPLUGIN -Ifull -o copies.so \
+  "$dropin/copies.c" "$built" $link
 check "two copies do not meet" ./copies ./copies.so "unix:$folder/socket"
 
 echo "1..$number"
