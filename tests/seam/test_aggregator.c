@@ -1,0 +1,1841 @@
+/* test_aggregator.c - a worker's node as aggregator and distributor: the test plays the servers and the other workers.
+ *
+ * Oracles: a literal serial sum, member after member, of groups whose frames interleave at random, dense or as packets; a
+ * model whose bytes encode offset and version, which members write as frames arrive. A bulk that is lent is compared
+ * with its contents at the time when it was lent, until it comes back. MLFAB_SEED=n runs one random case alone. */
+#include "core/base/env.h"
+#include "tests/seam/updates.h"
+#include "tests/seam/working.h"
+#include "tests/unit/changing.h"
+#include "tests/unit/scale.h"
+
+enum { WORKERS = 7, MEMBERS = 6, SERVERS = 2, GROUPS = 4, SLICES = 6 };
+enum { CHUNK = 2048, BIG = 16384 }; /* the latter is lent and not copied */
+enum { RING = 4 << 20, RINGS = 2 };
+#define BEAT 1000000ull
+
+static const mlfab__tensor_info mixed[] = {{0, MLFAB_F64, 1700}, {1, MLFAB_F32, 3500},
+                                           {2, MLFAB_I64, 833},  {3, MLFAB_F32, 77},
+                                           {4, MLFAB_F64, 50},   {5, MLFAB_F32, 1901}};
+static const mlfab__tensor_info plain[] = {{0, MLFAB_F32, 16384}};
+static const mlfab__tensor_info wide_rings[] = {{0, MLFAB_F32, 2600000}};
+static const mlfab__tensor_info large[] = {{0, MLFAB_F32, 5000000}, {1, MLFAB_F32, 900000}};
+
+/* All that a server and its members know of a group. */
+typedef struct group {
+  int used, failed, packed, whole;
+  uint32_t server, n;
+  uint64_t number, released, forwarded, total;
+  shape shape;
+  uint32_t worker[MEMBERS];
+  uint64_t seq[MEMBERS], granted[MEMBERS], sent[MEMBERS];
+  double weight[MEMBERS];
+  update update[MEMBERS];
+  uint8_t *expected, *stream;
+  uint32_t guilty, bad; /* bit k: member k may be blamed; its update is not finite */
+} group;
+
+/* All that they know of a spread. */
+typedef struct spread {
+  uint64_t request, bytes, begin, at, slice_at; /* of the model; where the server is; its slice */
+  uint64_t version;                             /* of the slice that is being sent */
+  uint64_t versions[SLICES + 1];                /* as sent last */
+  uint32_t server, n;
+  uint32_t worker[MEMBERS], attempt[MEMBERS];
+  int begun[MEMBERS], done[MEMBERS], failed[MEMBERS], all_failed, whole, last_sent;
+  uint8_t *model[MEMBERS];
+} spread;
+
+typedef struct fixture {
+  work w;
+  mlfab__env env; /* of the layout */
+  mlfab__layout layout;
+  mlfab__rng prng;
+  int ghost;
+  uint64_t number, seq, stage,
+      ring; /* how far a dense member, and one with packets, may be ahead */
+  group groups[GROUPS];
+  uint32_t fails, spread_fails, grants, finished, alive;
+  mlfab__group_fail fail;
+  mlfab__spread_fail spread_fail;
+  spread *spread; /* the current one */
+} fixture;
+
+static uint64_t first_seed, last_seed;
+
+static void seeds(double n) {
+  const char *one = getenv("MLFAB_SEED");
+  first_seed = one ? strtoull(one, NULL, 10) : 1;
+  last_seed = one ? first_seed : test_cases(n);
+}
+
+static uint64_t below(fixture *f, uint64_t n) { return mlfab__rng_below(&f->prng, n); }
+static work_peer *peer(fixture *f, uint32_t p) { return &f->w.peers[p]; }
+static uint32_t at_server(uint32_t s) { return WORKERS + s; }
+
+/* --- what the node says --- */
+
+static group *group_of(fixture *f, uint32_t server, uint64_t number) {
+  for (uint32_t i = 0; i < GROUPS; i++) {
+    group *g = &f->groups[i];
+    if (g->used && g->server == server && g->number == number) return g;
+  }
+  return NULL;
+}
+
+/* How much of members 0 .. k is added. */
+static uint64_t added(const group *g, uint32_t k) {
+  uint64_t least = g->shape.bytes;
+  for (uint32_t i = 0; i <= k; i++) least = mlfab__min(least, g->sent[i]);
+  return least;
+}
+
+/* The number of members, from the first on, whose bytes have all arrived. */
+static uint32_t whole_members(const group *g) {
+  uint32_t k = 0;
+  while (k < g->n && g->sent[k] == g->update[k].bytes) k++;
+  return k;
+}
+
+static void check_grant(const fixture *f, const group *g, uint32_t k, uint64_t upto) {
+  uint32_t whole = whole_members(g), early = 0;
+  assert_true(upto > g->granted[k] && k >= whole);
+  for (uint32_t i = whole + 1; i <= k; i++) early += g->granted[i] > 0;
+  if (!g->packed) {
+    assert_true(upto <= g->shape.bytes);
+    if (k > whole) assert_true(upto <= added(g, k - 1) + f->stage);
+  } else {
+    assert_true(g->granted[k] < g->update[k].bytes || !g->sent[k]);
+    /* Early: it may send a ring's worth. */
+    assert_true(upto == (k > whole ? f->ring : UINT64_MAX));
+  }
+  if (k > whole && g->granted[k] == 0) assert_true(early < RINGS);
+}
+
+static void on_grant(fixture *f, uint32_t member, const mlfab__hop_grant *grant) {
+  group *g = group_of(f, grant->server, grant->group);
+  f->grants++;
+  if (!g) return;
+  assert_false(g->failed);
+  for (uint32_t k = 0; k < g->n; k++) {
+    if (g->worker[k] != member || g->seq[k] != grant->seq) continue;
+    check_grant(f, g, k, grant->upto);
+    g->granted[k] = grant->upto;
+    return;
+  }
+  fail_msg("a grant for nobody");
+}
+
+static void on_fail(fixture *f, uint32_t server, const mlfab__group_fail *fail) {
+  group *g = group_of(f, server, fail->group);
+  f->fail = *fail;
+  f->fails++;
+  if (!g) return;
+  assert_false(g->failed);
+  g->failed = 1;
+  for (uint32_t k = 0; k < g->n; k++) {
+    if (g->worker[k] != fail->worker || g->seq[k] != fail->seq) continue;
+    if (!((g->guilty | g->bad) >> k & 1)) fail_msg("member %u is blamed with %d", k, fail->code);
+    if (fail->code == MLFAB_ERR_NOT_FINITE) assert_true(g->bad >> k & 1);
+    return;
+  }
+  assert_int_equal(fail->worker, MLFAB__NO_NODE);
+}
+
+static void on_forward(fixture *f, uint32_t server, const mlfab__forward *forward,
+                       const work_heard *heard) {
+  group *g = group_of(f, server, forward->group);
+  uint32_t bytes = heard->bulk_bytes, packets = 0;
+  assert_true(g && !g->failed);
+  assert_int_equal(forward->offset, g->forwarded);
+  assert_true(g->total == 0 || forward->total == g->total);
+  g->total = forward->total;
+  f->alive += bytes == 0;
+  if (bytes == 0) return; /* a report of progress, with the offset of the next bytes */
+  assert_true(g->total > 0 && g->forwarded + bytes <= g->released);
+  assert_true(g->forwarded + bytes <= g->total);
+  if (g->packed || g->whole) assert_int_equal(whole_members(g), g->n);
+  if (g->packed) {
+    for (uint32_t at = 0; at < bytes; packets++) {
+      mlfab__packet packet;
+      uint32_t n = mlfab__packet_open(heard->bulk + at, bytes - at, &packet);
+      assert_true(n > 0); /* packets are whole */
+      at += n;
+    }
+    assert_true(packets == 1 || bytes <= f->w.config.chunk_bytes);
+  } else {
+    assert_int_equal(g->total, g->shape.bytes);
+    assert_true(g->forwarded + bytes <= added(g, g->n - 1));
+    assert_true(bytes <= f->w.config.chunk_bytes);
+  }
+  if (!g->stream) g->stream = malloc(g->total);
+  if (f->ghost) {
+    assert_null(heard->bulk);
+  } else {
+    memcpy(g->stream + g->forwarded, heard->bulk, bytes);
+  }
+  g->forwarded += bytes;
+}
+
+static void on_spread_fail(fixture *f, const mlfab__spread_fail *fail) {
+  spread *s = f->spread;
+  f->spread_fail = *fail;
+  f->spread_fails++;
+  if (!s || fail->request != s->request) return;
+  assert_false(s->all_failed);
+  if (fail->worker == MLFAB__NO_NODE) s->all_failed = 1;
+  for (uint32_t i = 0; i < s->n; i++) {
+    if (fail->member_request != 100 + i) continue;
+    assert_int_equal(fail->worker, s->worker[i]);
+    assert_false(s->failed[i]);
+    s->failed[i] = 1;
+  }
+}
+
+static void on_model(fixture *f, uint32_t worker, const mlfab__hop_model *m,
+                     const work_heard *heard);
+
+static void hear(work *w, const work_heard *heard) {
+  fixture *f = w->user;
+  const uint8_t *meta = heard->meta;
+  uint32_t bytes = heard->meta_bytes;
+  mlfab__hop_grant grant;
+  mlfab__group_fail fail;
+  mlfab__forward forward;
+  mlfab__spread_fail spread_fail;
+  mlfab__hop_model model;
+  switch (heard->type) {
+    case MLFAB__HOP_GRANT:
+      assert_int_equal(mlfab__decode_hop_grant(meta, bytes, &grant), 0);
+      on_grant(f, heard->peer, &grant);
+      break;
+    case MLFAB__GROUP_FAIL:
+      assert_int_equal(mlfab__decode_group_fail(meta, bytes, &fail), 0);
+      on_fail(f, heard->peer - WORKERS, &fail);
+      break;
+    case MLFAB__FORWARD:
+      assert_int_equal(mlfab__decode_forward(meta, bytes, &forward), 0);
+      on_forward(f, heard->peer - WORKERS, &forward, heard);
+      break;
+    case MLFAB__SPREAD_FAIL:
+      assert_int_equal(mlfab__decode_spread_fail(meta, bytes, &spread_fail), 0);
+      on_spread_fail(f, &spread_fail);
+      break;
+    case MLFAB__HOP_MODEL:
+      assert_int_equal(mlfab__decode_hop_model(meta, bytes, &model), 0);
+      on_model(f, heard->peer, &model, heard);
+      break;
+    default:
+      assert_true(heard->type == MLFAB__HEARTBEAT || heard->type == MLFAB__HELLO ||
+                  heard->type == MLFAB__DEFINE || heard->type == MLFAB__STOP);
+  }
+}
+
+/* --- begin and end --- */
+
+static void measure(fixture *f) {
+  uint64_t slice = 0, shard = 0, packet = 0;
+  for (uint32_t s = 0; s < SERVERS; s++)
+    shard = mlfab__max(shard, mlfab__layout_shard_bytes(&f->layout, s));
+  for (uint32_t i = 0; i < f->layout.nslices; i++)
+    slice = mlfab__max(slice, f->layout.slices[i].bytes);
+  for (uint32_t i = 0; i < f->layout.ntensors; i++) {
+    int dtype = (int)f->layout.tensors[i].dtype;
+    uint64_t n = mlfab__min(slice / mlfab__dtype_bytes(dtype), MLFAB__PACKET_ELEMENTS);
+    packet = mlfab__max(packet, mlfab__packet_bound((uint32_t)n, dtype));
+  }
+  f->stage = (mlfab__min(shard, RING) + 63) / 64 * 64;
+  f->ring = f->stage + packet;
+}
+
+static fixture *make(uint64_t seed) {
+  fixture *f = calloc(1, sizeof *f);
+  assert_non_null(f);
+  mlfab__rng_seed(&f->prng, seed);
+  work_init(&f->w, WORKERS, SERVERS);
+  f->w.config.chunk_bytes = CHUNK;
+  f->w.config.heartbeat_ns = BEAT;
+  f->w.hear = hear;
+  f->w.user = f;
+  return f;
+}
+
+static fixture *start(fixture *f, const mlfab__tensor_info *tensors, uint32_t n, int meet) {
+  mlfab_model_options options;
+  mlfab_model_options_init(&options);
+  options.slices = 16;
+  options.ghost = (uint32_t)f->ghost;
+  work_open(&f->w);
+  work_model(&f->w, tensors, n, &options);
+  assert_int_equal(mlfab__env_init(&f->env, NULL), 0);
+  assert_int_equal(
+      mlfab__layout_build(&f->env, tensors, n, 16, SERVERS, 0, 1 << 28, &f->layout, NULL), 0);
+  measure(f);
+  f->w.now += 333; /* between the times at which a node looks at its links */
+  for (uint32_t m = 0; m < MEMBERS && meet; m++) work_meet(&f->w, m, 1);
+  return f;
+}
+#define START(f, tensors, meet) start(f, tensors, MLFAB__COUNT(tensors), meet)
+
+static void free_group(group *g) {
+  for (uint32_t k = 0; k < g->n; k++) free_update(&g->update[k]);
+  free(g->expected);
+  free(g->stream);
+  memset(g, 0, sizeof *g);
+}
+
+static void stop(fixture *f) {
+  for (uint32_t i = 0; i < GROUPS; i++) free_group(&f->groups[i]);
+  work_close(&f->w);
+  mlfab__layout_free(&f->env, &f->layout);
+  free(f);
+}
+
+/* --- what servers and members say --- */
+
+static void tell_group(fixture *f, const group *g, double rate) {
+  mlfab__group_member members[MEMBERS];
+  mlfab__group m = {g->number,           g->shape.bytes, rate,      (uint32_t)g->whole,
+                    (uint32_t)g->packed, g->n,           g->shape.n};
+  for (uint32_t k = 0; k < g->n; k++)
+    members[k] = (mlfab__group_member){g->seq[k], g->weight[k], g->worker[k], 1};
+  work_say(&f->w, at_server(g->server), MLFAB__GROUP,
+           mlfab__encode_group(f->w.meta, &m, members, g->shape.segments));
+}
+
+static void tell_release(fixture *f, group *g, uint64_t upto) {
+  g->released = mlfab__max(g->released, upto);
+  SAY(&f->w, at_server(g->server), RELEASE, release, {g->number, upto});
+}
+
+static void end_group(fixture *f, group *g) {
+  uint32_t server = g->server;
+  uint64_t number = g->number;
+  free_group(g);
+  SAY(&f->w, at_server(server), GROUP_END, group_end, {number});
+}
+
+/* The bulk is borrowed for the call only. */
+static void say_chunk(fixture *f, const group *g, uint32_t k, uint64_t offset, uint64_t total,
+                      const void *from, uint32_t bytes) {
+  mlfab__hop_chunk chunk = {g->number, g->seq[k], offset, total, g->server};
+  uint8_t *bulk = bytes && from && !f->ghost ? malloc(bytes) : NULL;
+  if (bulk) memcpy(bulk, from, bytes);
+  work_bulk(&f->w, g->worker[k], MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bulk,
+            bytes);
+  free(bulk);
+}
+
+/* Sends a frame of member k within its grant: at most so many bytes, or whole packets; returns 0 when there is none. */
+static int send_some(fixture *f, group *g, uint32_t k, uint64_t most) {
+  const update *u = &g->update[k];
+  uint64_t at = g->sent[k], end = at, granted = mlfab__min(g->granted[k], u->bytes), offset;
+  uint32_t elements;
+  if (peer(f, g->worker[k])->link == 0) return 0;
+  if (!g->packed) {
+    end = mlfab__min(granted, at + mlfab__min(most, f->w.config.chunk_bytes));
+    if (end <= at) return 0;
+    if (end < u->bytes &&
+        mlfab__dtype_bytes(piece_at(&f->layout, &g->shape, end, &offset, &elements)) == 8)
+      end -= end % 8;
+    if (end <= at) end = at + 8;
+  } else {
+    while (end < granted) {
+      uint32_t n = packet_bytes(u, end);
+      if (n > granted - end) break;
+      if (end > at && (end + n - at > f->w.config.chunk_bytes || end + n - at > most)) break;
+      end += n;
+    }
+    if (end == at) return 0;
+  }
+  if (!g->failed) g->sent[k] = end; /* updated first, because the answer depends on it */
+  say_chunk(f, g, k, at, u->bytes, u->data + at, (uint32_t)(end - at));
+  return 1;
+}
+
+/* Sends all bytes of member k up to `upto`, as far as they are granted. */
+static void send_upto(fixture *f, group *g, uint32_t k, uint64_t upto) {
+  while (g->sent[k] < upto && send_some(f, g, k, upto - g->sent[k])) continue;
+}
+static void send_all(fixture *f, group *g, uint32_t k) { send_upto(f, g, k, UINT64_MAX); }
+
+static int take(fixture *f, uint32_t server) { return (int)work_take(&f->w, at_server(server), 1); }
+static void take_all(fixture *f, uint32_t server) {
+  (void)work_take(&f->w, at_server(server), WORK_ALL);
+}
+
+static void give_all_back(fixture *f) {
+  while (f->w.nlent > 0) work_give_back(&f->w, 0, 0);
+}
+
+/* --- sums --- */
+
+/* Checks that this packet has the form that its values call for. */
+static void check_form(const mlfab__packet *packet, const uint8_t *values) {
+  uint32_t width = mlfab__dtype_bytes(packet->dtype), filled = 0;
+  static const uint8_t zero[8];
+  for (uint32_t i = 0; i < packet->elements; i++) {
+    uint8_t x[8] = {0};
+    memcpy(x, values + (size_t)i * width, width);
+    if (packet->dtype != MLFAB_I64) x[width - 1] &= 0x7f;
+    filled += memcmp(x, zero, width) != 0;
+  }
+  assert_int_equal(packet->value, MLFAB_HALF_NONE);
+  if (2 * filled > packet->elements) {
+    assert_int_equal(packet->form, MLFAB__PACKET_DENSE);
+  } else if (packet->form != MLFAB__PACKET_DENSE) {
+    assert_int_equal(packet->kept, filled);
+  } else {
+    /* Only where it is not larger, which happens with few elements. */
+    uint32_t bitmap = ((packet->elements + 7) / 8 + 7) / 8 * 8, indices = (2 * filled + 7) / 8 * 8;
+    uint32_t marks = bitmap < indices ? bitmap : indices;
+    assert_true(packet->body <= marks + (filled * width + 7) / 8 * 8);
+  }
+}
+
+/* The forwarded bytes are the sum, bit by bit, or in packets as large as possible. */
+static void check_sum(fixture *f, group *g) {
+  uint64_t next = 0;
+  if (f->ghost) return;
+  if (!g->packed) {
+    assert_memory_equal(g->stream, g->expected, g->shape.bytes);
+    return;
+  }
+  uint8_t *sum = calloc(1, g->shape.bytes);
+  assert_non_null(sum);
+  for (uint64_t at = 0, n; at < g->total; at += n) {
+    mlfab__packet packet;
+    n = mlfab__packet_open(g->stream + at, g->total - at, &packet);
+    assert_true(n > 0 && packet.offset >= next);
+    uint64_t place = place_of(&g->shape, packet.offset), offset;
+    uint32_t elements;
+    assert_int_equal(packet.dtype, piece_at(&f->layout, &g->shape, place, &offset, &elements));
+    assert_true(packet.elements <= elements);
+    next = packet.offset + (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    mlfab__unpack_dense(&packet, sum + place);
+    if (g->total > 32) check_form(&packet, sum + place);
+  }
+  assert_true(same_values(&f->layout, &g->shape, sum, g->expected));
+  free(sum);
+}
+
+static int complete(const group *g) {
+  return !g->failed && g->total > 0 && g->forwarded == g->total;
+}
+
+static void finish_group(fixture *f, group *g) {
+  if (complete(g)) {
+    assert_int_equal(g->bad, 0);
+    check_sum(f, g);
+    f->finished++;
+  }
+  end_group(f, g);
+}
+
+static group *new_group(fixture *f, uint32_t server, uint32_t n, int packed) {
+  group *g = f->groups;
+  while (g->used) g++;
+  g->used = 1;
+  g->server = server;
+  g->number = ++f->number;
+  g->n = n;
+  g->packed = packed;
+  return g;
+}
+
+static group *start_group(fixture *f, uint32_t server, uint32_t n, uint64_t most, uint64_t bad) {
+  group *g = new_group(f, server, n, !f->ghost && below(f, 2));
+  random_segments(&f->prng, &f->layout, server, &g->shape);
+  g->whole = below(f, 3) == 0;
+  g->expected = calloc(1, g->shape.bytes);
+  assert_non_null(g->expected);
+  for (uint32_t k = 0; k < n; k++) {
+    g->worker[k] = (uint32_t)below(f, MEMBERS);
+    g->seq[k] = ++f->seq;
+    g->weight[k] = below(f, 2) ? 1.0 : (double)below(f, 9) - 4.0;
+    random_update(&f->prng, &f->layout, &g->shape, g->packed, 0, most, &g->update[k]);
+    literal_add(&f->layout, &g->shape, g->expected, g->update[k].dense, g->weight[k], k == 0);
+    if (bad && g->weight[k] != 0.0 && below(f, bad) == 0)
+      g->bad |= (uint32_t)spoil(&f->prng, &f->layout, &g->shape, &g->update[k]) << k;
+  }
+  tell_group(f, g, below(f, 2) ? 1e9 : -1.0);
+  return g;
+}
+
+static uint64_t random_upto(fixture *f, const group *g) {
+  if (g->packed) return below(f, 3) ? below(f, 2 * g->shape.bytes) : UINT64_MAX;
+  return below(f, 3) ? below(f, g->shape.bytes + 1) / 8 * 8 : g->shape.bytes;
+}
+
+/* One thing that may happen to a group. */
+static void step_group(fixture *f, group *g) {
+  uint32_t k = (uint32_t)below(f, g->n);
+  switch (below(f, 5)) {
+    case 0:
+      if (!g->failed && below(f, 2) == 0) tell_release(f, g, random_upto(f, g));
+      break;
+    case 1:
+      take(f, g->server);
+      break;
+    default:
+      send_some(f, g, k, 8 * (1 + below(f, below(f, 2) ? 64 : 600)));
+      break;
+  }
+  if (f->w.nlent > 0 && below(f, 2) == 0)
+    work_give_back(&f->w, (uint32_t)below(f, f->w.nlent), below(f, 4) == 0);
+  if (g->failed ? below(f, 4) == 0 : complete(g)) finish_group(f, g);
+}
+
+/* The sum is the literal one for every order of chunks, grants, releases and returned bulks, with several groups of two
+ * servers at once, dense or of packets. No member is blamed, however long a ring is full. */
+static void test_sums(void **state) {
+  (void)state;
+  seeds(60);
+  for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
+    fixture *f = make(seed);
+    f->ghost = seed % 7 == 0;
+    int wide = seed % 10 == 1; /* rings are shorter than updates */
+    f->w.config.heartbeat_ns = 10000000000u;
+    f->w.config.chunk_bytes = wide ? 1 << 18 : seed % 5 < 3 ? CHUNK / 8 : BIG;
+    if (wide) {
+      START(f, wide_rings, 1);
+    } else if (seed % 4) {
+      START(f, mixed, seed % 3 != 0);
+    } else {
+      START(f, plain, seed % 3 != 0);
+    }
+    uint32_t started = 0, refused = 0, wanted = wide ? 2 : 8;
+    for (int step = 0; step < 400000 && f->finished + refused < wanted; step++) {
+      group *g = &f->groups[below(f, 2)];
+      uint32_t m = (uint32_t)below(f, MEMBERS);
+      f->w.now += below(f, 20000); /* some windows of the meter pass */
+      if (peer(f, m)->link == 0 && below(f, 100) == 0) work_meet(&f->w, m, 1);
+      if (g->used) {
+        if (wide) {
+          for (uint32_t k = 0; k < g->n; k++) send_some(f, g, k, 1 << 20);
+        }
+        step_group(f, g);
+      } else if (started < wanted && below(f, 10) == 0) {
+        started++;
+        const group *begun =
+            start_group(f, (uint32_t)below(f, SERVERS), 1 + (uint32_t)below(f, wide ? 3 : MEMBERS),
+                        below(f, 2) ? 99 : 30, 0);
+        /* A group of more packets than the last one needs other memory, which was lent. */
+        if (begun->failed) assert_true(begun->packed && f->w.nlent > 0);
+        refused += (uint32_t)begun->failed;
+      }
+      if (below(f, 20) == 0) work_tick(&f->w);
+    }
+    if (f->finished + refused < wanted) fail_msg("seed %u: %u groups", (unsigned)seed, f->finished);
+    assert_int_equal(f->fails, refused);
+    assert_int_equal(f->w.drops, 0);
+    assert_int_equal(work_stats(&f->w).transfers_revoked, 0);
+    assert_true(work_stats(&f->w).members_added >= f->finished);
+    stop(f);
+  }
+}
+
+static void blame(fixture *f, uint32_t worker) {
+  for (uint32_t i = 0; i < GROUPS; i++) {
+    for (uint32_t k = 0; k < f->groups[i].n; k++) {
+      if (worker == WORK_NOBODY || f->groups[i].worker[k] == worker) f->groups[i].guilty |= 1u << k;
+    }
+  }
+}
+
+static void lose_server(fixture *f, uint32_t server) {
+  for (uint32_t i = 0; i < GROUPS; i++) {
+    if (f->groups[i].used && f->groups[i].server == server) free_group(&f->groups[i]);
+  }
+  work_lose(&f->w, at_server(server));
+  work_back(&f->w, at_server(server));
+}
+
+static void trouble(fixture *f, group *g) {
+  uint32_t m = (uint32_t)below(f, MEMBERS);
+  switch (below(f, 1200)) {
+    case 0:
+      blame(f, m);
+      work_lose(&f->w, m);
+      break;
+    case 1:
+      blame(f, WORK_NOBODY);
+      f->w.now += 3 * BEAT;
+      work_tick(&f->w);
+      break;
+    case 2:
+      if (g->used) end_group(f, g);
+      break;
+    case 3:
+      blame(f, WORK_NOBODY); /* it takes time until the server is back */
+      lose_server(f, m % SERVERS);
+      break;
+    default:
+      if (peer(f, m)->link == 0 && below(f, 20) == 0) work_meet(&f->w, m, 1);
+      break;
+  }
+}
+
+/* The same with members that die, reconnect, fall silent or send values that are not finite, and with servers that end groups
+ * or vanish: only the guilty member is blamed, a sum that completes is right, and all resources are reused. */
+static void test_sums_with_failures(void **state) {
+  uint64_t finished = 0, fails = 0;
+  (void)state;
+  seeds(40);
+  for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
+    fixture *f = make(seed);
+    f->w.config.chunk_bytes = seed % 2 ? CHUNK / 8 : BIG;
+    START(f, mixed, 1);
+    for (int step = 0; step < 12000; step++) {
+      group *g = &f->groups[below(f, 2)];
+      f->w.now += below(f, 100);
+      if (!g->used) {
+        start_group(f, (uint32_t)below(f, SERVERS), 1 + (uint32_t)below(f, MEMBERS), 60, 15);
+        for (uint32_t m = 0; m < MEMBERS; m++) {
+          if (peer(f, m)->link == 0) blame(f, m);
+        }
+      } else {
+        step_group(f, g);
+      }
+      if (below(f, 20) == 0) work_tick(&f->w);
+      trouble(f, g);
+    }
+    assert_int_equal(f->w.drops, 0);
+    finished += f->finished;
+    fails += f->fails;
+    stop(f);
+  }
+  if (last_seed - first_seed >= 39) assert_true(finished > 250 && fails > 250);
+}
+
+/* --- spreads --- */
+
+static uint8_t byte_of(uint64_t offset, uint64_t version) {
+  return (uint8_t)(mlfab__mix(offset * 31 + version) >> 7);
+}
+
+static void tell_spread(fixture *f, spread *s) {
+  mlfab__spread_member members[MEMBERS];
+  mlfab__spread m = {s->request, s->bytes, 7, (uint32_t)s->whole, s->n};
+  for (uint32_t i = 0; i < s->n; i++)
+    members[i] = (mlfab__spread_member){100 + i, s->worker[i], 1, s->attempt[i]};
+  f->spread = s;
+  work_say(&f->w, at_server(s->server), MLFAB__SPREAD,
+           mlfab__encode_spread(f->w.meta, &m, members));
+}
+
+static void make_spread(fixture *f, spread *s, uint32_t server, uint32_t n) {
+  uint64_t end;
+  memset(s, 0, sizeof *s);
+  mlfab__layout_run(&f->layout, server, 0, &s->begin, &end);
+  s->bytes = end - s->begin;
+  s->request = MLFAB__SPREAD_BIT | ++f->number;
+  s->server = server;
+  s->n = n;
+  for (uint32_t i = 0; i < n; i++) {
+    s->worker[i] = i;
+    s->attempt[i] = 1 + (uint32_t)below(f, 3);
+    s->model[i] = calloc(1, s->bytes);
+    assert_non_null(s->model[i]);
+  }
+}
+
+static void free_spread(fixture *f, spread *s) {
+  for (uint32_t i = 0; i < s->n; i++) free(s->model[i]);
+  f->spread = NULL;
+}
+
+static uint64_t slice_end(const spread *s, uint32_t slice) {
+  return slice + 1 == SLICES ? s->bytes : s->bytes / SLICES * (slice + 1);
+}
+
+/* A piece of `n` bytes as packets, which a distributor does not interpret. */
+static uint32_t packets(uint64_t offset, uint64_t n, uint8_t *bulk) {
+  uint32_t bytes = (uint32_t)(mlfab__mix(offset) % 3 * (n / 16) * 8);
+  for (uint32_t i = 0; i < bytes; i++) bulk[i] = byte_of(offset, i);
+  return bytes;
+}
+
+static uint8_t bulk_of[1 << 20] __attribute__((aligned(8)));
+
+/* The server's next frame: a piece of a slice, at most `most` bytes. */
+static void tell_model(fixture *f, spread *s, uint64_t most) {
+  uint32_t slice = (uint32_t)mlfab__min(s->at / (s->bytes / SLICES), SLICES - 1);
+  uint64_t n = mlfab__min(most, slice_end(s, slice) - s->at);
+  if (s->at == s->slice_at) s->version++;
+  s->versions[slice] = s->version;
+  mlfab__model m = {s->request, s->begin + s->at,        n, s->version, s->version * 2, slice,
+                    0,          (uint32_t)s->version + 7};
+  s->last_sent = s->at + n == s->bytes;
+  m.flags = s->last_sent ? MLFAB__MODEL_LAST : 0;
+  uint32_t bulk_bytes = (uint32_t)n;
+  for (uint64_t i = 0; i < n; i++) bulk_of[i] = byte_of(m.offset + i, s->version);
+  if (!f->ghost && mlfab__mix(m.offset + s->version) % 3 == 0) {
+    m.flags |= MLFAB__MODEL_PACKED;
+    bulk_bytes = packets(m.offset, n, bulk_of);
+  }
+  s->at += n;
+  if (s->at == slice_end(s, slice)) s->slice_at = s->at;
+  work_bulk(&f->w, at_server(s->server), MLFAB__MODEL, mlfab__encode_model(f->w.meta, &m),
+            f->ghost ? NULL : bulk_of, bulk_bytes);
+}
+
+static int lends(const fixture *f, uint32_t p) {
+  for (uint32_t i = 0; i < f->w.nlent; i++)
+    if (f->w.lents[i].peer == p) return 1;
+  return 0;
+}
+
+/* Has this member all, with every bulk given back; or was it given up? */
+static int served(const fixture *f, const spread *s, uint32_t i) {
+  return s->all_failed || s->failed[i] || (s->done[i] && !lends(f, s->worker[i]));
+}
+
+/* Writes a frame where a worker would. */
+static void on_model(fixture *f, uint32_t worker, const mlfab__hop_model *m,
+                     const work_heard *heard) {
+  static uint8_t bulk[1 << 20];
+  spread *s = f->spread;
+  uint32_t i = 0, active = 0;
+  assert_non_null(s);
+  while (i < s->n && (s->worker[i] != worker || 100 + i != m->request)) i++;
+  assert_true(i < s->n && m->server == s->server && m->attempt == s->attempt[i]);
+  assert_true(!s->done[i] && !s->failed[i] && !s->all_failed);
+  assert_true(!s->whole || s->last_sent);
+  assert_int_equal(m->commit, 2 * m->version);
+  assert_int_equal(m->epoch, m->version + 7);
+  s->begun[i] = 1;
+  for (uint32_t k = 0; k < s->n; k++) active += s->begun[k] && !served(f, s, k);
+  assert_true(active <= 2);
+  uint8_t *to = s->model[i] + (m->offset - s->begin);
+  if (m->flags & MLFAB__MODEL_PACKED) {
+    assert_int_equal(heard->bulk_bytes, packets(m->offset, m->bytes, bulk));
+    if (heard->bulk_bytes > 0) assert_memory_equal(heard->bulk, bulk, heard->bulk_bytes);
+    for (uint64_t b = 0; b < m->bytes; b++) to[b] = byte_of(m->offset + b, m->version);
+  } else {
+    assert_int_equal(heard->bulk_bytes, m->bytes);
+    assert_true((heard->bulk == NULL) == (f->ghost || m->bytes == 0) || m->bytes == 0);
+    if (heard->bulk) memcpy(to, heard->bulk, heard->bulk_bytes);
+  }
+  s->done[i] = (m->flags & MLFAB__MODEL_LAST) != 0;
+}
+
+/* Every slice must be of the version that was sent last, whole. */
+static void check_models(const fixture *f, const spread *s) {
+  for (uint32_t i = 0; i < s->n; i++) {
+    if (!s->done[i]) assert_true(s->failed[i] || s->all_failed);
+    if (s->failed[i] || !s->done[i] || f->ghost) continue;
+    for (uint64_t at = 0, slice = 0; at < s->bytes; at++) {
+      while (at >= slice_end(s, (uint32_t)slice)) slice++;
+      if (s->model[i][at] != byte_of(s->begin + at, s->versions[slice]))
+        fail_msg("member %u: byte %u is not of the last version", i, (unsigned)at);
+    }
+  }
+}
+
+/* Models are handed on in a random order of events: slices restart while their old bytes are lent; members join and leave. */
+static void run_spread(fixture *f, int restarts, int losses, uint64_t most) {
+  spread s;
+  int open = 1;
+  make_spread(f, &s, (uint32_t)below(f, SERVERS), 1 + (uint32_t)below(f, MEMBERS));
+  s.whole = below(f, 3) == 0;
+  for (uint32_t m = 0; m < MEMBERS; m++) {
+    if (peer(f, m)->link == 0) work_meet(&f->w, m, 1);
+  }
+  tell_spread(f, &s);
+  for (int step = 0; step < 100000 && open; step++) {
+    f->w.now += below(f, 50);
+    if (!s.last_sent && below(f, 2)) {
+      if (restarts && s.at > s.slice_at && below(f, 25) == 0) s.at = s.slice_at;
+      tell_model(f, &s, 8 + below(f, most));
+    }
+    for (uint32_t m = 0; m < s.n; m++) {
+      if (peer(f, m)->link && below(f, 2)) work_take(&f->w, m, 1);
+    }
+    if (f->w.nlent > 0 && below(f, 2))
+      work_give_back(&f->w, (uint32_t)below(f, f->w.nlent), below(f, 4) == 0);
+    if (losses && below(f, 60) == 0) work_lose(&f->w, (uint32_t)below(f, s.n));
+    if (losses && below(f, 200) == 0) f->w.now += 3 * BEAT;
+    if (below(f, 8) == 0) work_tick(&f->w);
+    open = 0;
+    for (uint32_t i = 0; i < s.n; i++) open |= !served(f, &s, i);
+  }
+  assert_false(open);
+  check_models(f, &s);
+  while (!s.last_sent) tell_model(f, &s, most); /* no recipient is left */
+  give_all_back(f);
+  f->finished += !s.all_failed;
+  free_spread(f, &s);
+}
+
+static void test_spreads(void **state) {
+  const mlfab__tensor_info wide[] = {{0, MLFAB_F32, 150000}};
+  (void)state;
+  for (int losses = 0; losses < 2; losses++) {
+    uint32_t finished = 0, rounds = losses ? 6 : 4;
+    seeds(30);
+    for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
+      fixture *f = make(seed);
+      f->ghost = !losses && seed % 11 == 0;
+      if (seed % 3) {
+        START(f, mixed, 1);
+      } else {
+        START(f, wide, 1);
+      }
+      for (uint32_t round = 0; round < rounds; round++)
+        run_spread(f, losses || seed % 2 != 0, losses, seed % 3 ? 700 : BIG - 8);
+      finished += f->finished;
+      assert_int_equal(f->w.drops, 0);
+      /* Nothing is left of them: both accumulators are free. */
+      for (uint32_t m = 0; m < 2; m++) {
+        spread s;
+        make_spread(f, &s, 0, 1);
+        f->spread_fails = 0;
+        tell_spread(f, &s);
+        assert_int_equal(f->spread_fails, 0);
+        free_spread(f, &s);
+      }
+      stop(f);
+    }
+    /* In the others the restarted slice found no room. */
+    if (!losses && last_seed - first_seed >= 29) assert_true(finished > 90);
+  }
+}
+
+/* --- one thing at a time --- */
+
+/* A group over the whole shard of server 0, of updates of workers 0 ... Packets have `elements` values. `opposite`: members
+ * cancel the first one. */
+static group *make_plain(fixture *f, uint32_t n, int packed, uint32_t elements, int opposite) {
+  group *g = new_group(f, 0, n, packed);
+  uint64_t begin, end;
+  mlfab__layout_run(&f->layout, 0, 0, &begin, &end);
+  g->shape.segments[0] = (mlfab__segment){begin, end - begin};
+  g->shape.n = 1;
+  g->shape.bytes = end - begin;
+  g->expected = calloc(1, g->shape.bytes);
+  for (uint32_t k = 0; k < n; k++) {
+    update *u = &g->update[k];
+    g->worker[k] = k;
+    g->seq[k] = ++f->seq;
+    g->weight[k] = opposite && k > 0 ? -1.0 : 1.0;
+    u->dense = calloc(1, g->shape.bytes);
+    u->packets = packed ? malloc(8 * g->shape.bytes) : NULL;
+    for (uint64_t at = 0, offset; at < g->shape.bytes;) {
+      mlfab__packet_shape piece = {begin + at, MLFAB_F32, MLFAB_HALF_NONE, 0, 0};
+      (void)piece_at(&f->layout, &g->shape, at, &offset, &piece.elements);
+      piece.elements = (uint32_t)mlfab__min(elements, piece.elements);
+      float *values = (float *)(void *)(u->dense + at);
+      for (uint32_t i = 0; i < piece.elements; i++) values[i] = opposite ? 3.0f : (float)(k + 1);
+      if (packed) u->bytes += mlfab__packet_dense(u->packets + u->bytes, &piece, values);
+      at += 4 * piece.elements;
+    }
+    if (!packed) u->bytes = g->shape.bytes;
+    u->data = packed ? u->packets : u->dense;
+    literal_add(&f->layout, &g->shape, g->expected, u->dense, g->weight[k], k == 0);
+  }
+  return g;
+}
+
+static group *plain_group(fixture *f, uint32_t n, int packed) {
+  group *g = make_plain(f, n, packed, 200, 0);
+  tell_group(f, g, packed ? 1e9 : -1.0);
+  return g;
+}
+
+/* Its members send what they have, and the sum is released: it must be right. */
+static void complete_group(fixture *f, group *g) {
+  uint32_t finished = f->finished;
+  tell_release(f, g, g->packed ? UINT64_MAX : g->shape.bytes);
+  for (uint32_t turn = 0; turn < g->n; turn++) {
+    for (uint32_t k = 0; k < g->n; k++) send_all(f, g, k);
+  }
+  for (int i = 0; i < 100 && !complete(g); i++) {
+    work_tick(&f->w);
+    take_all(f, 0);
+    give_all_back(f);
+  }
+  finish_group(f, g);
+  assert_int_equal(f->finished, finished + 1);
+}
+
+/* The last failure of a group names this worker, and is the n-th. */
+static void failed(const fixture *f, uint32_t n, uint32_t worker, int code) {
+  assert_int_equal(f->fails, n);
+  assert_int_equal(f->fail.worker, worker);
+  assert_int_equal(f->fail.code, code);
+}
+static void spread_failed(const fixture *f, uint32_t n, uint32_t i, uint32_t worker, int code) {
+  assert_int_equal(f->spread_fails, n);
+  assert_int_equal(f->spread_fail.member_request, worker == MLFAB__NO_NODE ? 0 : 100 + i);
+  assert_int_equal(f->spread_fail.worker, worker);
+  assert_int_equal(f->spread_fail.code, code);
+}
+
+/* The next member is granted when the current one has two chunks left, if capacities are not known. */
+static void test_grant_order(fixture *f) {
+  group *g = plain_group(f, 3, 0);
+  uint64_t bytes = g->shape.bytes;
+  assert_int_equal(g->granted[0], bytes);
+  assert_int_equal(g->granted[1], 0);
+  send_upto(f, g, 0, bytes - 2 * CHUNK - 4);
+  work_wait(&f->w, 2 * BEAT);
+  assert_int_equal(g->granted[1], 0);
+  send_upto(f, g, 0, bytes - 2 * CHUNK);
+  assert_true(g->granted[1] > 0);
+  assert_int_equal(g->granted[2], 0);
+  complete_group(f, g);
+  assert_int_equal(work_stats(&f->w).members_added, 3);
+}
+
+/* If the capacity is known and less than 85 % of it is used, the next member is granted earlier, up to the size of a ring. There
+ * are two rings. The early grant stays valid when the current member ends. */
+static void test_idle_link(void **state) {
+  static const mlfab__tensor_info wide[] = {{0, MLFAB_F32, 4200000}};
+  uint64_t window = 4 * (uint64_t)(RING / 4) * 10, early = RING + RING / 2; /* of four chunks */
+  fixture *f = make(1);
+  (void)state;
+  f->w.config.heartbeat_ns = 1000000000u;
+  f->w.config.chunk_bytes = RING / 4;
+  START(f, wide, 1);
+  group *g = make_plain(f, 5, 0, 65536, 0);
+  tell_group(f, g, 1e8);
+  work_wait(&f->w, window - 1);
+  assert_int_equal(g->granted[1], 0);
+  work_wait(&f->w, 1);
+  assert_int_equal(g->granted[1], RING);
+  assert_int_equal(g->granted[2], 0);
+  work_wait(&f->w, window);
+  assert_int_equal(g->granted[2], RING);
+  work_wait(&f->w, window);
+  assert_int_equal(g->granted[3], 0); /* no ring is left */
+  send_upto(f, g, 2, RING);
+  send_upto(f, g, 1, RING);
+  send_upto(f, g, 0, RING / 2);
+  assert_int_equal(g->granted[1], early);
+  assert_int_equal(g->granted[2], early);
+  send_all(f, g, 0);
+  assert_int_equal(g->granted[1], g->shape.bytes);
+  send_all(f, g, 1);
+  assert_int_equal(g->granted[2], g->shape.bytes);
+  work_wait(&f->w, 4 * window); /* all that came counts for longer */
+  assert_true(g->granted[3] > 0);
+  complete_group(f, g);
+  stop(f);
+}
+
+/* A link of which 90 % is in use is not idle; one of which 80 % is in use is. */
+static void test_busy_link(void **state) {
+  (void)state;
+  for (uint32_t percent = 80; percent <= 90; percent += 10) {
+    fixture *f = make(1);
+    f->w.config.heartbeat_ns = 1000000000u;
+    f->w.config.chunk_bytes = 256;
+    START(f, plain, 1);
+    group *g = make_plain(f, 2, 0, 65536, 0);
+    tell_group(f, g, 1e6);
+    for (uint64_t at = 256; at + 2 * 256 < g->shape.bytes; at += 256) {
+      send_upto(f, g, 0, at);
+      work_wait(&f->w, 256000 * 100 / percent);
+    }
+    assert_int_equal(g->granted[1] > 0, percent == 80);
+    stop(f);
+  }
+}
+
+/* A member without a link is passed over until it is the only one left. */
+static void test_absent_member(fixture *f) {
+  work_lose(&f->w, 0);
+  group *g = plain_group(f, 2, 0);
+  assert_int_equal(g->granted[0], 0);
+  assert_int_equal(g->granted[1], g->shape.bytes); /* all of it is staged */
+  send_all(f, g, 1);
+  work_wait(&f->w, BEAT);
+  work_meet(&f->w, 0, 1);
+  assert_int_equal(g->granted[0], g->shape.bytes);
+  complete_group(f, g);
+  work_lose(&f->w, 0);
+  g = plain_group(f, 2, 0);
+  work_wait(&f->w, 3 * BEAT - 1);
+  assert_int_equal(f->fails, 0);
+  g->guilty = 1;
+  work_wait(&f->w, 1);
+  failed(f, 1, 0, MLFAB_ERR_PEER_DEAD);
+}
+
+/* A granted member that sends nothing for 3 heartbeats is named; a member that waits for a grant is not. */
+static void test_silent_member(fixture *f) {
+  group *g = plain_group(f, 3, 0);
+  send_all(f, g, 0);
+  send_upto(f, g, 1, CHUNK);
+  work_wait(&f->w, 2 * BEAT);
+  send_upto(f, g, 1, 2 * CHUNK);
+  work_wait(&f->w, 3 * BEAT - 1);
+  assert_int_equal(f->fails, 0);
+  g->guilty = 1u << 1;
+  work_wait(&f->w, 1);
+  failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
+  assert_int_equal(work_stats(&f->w).transfers_revoked, 1);
+  /* The group has failed: chunks that still arrive are ignored, and nothing is sent. */
+  group late = *g;
+  say_chunk(f, &late, 1, late.sent[1], 0, late.update[1].data, CHUNK);
+  tell_release(f, g, g->shape.bytes);
+  assert_false(take(f, 0));
+  SAY(&f->w, at_server(0), GROUP_END, group_end, {g->number});
+  say_chunk(f, &late, 1, late.sent[1], 0, late.update[1].data, CHUNK);
+  work_wait(&f->w, 10 * BEAT);
+  assert_int_equal(f->w.drops, 0);
+  assert_int_equal(f->fails, 1);
+}
+
+/* The loss of a member whose update is complete here does not matter. When a group fails with its member, another group that
+ * waited for the in-link is granted, and its timeout starts then. */
+static void test_member_lost(fixture *f) {
+  group *g = plain_group(f, 2, 0);
+  send_all(f, g, 0);
+  send_upto(f, g, 1, CHUNK);
+  work_lose(&f->w, 0);
+  assert_int_equal(f->fails, 0);
+  work_meet(&f->w, 0, 1);
+  group *next = plain_group(f, 1, 0);
+  assert_int_equal(g->granted[1], g->shape.bytes);
+  assert_int_equal(next->granted[0], 0);
+  g->guilty = 1u << 1;
+  work_wait(&f->w, BEAT);
+  work_lose(&f->w, 1);
+  failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
+  assert_int_equal(f->fail.seq, g->seq[1]);
+  assert_int_equal(next->granted[0], next->shape.bytes);
+  work_wait(&f->w, 3 * BEAT - 1);
+  assert_int_equal(f->fails, 1);
+  next->guilty = 1;
+  work_wait(&f->w, 1);
+  failed(f, 2, 0, MLFAB_ERR_PEER_DEAD);
+}
+
+/* A member that reconnects as another process cannot have the update. One that is older than the manifest says is waited for. */
+static void test_other_incarnation(fixture *f) {
+  work_lose(&f->w, 1);
+  group *g = plain_group(f, 2, 0);
+  g->guilty = 1u << 1;
+  work_meet(&f->w, 1, 2);
+  failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
+  end_group(f, g);
+  work_lose(&f->w, 0);
+  work_meet(&f->w, 0, 0);
+  g = plain_group(f, 1, 0);
+  assert_int_equal(f->fails, 1);
+  assert_int_equal(g->granted[0], 0);
+  work_meet(&f->w, 0, 1); /* without a loss in between */
+  complete_group(f, g);
+}
+
+/* A value that is not finite fails the group with the frame that has it; one that was staged, with the first member's frame that
+ * brings it to the sum. */
+static void test_not_finite(fixture *f) {
+  float bad = (float)NAN;
+  for (uint32_t staged = 0; staged < 2; staged++) {
+    if (staged) work_lose(&f->w, 0);
+    group *g = plain_group(f, 2, 0);
+    memcpy(g->update[1].dense + 4000, &bad, 4);
+    g->bad = 1u << 1;
+    send_all(f, g, staged);
+    if (staged) work_meet(&f->w, 0, 1);
+    send_upto(f, g, !staged, 4000);
+    assert_int_equal(f->fails, staged);
+    send_upto(f, g, !staged, 4096);
+    failed(f, staged + 1, 1, MLFAB_ERR_NOT_FINITE);
+    end_group(f, g);
+  }
+}
+
+/* Nothing is sent before the release, or with `whole` before it is complete. */
+static void test_release(fixture *f) {
+  group *g = plain_group(f, 1, 0);
+  uint64_t bytes = g->shape.bytes;
+  send_upto(f, g, 0, 4 * CHUNK + 8);
+  assert_false(take(f, 0));
+  tell_release(f, g, CHUNK + 4);
+  assert_true(take(f, 0));
+  /* The end of a release is sent without waiting for a full chunk. */
+  assert_true(take(f, 0));
+  assert_int_equal(g->forwarded, CHUNK + 4);
+  assert_false(take(f, 0));
+  SAY(&f->w, at_server(0), RELEASE, release, {g->number, CHUNK}); /* an older one */
+  tell_release(f, g, bytes);
+  take_all(f, 0);
+  assert_int_equal(g->forwarded, 4 * CHUNK + 4);
+  assert_false(take(f, 1));
+  complete_group(f, g);
+  g = make_plain(f, 1, 0, 200, 0);
+  g->whole = 1;
+  tell_group(f, g, -1.0);
+  tell_release(f, g, bytes);
+  send_upto(f, g, 0, bytes - 4);
+  assert_false(take(f, 0));
+  send_all(f, g, 0);
+  assert_true(take(f, 0));
+}
+
+/* A group that starts while bulks of the last one are lent grants nothing until they are returned. */
+static void test_reuse_while_lent(fixture *f) {
+  work_lose(&f->w, 0);
+  group *other = plain_group(f, 1, 0), *g; /* it keeps the other accumulator */
+  work_meet(&f->w, 0, 1);
+  send_all(f, other, 0);
+  for (int round = 0; round < 2; round++) {
+    g = plain_group(f, 1, 0);
+    if (round == 1) {
+      assert_int_equal(g->granted[0], 0);
+      work_wait(&f->w, BEAT);
+      work_give_back(&f->w, 0, 0);
+      assert_int_equal(g->granted[0], 0);
+      work_give_back(&f->w, 0, 1);
+    }
+    assert_int_equal(g->granted[0], g->shape.bytes);
+    tell_release(f, g, g->shape.bytes);
+    send_all(f, g, 0);
+    take_all(f, 0);
+    assert_int_equal(f->w.nlent, 2);
+    finish_group(f, g);
+  }
+  /* They are not returned: the group fails with an error. */
+  g = plain_group(f, 1, 0);
+  work_wait(&f->w, 3 * BEAT - 1);
+  assert_int_equal(f->fails, 0);
+  work_wait(&f->w, 1);
+  failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+  assert_int_equal(f->fail.group, g->number);
+  /* The loss of the link returns all of them. */
+  lose_server(f, 0);
+  complete_group(f, plain_group(f, 1, 0));
+}
+
+/* A third use finds no accumulator. When the server's link is lost, those of this server are free. */
+static void test_no_room(fixture *f) {
+  spread s, other;
+  plain_group(f, 1, 0);
+  make_spread(f, &other, 0, 1);
+  tell_spread(f, &other);
+  assert_int_equal(f->fails + f->spread_fails, 0);
+  for (uint32_t round = 0; round < 2; round++) {
+    group *g = plain_group(f, 1, 0);
+    failed(f, round + 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+    assert_int_equal(f->fail.group, g->number);
+    end_group(f, g);
+    make_spread(f, &s, 0, 1);
+    tell_spread(f, &s);
+    spread_failed(f, round + 1, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+    tell_model(f, &s, CHUNK); /* it was on its way */
+    free_spread(f, &s);
+    if (round == 0) { /* of another server: nothing changes */
+      work_lose(&f->w, at_server(1));
+      work_back(&f->w, at_server(1));
+    }
+  }
+  group late = f->groups[0];
+  lose_server(f, 0);
+  free_spread(f, &other);
+  assert_int_equal(f->fails + f->spread_fails, 4);
+  say_chunk(f, &late, 0, 0, 0, bulk_of, CHUNK); /* the member does not know yet */
+  f->number = 0;                                /* a server may restart its numbers on a new link */
+  for (int i = 0; i < 2; i++) {
+    group *g = plain_group(f, 1, 0);
+    assert_int_equal(g->number, i + 1);
+    assert_int_equal(g->granted[0], i ? 0 : g->shape.bytes);
+  }
+  assert_int_equal(f->fails, 2);
+  assert_int_equal(f->w.drops, 0);
+}
+
+/* Before the model is defined, every request is refused. */
+static void test_no_model(void **state) {
+  spread s = {.request = MLFAB__SPREAD_BIT | 1, .bytes = 64, .n = 1, .attempt = {1}};
+  fixture *f = make(1);
+  (void)state;
+  work_open(&f->w);
+  work_meet(&f->w, 0, 1);
+  group *g = new_group(f, 0, 1, 0);
+  g->shape = (shape){{{0, 64}}, 1, 64};
+  tell_group(f, g, -1.0);
+  failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+  tell_spread(f, &s);
+  spread_failed(f, 1, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+  work_close(&f->w);
+  free(f);
+}
+
+/* The layout changes: groups and spreads in progress end. */
+static void test_model_again(fixture *f) {
+  uint32_t owners[64] = {0};
+  spread s;
+  plain_group(f, 1, 0);
+  make_spread(f, &s, 0, 1);
+  tell_spread(f, &s);
+  for (uint32_t i = 0; i < f->layout.nslices; i++) owners[i] = f->layout.slices[i].server;
+  mlfab__resume resume = {1, 2, f->layout.nslices};
+  work_say(&f->w, at_server(0), MLFAB__RESUME, mlfab__encode_resume(f->w.meta, &resume, owners));
+  failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+  spread_failed(f, 1, 0, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+  free_spread(f, &s);
+  end_group(f, &f->groups[0]);
+  complete_group(f, plain_group(f, 1, 0));
+}
+
+/* The distributor finds one member silent: the spread gives that member up and serves the others. */
+static void test_silent_recipient(fixture *f) {
+  spread s;
+  make_spread(f, &s, 0, 3);
+  tell_spread(f, &s);
+  while (!s.last_sent) tell_model(f, &s, CHUNK);
+  for (int beat = 0; beat < 4; beat++) {
+    if (beat < 3) assert_int_equal(f->spread_fails, 0);
+    work_wait(&f->w, BEAT);
+    work_take(&f->w, 1, 1);
+    work_tick(&f->w);
+  }
+  spread_failed(f, 1, 0, 0, MLFAB_ERR_PEER_DEAD);
+  assert_int_equal(work_take(&f->w, 0, WORK_ALL), 0);
+  for (uint32_t m = 1; m < 3; m++) work_take(&f->w, m, WORK_ALL);
+  check_models(f, &s);
+  assert_int_equal(work_stats(&f->w).members_served, 2);
+  free_spread(f, &s);
+}
+
+/* A server that is slow, or has not decided anything yet, is not a member's fault. PULL_FAIL ends the spread. */
+static void test_idle_recipient(fixture *f) {
+  spread s;
+  make_spread(f, &s, 0, 1);
+  tell_spread(f, &s);
+  for (int beat = 0; beat < 20; beat++) {
+    work_wait(&f->w, BEAT);
+    if (beat == 10) tell_model(f, &s, CHUNK);
+    if (beat == 10) work_take(&f->w, 0, 1);
+  }
+  assert_int_equal(f->spread_fails, 0);
+  SAY(&f->w, at_server(0), PULL_FAIL, pull_fail,
+      {.request = s.request, .code = MLFAB_ERR_CALLBACK});
+  while (!s.last_sent) tell_model(f, &s, CHUNK);
+  assert_int_equal(work_take(&f->w, 0, WORK_ALL), 0);
+  free_spread(f, &s);
+  for (int i = 0; i < 2; i++) plain_group(f, 1, 0); /* both accumulators are free */
+  assert_int_equal(f->fails + f->w.drops, 0);
+}
+
+/* A member whose link breaks after its last frame was sent may not have received it. One that is another process now has not
+ * asked for it. The server may serve a member itself that waits. */
+static void test_done_and_lost(fixture *f) {
+  spread s;
+  make_spread(f, &s, 0, 2);
+  tell_spread(f, &s);
+  while (!s.last_sent) tell_model(f, &s, CHUNK);
+  work_take(&f->w, 0, WORK_ALL);
+  assert_true(s.done[0]);
+  work_lose(&f->w, 0);
+  spread_failed(f, 1, 0, 0, MLFAB_ERR_PEER_DEAD);
+  work_meet(&f->w, 0, 1);
+  work_lose(&f->w, 0);
+  assert_int_equal(f->spread_fails, 1);
+  work_meet(&f->w, 1, 2);
+  spread_failed(f, 2, 1, 1, MLFAB_ERR_PEER_DEAD);
+  free_spread(f, &s);
+  make_spread(f, &s, 0, 1); /* member 0 has no link, and comes as another process */
+  tell_spread(f, &s);
+  work_meet(&f->w, 0, 2);
+  spread_failed(f, 3, 0, 0, MLFAB_ERR_PEER_DEAD);
+  free_spread(f, &s);
+  make_spread(f, &s, 0, 3);
+  for (uint32_t i = 0; i < 3; i++) s.worker[i] = i + 2;
+  tell_spread(f, &s);
+  SAY(&f->w, at_server(0), SPREAD_FAIL, spread_fail, {s.request, 102, 4, 0});
+  while (!s.last_sent) tell_model(f, &s, CHUNK);
+  for (uint32_t m = 2; m < 5; m++) assert_int_equal(work_take(&f->w, m, WORK_ALL) > 0, m < 4);
+  assert_true(s.done[0] && s.done[1] && !s.done[2]);
+  assert_int_equal(f->spread_fails, 3);
+  free_spread(f, &s);
+}
+
+/* --- packets --- */
+
+/* A sum that is packed in several ticks, in packets of the largest size. Reports of progress give no length before that is done. */
+static void test_large(void **state) {
+  fixture *f = make(3);
+  (void)state;
+  f->w.config.chunk_bytes = BIG;
+  START(f, large, 1);
+  for (uint32_t i = 0; i < 3; i++) {
+    group *g = new_group(f, i % SERVERS, 3, 1);
+    random_segments(&f->prng, &f->layout, g->server, &g->shape);
+    assert_true(g->shape.bytes > 8 << 20);
+    g->expected = calloc(1, g->shape.bytes);
+    for (uint32_t k = 0; k < 3; k++) {
+      g->worker[k] = k;
+      g->seq[k] = ++f->seq;
+      g->weight[k] = 1.0 + k;
+      random_update(&f->prng, &f->layout, &g->shape, 1, 0, i == 1 ? 99 : 4, &g->update[k]);
+      literal_add(&f->layout, &g->shape, g->expected, g->update[k].dense, g->weight[k], k == 0);
+    }
+    tell_group(f, g, -1.0);
+    tell_release(f, g, UINT64_MAX);
+    f->w.now += BEAT;
+    while (whole_members(g) < g->n) {
+      for (uint32_t k = 0; k < g->n; k++) send_some(f, g, k, 1 << 20);
+    }
+    f->alive = 0;
+    f->w.now += BEAT;
+    for (int part = 0; mlfab_node_deadline(f->w.node) <= f->w.now; part++) {
+      assert_true(part < 100);
+      if (g->total == 0) assert_int_equal(take(f, g->server), 0);
+      work_tick(&f->w);
+    }
+    assert_int_equal(f->alive, 1);
+    while (g->total == 0 || g->forwarded < g->total) {
+      assert_int_equal(take(f, g->server), 1);
+      give_all_back(f);
+    }
+    finish_group(f, g);
+  }
+  assert_int_equal(f->finished, 3);
+  stop(f);
+}
+
+/* The head sends little, so the link is judged idle and another member is granted. */
+static void admit_early(fixture *f, group *g) {
+  f->w.now += 2 * BEAT + 1;
+  send_some(f, g, 0, 1);
+  work_tick(&f->w);
+}
+
+/* A member that is ahead of its turn with a full ring is not silent. One that could continue is, and so is one that has sent
+ * nothing yet. */
+static void test_silence(fixture *f) {
+  group *g = make_plain(f, 3, 1, 2, 0);
+  tell_group(f, g, 1e9);
+  admit_early(f, g);
+  admit_early(f, g);
+  for (uint32_t k = 1; k < 3; k++) {
+    send_all(f, g, k);
+    assert_true(g->sent[k] > 0 && g->sent[k] < g->update[k].bytes);
+  }
+  for (int i = 0; i < 20; i++) {
+    work_wait(&f->w, BEAT);
+    send_some(f, g, 0, 1);
+    assert_int_equal(f->fails, 0);
+  }
+  send_all(f, g, 0);
+  assert_true(g->granted[1] == UINT64_MAX);
+  work_wait(&f->w, 3 * BEAT - 1);
+  assert_int_equal(f->fails, 0);
+  g->guilty = 2;
+  work_wait(&f->w, 1);
+  failed(f, 1, 1, MLFAB_ERR_PEER_DEAD);
+  end_group(f, g);
+  g = plain_group(f, 2, 1);
+  g->guilty = 1;
+  work_wait(&f->w, 3 * BEAT);
+  failed(f, 2, 0, MLFAB_ERR_PEER_DEAD);
+}
+
+/* A server that waits gets a report of progress once a heartbeat, with the length when it is known. */
+static void test_signs_of_life(fixture *f) {
+  group *g = plain_group(f, 2, 1);
+  tell_release(f, g, 1);
+  for (int i = 0; i < 4; i++) {
+    f->w.now += BEAT;
+    send_some(f, g, 0, 1);
+    work_tick(&f->w);
+    work_tick(&f->w);
+    assert_int_equal(f->alive, i + 1);
+  }
+  send_all(f, g, 0);
+  send_all(f, g, 1);
+  assert_int_equal(take(f, 0), 0); /* no packet ends within the release */
+  tell_release(f, g, 5000);
+  take_all(f, 0);
+  assert_true(g->total > 0 && g->forwarded > 0 && g->forwarded < g->total);
+  complete_group(f, g);
+}
+
+/* Updates that cancel: the sum exists, and is short. */
+static void test_nothing_left(fixture *f) {
+  group *g = make_plain(f, 2, 1, 200, 1);
+  tell_group(f, g, 1e9);
+  tell_release(f, g, UINT64_MAX);
+  send_all(f, g, 0);
+  send_all(f, g, 1);
+  assert_int_equal(take(f, 0), 1);
+  assert_int_equal(g->total, 32);
+  assert_int_equal(take(f, 0), 0);
+  finish_group(f, g);
+  assert_int_equal(f->finished, 1);
+}
+
+/* Until an update's length is known, the dense length is assumed: members with small updates are granted with the head. */
+static void test_expectations(fixture *f) {
+  group *g = plain_group(f, 4, 1);
+  assert_int_equal(f->grants, 3); /* the head and two early ones */
+  send_all(f, g, 0);
+  assert_int_equal(f->grants, 5); /* all of the next one, and one early */
+}
+
+/* The memory of packets is not freed while a link borrows some of it: a group of many more packets waits for it. */
+static void test_room_while_lent(fixture *f) {
+  group *g = plain_group(f, 1, 1);
+  tell_release(f, g, UINT64_MAX);
+  send_all(f, g, 0);
+  assert_int_equal(take(f, 0), 1);
+  finish_group(f, g);
+  assert_int_equal(f->w.nlent, 1);
+  g = plain_group(f, 1, 1); /* of the same size: waits until its bytes are returned */
+  assert_int_equal(f->fails, 0);
+  assert_int_equal(g->granted[0], 0);
+  end_group(f, g);
+  for (uint32_t round = 0; round < 2; round++) {
+    g = new_group(f, 0, 1, 1);
+    for (uint64_t at = 0; g->shape.n < MLFAB__COUNT(g->shape.segments); at += 128)
+      g->shape.segments[g->shape.n++] = (mlfab__segment){at, 120};
+    g->shape.bytes = 120 * g->shape.n;
+    g->update[0].bytes = 1;
+    tell_group(f, g, -1.0);
+    failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_AGAIN);
+    if (round == 0) work_give_back(&f->w, 0, 0);
+    end_group(f, g);
+  }
+}
+
+/* A member whose update is complete, though it is not its turn yet, may be lost. */
+static void test_complete_and_lost(fixture *f) {
+  group *g = plain_group(f, 2, 1);
+  admit_early(f, g);
+  send_all(f, g, 1); /* everything fits into a ring */
+  assert_int_equal(g->sent[1], g->update[1].bytes);
+  work_lose(&f->w, 1);
+  assert_int_equal(f->fails, 0);
+  complete_group(f, g);
+  g = plain_group(f, 2, 1);
+  send_some(f, g, 0, 300);
+  g->guilty = 1;
+  work_lose(&f->w, 0);
+  failed(f, 1, 0, MLFAB_ERR_PEER_DEAD);
+}
+
+/* A member's bytes change while the aggregator reads them: the sum has the bytes that were checked, or none. */
+static void test_changing(void **state) {
+  uint32_t taken = 0;
+  (void)state;
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    fixture *f = make(seed);
+    START(f, plain, 1);
+    group *g = plain_group(f, 2, 1);
+    update *u = &g->update[0];
+    assert_true(u->bytes > 3 * 4096 && g->granted[0] >= u->bytes);
+    uint8_t *bytes = changing_make(u->packets, u->bytes, 4096);
+    for (uint32_t i = 1 + (uint32_t)below(f, CHANGING_MOST); i > 0; i--) {
+      uint64_t any = mlfab__rng_next(&f->prng);
+      size_t count = (size_t)1 << below(f, 4);
+      changing_to(below(f, 4000 / count) * count, &any, count);
+    }
+    changing_arm();
+    mlfab__hop_chunk chunk = {g->number, g->seq[0], 0, u->bytes, g->server};
+    g->sent[0] = u->bytes;
+    g->guilty = 1;
+    work_bulk(&f->w, 0, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bytes,
+              (uint32_t)u->bytes);
+    assert_int_equal(changing_end(), 1);
+    assert_int_equal(f->fails, f->w.drops);
+    taken += f->w.drops == 0;
+    if (f->w.drops > 0) { /* it did not parse: nothing was used */
+      end_group(f, g);
+      work_meet(&f->w, 0, 1);
+      g = plain_group(f, 2, 1);
+    }
+    complete_group(f, g);
+    stop(f);
+  }
+  assert_true(taken > 0); /* all of them where copies are read forwards */
+}
+
+static void test_ghosts(void **state) {
+  fixture *f = make(1);
+  (void)state;
+  f->ghost = 1;
+  START(f, plain, 1);
+  plain_group(f, 2, 1);
+  failed(f, 1, MLFAB__NO_NODE, MLFAB_ERR_UNSUPPORTED);
+  stop(f);
+}
+
+/* --- protocol violations --- */
+
+/* The node has given up this peer's link, for this reason; the peer comes back. */
+static void gave_up(fixture *f, uint32_t p, const char *text) {
+  assert_int_equal(f->w.drops, 1);
+  assert_int_equal(f->w.dropped, p);
+  if (!strstr(f->w.log, text)) fail_msg("\"%s\", not \"%s\"", f->w.log, text);
+  f->w.drops = 0;
+  if (p >= WORKERS) {
+    work_back(&f->w, p);
+  } else {
+    work_meet(&f->w, p, 1);
+  }
+}
+
+/* A group of four, of which member 0 has sent two frames. */
+static group *begun_group(fixture *f, int packed) {
+  group *g = plain_group(f, 4, packed);
+  g->guilty = 1;
+  for (int i = 0; i < 2; i++) send_some(f, g, 0, packed ? 1 : CHUNK);
+  return g;
+}
+
+/* A chunk breaks the sender's link, and if it is the granted member, the group; nothing of it is used. */
+static void bad(fixture *f, group **g, uint32_t from, mlfab__hop_chunk chunk, const void *bulk,
+                uint32_t bytes, const char *text) {
+  uint32_t fails = f->fails;
+  work_bulk(&f->w, from, MLFAB__HOP_CHUNK, mlfab__encode_hop_chunk(f->w.meta, &chunk), bulk, bytes);
+  int packed = (*g)->packed;
+  gave_up(f, from, text);
+  assert_int_equal(f->fails, fails + (from == 0));
+  end_group(f, *g);
+  *g = begun_group(f, packed);
+}
+
+static void test_bad_chunks(fixture *f) {
+#define BAD(from, group, k, offset, total, server, ...) \
+  bad(f, &g, from, (mlfab__hop_chunk){group, g->seq[k], offset, total, server}, __VA_ARGS__)
+  group *g = begun_group(f, 0);
+  const uint8_t *data = bulk_of;
+  const char *place = "out of place or not granted", *nobody = "without this member";
+  SAY(&f->w, 0, CHUNK, chunk, {1, 0, 1});
+  gave_up(f, 0, "no role");
+  end_group(f, g);
+  g = begun_group(f, 0);
+  work_say(&f->w, 0, MLFAB__HOP_CHUNK, 5);
+  gave_up(f, 0, "HOP_CHUNK that does not parse");
+  end_group(f, g);
+  g = begun_group(f, 0);
+  BAD(0, g->number, 0, 2 * CHUNK, 0, SERVERS, data, CHUNK, "HOP_CHUNK that does not parse");
+  BAD(0, g->number + 1, 0, 2 * CHUNK, 0, 0, data, CHUNK, "does not exist");
+  BAD(0, g->number, 0, 2 * CHUNK, 0, 1, data, CHUNK, "does not exist"); /* another server's */
+  BAD(0, g->number, 1, 2 * CHUNK, 0, 0, data, CHUNK, nobody);
+  BAD(4, g->number, 0, 2 * CHUNK, 0, 0, data, CHUNK, nobody);
+  BAD(0, g->number, 0, 2 * CHUNK + 4, 0, 0, data, CHUNK, place);
+  BAD(0, g->number, 0, UINT64_MAX - 3, 0, 0, data, CHUNK, place);
+  BAD(0, g->number, 0, CHUNK, 0, 0, data, CHUNK, place); /* repeated */
+  BAD(1, g->number, 1, 0, 0, 0, data, CHUNK, place);     /* not granted */
+  BAD(0, g->number, 0, 2 * CHUNK, 0, 0, data, (uint32_t)g->shape.bytes - 2 * CHUNK + 4, place);
+  BAD(0, g->number, 0, 2 * CHUNK, 0, 0, NULL, CHUNK, "without bytes"); /* a ghost */
+  BAD(0, g->number, 0, 2 * CHUNK, 0, 0, data, 0, "without bytes");
+  BAD(0, g->number, 0, 2 * CHUNK, 0, 0, data, 6, "cuts an element");
+  tell_release(f, g, g->shape.bytes);
+  for (uint32_t k = 0; k < 4; k++) send_all(f, g, k);
+  take_all(f, 0);
+  assert_true(complete(g)); /* nothing of all that was added */
+  check_sum(f, g);
+  say_chunk(f, g, 1, g->shape.bytes, 0, data, CHUNK); /* beyond the end */
+  gave_up(f, 1, place);
+}
+
+static void test_bad_packets(fixture *f) {
+  static uint8_t out[4096] __attribute__((aligned(8)));
+  float values[64] = {0};
+  group *g = begun_group(f, 1);
+  const char *place = "out of place or not granted", *cut = "cut by the end";
+  uint64_t bytes = g->shape.bytes, total = g->update[0].bytes, slice = f->layout.slices[0].bytes;
+  uint32_t n = packet_bytes(&g->update[0], 0), m = packet_bytes(&g->update[0], n), at = n + m;
+  uint8_t *copy = malloc(total); /* all groups have the same updates */
+  memcpy(copy, g->update[0].packets, total);
+#define AT(offset, total, ...) BAD(0, g->number, 0, offset, total, 0, __VA_ARGS__)
+  AT(at, 0, copy + at, n, "no packets");
+  AT(at, 8 * bytes + 8, copy + at, n, "more than its elements");
+  AT(at + 8, total, copy + at, n, place);
+  AT(0, total, copy, n, place); /* repeated */
+  AT(at, total, copy + at, n - 8, cut);
+  AT(at, total, copy + at, n + 16, cut);
+  AT(at, total, copy + at, 0, "without packets");
+  AT(at, total, NULL, n, "without packets");
+  AT(at, total + 8, copy + at, n, "length changes");
+  AT(at, total, copy + n, m, "overlapping");
+  BAD(3, g->number, 3, 0, g->update[3].bytes, 0, copy, n, place); /* not granted */
+  const struct {
+    uint64_t offset;
+    int dtype;
+    uint32_t elements;
+    const char *text;
+  } wrong[] = {{4000, MLFAB_F64, 8, "another type"},
+               {slice - 128, MLFAB_F32, 64, "one slice"},
+               {bytes - 4, MLFAB_F32, 64, "outside"},
+               {bytes + 4096, MLFAB_F32, 64, "outside"}};
+  for (size_t i = 0; i < MLFAB__COUNT(wrong); i++) {
+    mlfab__packet_shape s = {wrong[i].offset, wrong[i].dtype, 0, 0, wrong[i].elements};
+    AT(at, total, out, mlfab__packet_dense(out, &s, values), wrong[i].text);
+  }
+  end_group(f, g);
+  g = plain_group(f, 4, 1);
+  g->guilty = 1;
+  AT(0, n - 8, copy, n, place); /* longer than it says itself */
+  tell_release(f, g, UINT64_MAX);
+  for (uint32_t k = 0; k < 4; k++) send_all(f, g, k);
+  take_all(f, 0);
+  assert_true(complete(g));
+  check_sum(f, g);
+  say_chunk(f, g, 0, total, total, copy, n); /* beyond the end */
+  gave_up(f, 0, place);
+  free(copy);
+#undef AT
+#undef BAD
+}
+
+static void tell(fixture *f, uint8_t type, uint32_t bytes, const char *text) {
+  work_say(&f->w, at_server(0), type, bytes);
+  if (text) gave_up(f, at_server(0), text);
+  if (!text) assert_int_equal(f->w.drops, 0);
+}
+
+static void test_bad_manifests(fixture *f) {
+  static const mlfab__segment wrong[] = {{1 << 20, 64}, {0, 1 << 20}, {2, 64}, {0, 63}};
+  mlfab__group_member members[2] = {{1, 1.0, 0, 1}, {1, 1.0, 1, 1}};
+  mlfab__segment segments[2] = {{0, 64}, {128, 64}};
+  mlfab__group m = {7, 128, -1.0, 0, 0, 2, 2};
+  const char *text = "a GROUP that does not parse, or whose number went back";
+#define ENCODED mlfab__encode_group(f->w.meta, &m, members, segments)
+  for (uint32_t back = 0; back < 2; back++) { /* its number is not larger than the last one */
+    m.group = 7;
+    tell(f, MLFAB__GROUP, ENCODED, NULL);
+    m.group -= back;
+    tell(f, MLFAB__GROUP, ENCODED, text);
+  }
+  m.packed = 2;
+  tell(f, MLFAB__GROUP, ENCODED, text);
+  m.packed = 0;
+  members[1].worker = WORKERS;
+  tell(f, MLFAB__GROUP, ENCODED, text);
+  members[1].worker = 0; /* the same update twice */
+  tell(f, MLFAB__GROUP, ENCODED, text);
+  members[1].worker = 1;
+  uint32_t bytes = ENCODED;
+  for (uint32_t cut = 0; cut < bytes; cut += 3) {
+    (void)ENCODED;
+    tell(f, MLFAB__GROUP, cut, text);
+    (void)ENCODED;
+    tell(f, MLFAB__SPREAD, cut, "a SPREAD that does not parse");
+  }
+#undef ENCODED
+  /* Segments outside the server's shard, or that cut an element, are refused with a reason. */
+  assert_int_equal(f->fails, 0);
+  for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
+    m = (mlfab__group){9 + i, wrong[i].bytes, -1.0, 0, 0, 2, 1};
+    tell(f, MLFAB__GROUP, mlfab__encode_group(f->w.meta, &m, members, &wrong[i]), NULL);
+    failed(f, i + 1, MLFAB__NO_NODE, MLFAB_ERR_ARGUMENT);
+  }
+}
+
+static void test_bad_releases(fixture *f) {
+  SAY(&f->w, at_server(0), RELEASE, release, {99, 1}); /* for an unknown group: it has ended */
+  SAY(&f->w, at_server(0), GROUP_END, group_end, {99});
+  assert_int_equal(f->w.drops, 0);
+  for (int i = 0; i < 4; i++) {
+    group *g = plain_group(f, 1, 0);
+    mlfab__release r = {g->number, i == 0 ? g->shape.bytes + 4 : i == 1 ? 6 : 8};
+    uint32_t bytes = mlfab__encode_release(f->w.meta, &r);
+    memset(f->w.meta + bytes, 0, 8);
+    tell(f, i < 3 ? MLFAB__RELEASE : MLFAB__GROUP_END,
+         i == 2   ? 15
+         : i == 3 ? 9
+                  : bytes,
+         i < 3 ? "RELEASE" : "GROUP_END");
+    free_group(g);
+  }
+}
+
+/* A MODEL that its SPREAD does not allow. */
+static void bad_model(fixture *f, spread *s, uint64_t bytes, uint32_t flags, const void *bulk,
+                      uint32_t bulk_bytes, const char *text) {
+  mlfab__model m = {s->request, 0, bytes, 1, 1, 0, flags, 1};
+  int whole = s->last_sent;
+  if (!whole) tell_spread(f, s);
+  work_bulk(&f->w, at_server(0), MLFAB__MODEL, mlfab__encode_model(f->w.meta, &m), bulk,
+            bulk_bytes);
+  gave_up(f, at_server(0), text);
+}
+
+static void test_bad_spreads(fixture *f) {
+  mlfab__spread m = {MLFAB__SPREAD_BIT | 1, 64, 7, 0, 0};
+  mlfab__spread_member member = {.request = 100, .worker = 0, .incarnation = 1, .attempt = 1};
+  const char *text = "a SPREAD that does not parse, or comes twice", *more = "more or less bytes";
+  spread s;
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member), text); /* no members */
+  m.members = 1;
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member) - 1, text);
+  m.request = 1; /* of a worker */
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member), text);
+  m.request = MLFAB__SPREAD_BIT | 1;
+  member.worker = WORKERS;
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member), text);
+  member.worker = 0;
+  m.bytes = 1 << 20; /* more than a shard */
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member), NULL);
+  spread_failed(f, 1, 0, MLFAB__NO_NODE, MLFAB_ERR_ARGUMENT);
+  m.bytes = 64;
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member), NULL);
+  tell(f, MLFAB__SPREAD, mlfab__encode_spread(f->w.meta, &m, &member), text); /* repeated */
+  make_spread(f, &s, 0, 1);
+  uint32_t packed = MLFAB__MODEL_PACKED, all = (uint32_t)s.bytes;
+  bad_model(f, &s, CHUNK, 0, NULL, CHUNK, "ghosts for a model with bytes");
+  bad_model(f, &s, 0, 0, NULL, 0, more); /* empty, but not the last */
+  bad_model(f, &s, all + 1, 0, bulk_of, all + 1, more);
+  bad_model(f, &s, CHUNK, MLFAB__MODEL_LAST, bulk_of, CHUNK, more);
+  bad_model(f, &s, CHUNK, 0, bulk_of, CHUNK - 4, "not as long as the stretch");
+  bad_model(f, &s, all + 4, packed, bulk_of, CHUNK, more);
+  tell_spread(f, &s);
+  while (!s.last_sent) tell_model(f, &s, CHUNK);
+  bad_model(f, &s, 0, MLFAB__MODEL_LAST, NULL, 0, "behind the last one");
+  assert_int_equal(f->spread_fails, 1);
+  free_spread(f, &s);
+}
+
+/* --- memory --- */
+
+/* The node had no memory for what a link needs, and gave the link up: all that depends on it ends. */
+static void repair(fixture *f) {
+  lose_server(f, 0);
+  for (uint32_t m = 0; m < 2; m++) {
+    if (peer(f, m)->link == 0) work_meet(&f->w, m, 1);
+  }
+  f->w.drops = 0;
+}
+
+/* A group of two, of which one needs a ring. Returns 1 when its sum was right. */
+static int try_group(fixture *f, int packed) {
+  work_lose(&f->w, 0); /* so that worker 1 needs a ring */
+  group *g = new_group(f, 0, 2, packed);
+  random_segments(&f->prng, &f->layout, 0, &g->shape);
+  g->expected = calloc(1, g->shape.bytes);
+  g->guilty = 3;
+  for (uint32_t k = 0; k < 2; k++) {
+    g->worker[k] = k;
+    g->seq[k] = ++f->seq;
+    g->weight[k] = 1.0;
+    random_update(&f->prng, &f->layout, &g->shape, packed, 0, 60, &g->update[k]);
+    literal_add(&f->layout, &g->shape, g->expected, g->update[k].dense, 1.0, k == 0);
+  }
+  tell_group(f, g, -1.0);
+  send_all(f, g, 1);
+  work_meet(&f->w, 0, 1);
+  for (int turn = 0; turn < 3 && peer(f, at_server(0))->link; turn++) {
+    for (uint32_t k = 0; k < 2; k++) send_all(f, g, k);
+    if (turn == 0) tell_release(f, g, packed ? UINT64_MAX : g->shape.bytes);
+    work_tick(&f->w);
+    take_all(f, 0);
+  }
+  int good = complete(g);
+  if (good) check_sum(f, g);
+  if (f->w.drops) {
+    repair(f);
+  } else {
+    end_group(f, g);
+  }
+  return good;
+}
+
+static int try_spread(fixture *f) {
+  spread s;
+  make_spread(f, &s, 0, 2);
+  tell_spread(f, &s);
+  while (!s.last_sent && peer(f, at_server(0))->link) tell_model(f, &s, 64);
+  for (uint32_t m = 0; m < 2; m++) work_take(&f->w, m, WORK_ALL);
+  int good = s.done[0] && s.done[1];
+  if (good) check_models(f, &s);
+  if (f->w.drops) repair(f);
+  free_spread(f, &s);
+  return good;
+}
+
+/* Groups and spreads; one allocation fails. The node says so, gives a link up, or goes on with fewer early grants; nothing
+ * leaks, and the next attempt works. Returns 1 when the allocation was reached. */
+static int short_of_memory(int packed, uint64_t at, uint32_t *said_p) {
+  fixture *f = make(1);
+  START(f, mixed, 1);
+  f->w.fail_at = f->w.allocations + at;
+  uint32_t bad = 0;
+  for (int round = 0; round < 3; round++) {
+    if (!try_group(f, packed)) bad++;
+    if (!try_spread(f)) bad++;
+  }
+  assert_true(bad <= 1 && f->fails + f->spread_fails <= 1);
+  if (f->fails > 0) assert_true(f->fail.code == MLFAB_ERR_AGAIN || f->fail.worker < 2);
+  *said_p += f->fails + f->spread_fails;
+  int reached = f->w.allocations >= f->w.fail_at;
+  stop(f);
+  return reached;
+}
+
+static void test_out_of_memory(void **state) {
+  (void)state;
+  for (int packed = 0; packed < 2; packed++) {
+    uint32_t said = 0;
+    uint64_t at = 1;
+    while (short_of_memory(packed, at, &said)) at++;
+    assert_true(at > 8 && said >= 6);
+  }
+}
+
+/* A scene begins with all members and the model of one tensor. */
+typedef struct scene {
+  void (*run)(fixture *f);
+  uint32_t chunk_bytes, accumulators;
+} scene;
+
+static void run_scene(void **state) {
+  const scene *s = *state;
+  fixture *f = make(1);
+  f->w.config.chunk_bytes = s->chunk_bytes ? s->chunk_bytes : CHUNK;
+  f->w.config.accumulators = s->accumulators;
+  START(f, plain, 1);
+  s->run(f);
+  stop(f);
+}
+
+int main(void) {
+#define SCENE(name, ...)                                         \
+  {                                                              \
+#name, run_scene, NULL, NULL, &(scene) { name, __VA_ARGS__ } \
+  }
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_sums),
+      cmocka_unit_test(test_sums_with_failures),
+      cmocka_unit_test(test_spreads),
+      SCENE(test_grant_order, 0, 0),
+      cmocka_unit_test(test_idle_link),
+      cmocka_unit_test(test_busy_link),
+      SCENE(test_absent_member, 0, 0),
+      SCENE(test_silent_member, 0, 0),
+      SCENE(test_member_lost, 0, 0),
+      SCENE(test_other_incarnation, 0, 0),
+      SCENE(test_not_finite, 0, 0),
+      SCENE(test_release, 0, 0),
+      SCENE(test_reuse_while_lent, BIG, 0),
+      SCENE(test_no_room, 0, 0),
+      cmocka_unit_test(test_no_model),
+      SCENE(test_model_again, 0, 0),
+      SCENE(test_silent_recipient, 0, 0),
+      SCENE(test_idle_recipient, 0, 0),
+      SCENE(test_done_and_lost, 0, 0),
+      cmocka_unit_test(test_large),
+      SCENE(test_silence, 0, 0),
+      SCENE(test_signs_of_life, 0, 0),
+      SCENE(test_nothing_left, 0, 0),
+      SCENE(test_expectations, 65536, 0),
+      SCENE(test_room_while_lent, 65536, 1),
+      SCENE(test_complete_and_lost, 0, 0),
+      cmocka_unit_test(test_changing),
+      cmocka_unit_test(test_ghosts),
+      SCENE(test_bad_chunks, 0, 0),
+      SCENE(test_bad_packets, 0, 0),
+      SCENE(test_bad_manifests, 0, 0),
+      SCENE(test_bad_releases, 0, 0),
+      SCENE(test_bad_spreads, 0, 0),
+      cmocka_unit_test(test_out_of_memory),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
