@@ -232,6 +232,7 @@ static uint64_t now(const run *r) { return mlfab_sim_clock(r->sim); }
 static void note(const worker *w, const char *format, ...) {
   char text[200];
   va_list list;
+  if (!seeds_alone()) return;
   va_start(list, format);
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
