@@ -82,17 +82,11 @@ static void ask(uint32_t worker, uint64_t request, uint64_t offset, uint64_t byt
   seam_say(&s, worker, MLFAB__PULL, mlfab__encode_pull(s.meta, &pull, &segment, NULL));
 }
 static void ask_all(uint32_t worker, uint64_t request) { ask(worker, request, 0, BYTES, 0); }
-static void ask_each(uint32_t first, uint32_t last, uint64_t request) {
-  for (uint32_t w = first; w <= last; w++) ask_all(w, request);
-}
 static void cancel(uint32_t worker, uint64_t request) {
   SAY(&s, worker, PULL_CANCEL, pull_cancel, {request});
 }
 static void done(uint32_t worker, uint64_t request) {
   SAY(&s, worker, PULL_DONE, pull_done, {request});
-}
-static void done_each(uint32_t first, uint32_t last, uint64_t request) {
-  for (uint32_t w = first; w <= last; w++) done(w, request);
 }
 static void spread_fail(uint32_t aggregator, uint64_t spread, uint64_t request, uint32_t worker) {
   SAY(&s, aggregator, SPREAD_FAIL, spread_fail, {spread, request, worker, MLFAB_ERR_PEER_DEAD});
@@ -180,22 +174,12 @@ static uint32_t drain(uint32_t worker, uint64_t request, uint32_t most) {
 static void drain_all(uint32_t worker, uint64_t request) {
   assert_int_equal(drain(worker, request, 100), FRAMES);
 }
-/* Time passes in quarters of a beat. */
-static void quarters(uint32_t n) {
-  while (n-- > 0) seam_pass(&s, BEAT / 4);
-}
-
 static mlfab__pull_via via(uint32_t worker) {
   mlfab__pull_via v;
   LAST(&s, v, PULL_VIA, pull_via, worker);
   return v;
 }
 static uint32_t vias(uint32_t worker) { return COUNT_OF(&s, PULL_VIA, worker); }
-static void direct(uint32_t worker, uint64_t request) { /* the server answers it itself */
-  assert_int_equal(via(worker).aggregator, MLFAB__NO_NODE);
-  drain_all(worker, request);
-}
-
 static mlfab__spread spread(uint32_t worker, mlfab__spread_member *members) {
   const seam_heard *heard = seam_last(&s, MLFAB__SPREAD, worker);
   mlfab__spread spread;
@@ -309,87 +293,6 @@ static void test_announced_and_placed(void **state) {
   all_over();
 }
 
-/* A plan entry for a pull that is gone is skipped, and so are pushes. */
-static void test_plan_of_others(void **state) {
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  ask_all(2, 9);
-  cancel(2, 9);
-  assert_int_equal(reported(2, 9, MLFAB_ERR_CANCELLED), 1);
-  plan_one(2, 9);
-  ask_all(2, 10);
-  mlfab__plan_entry e = entry(2, 10, 0, MLFAB__NO_NODE);
-  e.kind = MLFAB__TRANSFER_PUSH;
-  send_plan(&e, 1);
-  assert_int_equal(step(2, 1), 0);
-  ask(2, 11, 0, EAGER, 0); /* small pulls are answered at once */
-  assert_int_equal(drain(2, 11, 100), EAGER / CHUNK);
-  plan_one(2, 10);
-  ask(2, 12, 0, EAGER, 0);
-  assert_int_equal(drain(2, 12, EAGER / CHUNK), EAGER / CHUNK);
-  drain_all(2, 10);
-  all_over();
-}
-
-/* Two pulls at a time, in the order of places. A pull whose reader takes nothing for half a beat stops
- * counting. */
-static void test_turns(void **state) {
-  static const uint32_t order[] = {4, 1, 3, 0, 2};
-  mlfab__plan_entry e[5];
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  for (uint32_t w = 0; w < 5; w++) ask_all(w, 20 + w);
-  for (uint32_t i = 0; i < 5; i++) e[i] = entry(order[i], 20 + order[i], 0, MLFAB__NO_NODE);
-  send_plan(e, 5);
-  for (uint32_t i = 0; i < 5; i++) assert_int_equal(step(order[i], 0), i < 2);
-  drain_all(1, 21);
-  for (uint32_t i = 2; i < 5; i++) assert_int_equal(step(order[i], 0), i < 3);
-  assert_int_equal(drain(3, 23, 5), 5);
-  quarters(1);
-  assert_int_equal(step(0, 0), 0);
-  assert_int_equal(drain(3, 23, 5), 5);
-  quarters(1); /* worker 4 has taken nothing */
-  assert_int_equal(step(0, 0), 1);
-  assert_int_equal(step(2, 0), 0);
-  assert_int_equal(step(4, 0), 1);
-  cancel(3, 23);
-  assert_int_equal(reported(3, 23, MLFAB_ERR_CANCELLED), 1);
-  assert_int_equal(step(2, 0), 1);
-  lost(0);
-  assert_int_equal(reported(0, 20, MLFAB_ERR_PEER_CLOSED), 1);
-  drain_all(4, 24);
-  drain_all(2, 22);
-  all_over();
-}
-
-/* With known capacities of the readers' links, more pulls move until together they can fill the server's
- * link. */
-static void test_slow_readers(void **state) {
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  assert_int_equal(mlfab_node_set_link(s.node, 200.0, 200.0, s.now), 0);
-  seam_pump(&s);
-  for (uint32_t w = 0; w < 5; w++) {
-    SAY(&s, w, CAPACITY, capacity, {0, w == 1 ? -1.0 : 50.0, 50.0});
-    ask_all(w, 5);
-    if (w != 1) plan_one(w, 5);
-  }
-  for (uint32_t w = 0; w < 5; w++) assert_int_equal(step(w, 0), w != 1);
-  drain_all(0, 5);
-  plan_one(1, 5); /* 150 are used, and this reader may take the rest */
-  ask_all(0, 6);
-  plan_one(0, 6);
-  assert_int_equal(step(1, 0), 1);
-  assert_int_equal(step(0, 0), 0);
-  drain_all(2, 5);
-  drain_all(3, 5);
-  assert_int_equal(step(0, 0), 0);
-  drain_all(4, 5);
-  drain_all(0, 6);
-  drain_all(1, 5);
-  all_over();
-}
-
 /* A placed pull has at most one MiB in the transport, here two chunks; its next frame is sent when tokens
  * come back. */
 static void test_lent(void **state) {
@@ -442,22 +345,6 @@ static void test_lent_and_lost(void **state) {
   assert_memory_not_equal(lent, before, CHUNK);
 }
 
-/* Announced pulls go when the scheduler is lost. Placed pulls are not announced to the next one. */
-static void test_scheduler_lost(void **state) {
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  ask_all(2, 9);
-  ask_all(3, 8);
-  assert_int_equal(COUNT_OF(&s, ANNOUNCE, W), 2);
-  plan_one(3, 8);
-  seam_lost(&s, W);
-  drain_all(2, 9);
-  seam_hello(&s, W);
-  assert_int_equal(COUNT_OF(&s, ANNOUNCE, W), 2);
-  drain_all(3, 8);
-  all_over();
-}
-
 /* A pull of a future round tells its worker to wait; it is announced when the round is complete. */
 static void test_rounds(void **state) {
   mlfab__waiting waiting;
@@ -496,7 +383,7 @@ static void test_rounds(void **state) {
 static uint64_t begin_spread(void) {
   mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
   open_model(MLFAB_SYNC_ASYNC);
-  ask_each(1, 3, 5);
+  for (uint32_t w = 1; w <= 3; w++) ask_all(w, 5);
   plan_spread(1, 3, 5, 0);
   return spread(0, members).request;
 }
@@ -568,322 +455,10 @@ static void test_frames(void **state) {
     mlfab__spread one = spread(0, members);
     assert_int_equal(one.bytes, bytes);
     assert_int_equal(drain(0, one.request, UINT32_MAX), one.frames);
-    done_each(1, 2, id);
+    done(1, id);
+    done(2, id);
     if (id % 20 == 0) all_over();
   }
-}
-
-/* No spread starts for: one member, another shape, an unknown distributor, a dead one, entries with different
- * distributors, no free slot. */
-static void test_no_spread(void **state) {
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  ask_each(1, 4, 5);
-  ask(5, 5, 0, BYTES - 4, 0);
-  plan_spread(1, 1, 5, 0);
-  drain_all(1, 5);
-  mlfab__plan_entry two[2] = {entry(2, 5, 7, 0), entry(5, 5, 7, 0)};
-  send_plan(two, 2);
-  drain_all(2, 5);
-  drain_all(5, 5);
-  plan_spread(3, 4, 5, MLFAB__NO_NODE);
-  drain_all(3, 5);
-  drain_all(4, 5);
-  lost(0);
-  ask_each(3, 4, 6);
-  plan_spread(3, 4, 6, 0);
-  drain_all(3, 6);
-  drain_all(4, 6);
-  hello(0);
-  ask_each(3, 4, 7);
-  mlfab__plan_entry split[2] = {entry(3, 7, 7, 0), entry(4, 7, 7, 1)};
-  send_plan(split, 2);
-  drain_all(3, 7);
-  drain_all(4, 7);
-  for (uint32_t w = 0; w < W; w++) assert_int_equal(COUNT_OF(&s, SPREAD, w), 0);
-  assert_int_equal(vias(3), 0);
-  for (uint64_t id = 10; id <= 10 + SPREADS; id++) {
-    ask_each(3, 4, id);
-    plan_spread(3, 4, id, 0);
-  }
-  assert_int_equal(COUNT_OF(&s, SPREAD, 0), SPREADS);
-  lost(3);
-  lost(4);
-  all_over();
-}
-
-/* A pull of another shape in a row is answered directly, the others are spread; the distributor may be a
- * member. */
-static void test_row_with_odd_one(void **state) {
-  mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  for (uint32_t w = 0; w <= 3; w++) ask(w, 5, 0, w == 2 ? BYTES - SLICE : BYTES, 0);
-  plan_spread(0, 3, 5, 0);
-  mlfab__spread one = spread(0, members);
-  assert_int_equal(one.members, 3);
-  assert_int_equal(members[2].worker, 3);
-  assert_int_equal(drain(2, 5, 100), (BYTES - SLICE) / CHUNK);
-  assert_int_equal(via(2).aggregator, MLFAB__NO_NODE);
-  drain_all(0, one.request);
-  done_each(0, 3, 5);
-  all_over();
-}
-
-/* One member has to be served directly; the others are not affected. */
-static void test_member_fails(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  uint32_t before = via(2).attempt;
-  assert_int_equal(drain(0, number, 10), 10);
-  spread_fail(4, number, 5, 2);     /* from another node */
-  spread_fail(0, number, 6, 2);     /* no such pull */
-  spread_fail(0, number + 1, 5, 2); /* no such spread */
-  assert_int_equal(vias(2), 1);
-  spread_fail(0, number, 5, 2);
-  spread_fail(0, number, 5, 2); /* repeated */
-  assert_int_equal(vias(2), 2);
-  assert_true(via(2).attempt > before);
-  assert_int_equal(seam_stats(&s).spreads_failed, 1);
-  direct(2, 5);
-  assert_int_equal(reported(2, 5, 0), 1);
-  assert_int_equal(drain(0, number, 100), FRAMES - 10);
-  done(1, 5);
-  done(3, 5);
-  assert_int_equal(seam_stats(&s).spreads_answered, 2);
-  assert_int_equal(seam_stats(&s).pulls_answered, 3);
-  all_over();
-}
-
-/* The distributor refuses: all members are served directly, in their old order, before pulls that were
- * placed later. */
-static void test_spread_refused(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  ask_each(4, 5, 5);
-  plan_one(4, 5);
-  plan_one(5, 5);
-  assert_int_equal(step(5, 0), 0);
-  spread_fail(0, number, 0, MLFAB__NO_NODE);
-  assert_int_equal(step(0, 1), 0);
-  assert_int_equal(seam_stats(&s).spreads_failed, 3);
-  assert_int_equal(step(1, 0), 1);
-  assert_int_equal(step(2, 0), 0);
-  drain_all(1, 5);
-  assert_int_equal(step(5, 0), 0);
-  for (uint32_t w = 2; w <= 5; w++) drain_all(w == 4 ? 5 : w == 5 ? 4 : w, 5);
-  all_over();
-}
-
-/* The distributor's link is lost, or a new one is here before the loss is noticed, after 10 frames or all. */
-static void test_distributor_lost(void **state) {
-  (void)state;
-  for (int late = 0; late < 2; late++) {
-    if (late) assert_int_equal((teardown(NULL), setup(NULL)), 0);
-    uint64_t number = begin_spread();
-    if (!late) ask_all(0, 6);
-    assert_int_equal(drain(0, number, late ? 100 : 10), late ? FRAMES : 10);
-    done(late ? 1 : 3, 5); /* accepted */
-    if (late) {
-      hello(0);
-      assert_int_equal(vias(1), 1);
-      done(2, 5); /* crossed with PULL_VIA: the worker has everything */
-      assert_int_equal(drain(2, 5, 100), 0);
-    } else {
-      lost(0);
-      assert_int_equal(reported(0, 6, MLFAB_ERR_PEER_CLOSED), 1);
-      direct(1, 5);
-      assert_int_equal(via(2).aggregator, MLFAB__NO_NODE);
-    }
-    drain_all(late ? 3 : 2, 5);
-    assert_int_equal(seam_stats(&s).spreads_answered, 1);
-    assert_int_equal(seam_stats(&s).spreads_failed, 2);
-    assert_int_equal(seam_stats(&s).pulls_answered, 3);
-    all_over();
-  }
-}
-
-/* Leaving members do not stop the others; when the last one leaves, in one of several ways, the spread ends
- * and the distributor is told. */
-static void test_members_leave(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  assert_int_equal(drain(0, number, 10), 10);
-  lost(1);
-  assert_int_equal(reported(1, 5, MLFAB_ERR_PEER_CLOSED), 1);
-  cancel(2, 5);
-  assert_int_equal(reported(2, 5, MLFAB_ERR_CANCELLED), 1);
-  assert_int_equal(drain(0, number, 10), 10);
-  assert_int_equal(COUNT_OF(&s, PULL_FAIL, 0), 0);
-  seam_bye(&s, 3);
-  assert_true(failed(0).request == number);
-  assert_int_equal(failed(0).code, MLFAB_ERR_CANCELLED);
-  assert_int_equal(step(0, 1), 0);
-  all_over();
-  ask_each(1, 3, 6);
-  plan_spread(1, 3, 6, 0);
-  assert_int_equal(step(0, 1), 1);
-  for (uint32_t w = 1; w <= 3; w++) cancel(w, 6);
-  assert_int_equal(COUNT_OF(&s, PULL_FAIL, 0), 1);
-  give_back(0);
-  all_over();
-  ask_each(1, 3, 7);
-  plan_spread(1, 3, 7, 0);
-  done_each(1, 3, 7); /* before all frames are out */
-  assert_int_equal(COUNT_OF(&s, PULL_FAIL, 0), 1);
-  all_over();
-}
-
-/* A distributor that reads nothing has failed after three beats, and is told so. */
-static void test_distributor_stuck(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  assert_int_equal(drain(0, number, 10), 10);
-  quarters(11);
-  assert_int_equal(step(1, 0), 0);
-  quarters(1);
-  assert_true(failed(0).request == number);
-  assert_int_equal(step(0, 1), 0);
-  for (uint32_t w = 1; w <= 3; w++) drain_all(w, 5);
-  all_over();
-}
-
-/* A distributor that reads other frames meanwhile is not stuck. */
-static void test_distributor_busy(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  for (uint32_t i = 0; i < 40; i++) {
-    quarters(1);
-    ask(0, 100 + i, 0, 4096, 0);
-    assert_int_equal(drain(0, 100 + i, 1), 1);
-  }
-  drain_all(0, number);
-  done_each(1, 3, 5);
-  assert_int_equal(seam_stats(&s).spreads_answered, 3);
-  all_over();
-}
-
-/* A distributor that has all frames and reports nothing: the server waits four beats plus the expected time
- * of handing on, counted from the last report. */
-static void test_distributor_silent(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  drain_all(0, number);
-  quarters(15);
-  done(1, 5);
-  quarters(15);
-  assert_int_equal(vias(2), 1);
-  quarters(1);
-  direct(2, 5);
-  direct(3, 5);
-  assert_true(failed(0).request == number);
-  all_over();
-}
-
-/* The server needed two beats, so the distributor gets that time too: the server waits longer for the
- * second member than for the first. */
-static void test_distributor_slow(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  seam_pass(&s, BEAT);
-  assert_int_equal(drain(0, number, 10), 10);
-  seam_pass(&s, BEAT);
-  assert_int_equal(drain(0, number, 100), FRAMES - 10);
-  ask_all(4, 5); /* the out-link is not idle: one reader is slow */
-  plan_one(4, 5);
-  quarters(4 * (4 + 2 * 2 * 2) - 1);
-  assert_int_equal(vias(1), 1);
-  quarters(1);
-  assert_int_equal(vias(1), 2);
-  assert_int_equal(vias(2), 1);
-  quarters(4 * 2 * 2);
-  assert_int_equal(vias(2), 2);
-  assert_int_equal(vias(3), 1);
-  done(3, 5);
-  lost(1);
-  drain_all(2, 5);
-  drain_all(4, 5);
-  all_over();
-}
-
-/* The distributor has become slow while the out-link is idle: the server takes overdue members back one at
- * a time, the last one first, and tells the distributor to skip them. */
-static void test_idle_link_takes_back(void **state) {
-  (void)state;
-  uint64_t number = begin_spread();
-  seam_pass(&s, BEAT);
-  drain_all(0, number);
-  /* It took one beat: the members are due after 2, 3 and 4 beats, and a quarter. */
-  quarters(4 * 2);
-  assert_int_equal(vias(1), 1);
-  seam_pass(&s, 2 * BEAT + BEAT / 4);
-  assert_int_equal(vias(3), 2);
-  assert_int_equal(vias(2), 1);
-  assert_int_equal(COUNT_OF(&s, SPREAD_FAIL, 0), 1);
-  seam_pass(&s, BEAT / 8);
-  assert_int_equal(vias(2), 1); /* the link is not idle now */
-  drain_all(3, 5);
-  seam_pass(&s, BEAT / 8);
-  assert_int_equal(vias(2), 2);
-  drain_all(2, 5);
-  done(1, 5);
-  all_over();
-}
-
-/* The time that a spread waits for its turn does not count as its duration. */
-static void test_late_turn(void **state) {
-  mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  ask_each(1, 5, 5);
-  plan_one(4, 5);
-  plan_one(5, 5);
-  plan_spread(1, 3, 5, 0);
-  uint64_t number = spread(0, members).request;
-  for (uint32_t i = 0; i < FRAMES / 2; i++) {
-    assert_int_equal(drain(4, 5, 1), 1);
-    assert_int_equal(drain(5, 5, 1), 1);
-    quarters(1);
-  }
-  assert_int_equal(step(0, 0), 0);
-  assert_int_equal(drain(4, 5, 100), FRAMES / 2);
-  drain_all(0, number);
-  quarters(4 * 4);
-  assert_int_equal(vias(3), 2);
-  done_each(1, 3, 5);
-  assert_int_equal(drain(5, 5, 100), FRAMES / 2);
-  all_over();
-}
-
-/* A worker that lost its link pulls again under the same number: its former distributor's frames have an
- * older attempt than any PULL_VIA from now on. */
-static void test_reconnect(void **state) {
-  mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
-  (void)state;
-  uint64_t number = begin_spread();
-  uint32_t before = via(2).attempt;
-  drain_all(0, number);
-  hello(2);
-  ask_all(2, 5);
-  plan_one(2, 5);
-  assert_true(via(2).attempt > before);
-  direct(2, 5);
-  seam_process(&s, 3);
-  ask_each(3, 4, 5);
-  before = via(3).attempt;
-  plan_spread(3, 4, 5, 0);
-  assert_true(via(3).attempt > before);
-  spread(0, members);
-  assert_int_equal(members[0].incarnation, s.peers[3].incarnation);
-  done(3, 5); /* complete with the frames that were on their way */
-  seam_lost(&s, W);
-  hello(1);
-  ask_all(1, 5); /* told without a scheduler too */
-  assert_int_equal(via(1).aggregator, MLFAB__NO_NODE);
-  lost(0);
-  direct(1, 5);
-  direct(4, 5);
-  all_over();
 }
 
 /* A server short of spare blocks unpins a spread's slice; more frames than announced are sent. Bulks that are
@@ -943,20 +518,6 @@ static void test_bad_frames(void **state) {
   }
 }
 
-/* Without memory for a slot the members are served directly. */
-static void test_no_memory(void **state) {
-  (void)state;
-  open_model(MLFAB_SYNC_ASYNC);
-  ask_each(1, 2, 5);
-  s.poor = 1;
-  plan_spread(1, 2, 5, 0);
-  s.poor = 0;
-  drain_all(1, 5);
-  drain_all(2, 5);
-  assert_int_equal(COUNT_OF(&s, SPREAD, 0), 0);
-  all_over();
-}
-
 /* A change whose answer was lost is requested again: it is not made twice, and another worker's later
  * change stays. */
 static void test_change_asked_again(void **state) {
@@ -982,6 +543,323 @@ static void test_change_asked_again(void **state) {
   }
 }
 
+/* --- conversations --- */
+
+/* A script is a list of commands, each with its arguments, which are numbers and peers. A peer's pull has the number
+ * 5, or another behind a slash: "ask 1-3/6" are the pulls 6 of workers 1 to 3. "S" is the last spread's number. */
+static struct player {
+  const char *command;
+  char words[10][16];
+  uint32_t n, attempt;
+  uint64_t number; /* of the last spread */
+} play;
+
+#define EXPECT(condition)                                                        \
+  do {                                                                           \
+    if (!(condition)) fail_msg("'%.40s ...': not %s", play.command, #condition); \
+  } while (0)
+
+/* Peers first .. last, and the number of their pull. "-" is nobody. */
+typedef struct range {
+  uint32_t first, last;
+  uint64_t id;
+} range;
+
+static range peers(uint32_t word) {
+  char *text = play.words[word], *end;
+  range r = {MLFAB__NO_NODE, MLFAB__NO_NODE, 5};
+  if (*text == '-') return r;
+  r.first = r.last = (uint32_t)strtoul(text, &end, 10);
+  if (*end == '-') r.last = (uint32_t)strtoul(end + 1, &end, 10);
+  if (*end == '/') r.id = end[1] == 'S' ? play.number : strtoull(end + 1, &end, 10);
+  return r;
+}
+static uint64_t number(uint32_t word) {
+  const char *text = play.words[word];
+  return *text == 'S' ? play.number : *text == 'T' ? play.number + 1 : strtoull(text, NULL, 10);
+}
+
+/* Commands about each pull of a range. */
+static int play_pull(const char *name, uint32_t w, uint64_t id) {
+  if (!strcmp(name, "ask")) {
+    ask_all(w, id);
+  } else if (!strcmp(name, "part")) { /* its first bytes */
+    ask(w, id, 0, number(2), 0);
+  } else if (!strcmp(name, "cancel")) {
+    cancel(w, id);
+  } else if (!strcmp(name, "done")) {
+    done(w, id);
+  } else if (!strcmp(name, "place")) {
+    plan_one(w, id);
+  } else if (!strcmp(name, "pushes")) { /* as "place", but of a push */
+    mlfab__plan_entry e = entry(w, id, 0, MLFAB__NO_NODE);
+    e.kind = MLFAB__TRANSFER_PUSH;
+    send_plan(&e, 1);
+  } else if (!strcmp(name,
+                     "take")) { /* so many frames, or with "all" the rest, which are so many */
+    uint32_t frames = play.n > 2 ? (uint32_t)number(2) : FRAMES;
+    EXPECT(drain(w, id, play.n == 3 ? frames : 1000) == frames);
+  } else if (!strcmp(name, "direct")) { /* the server answers it itself */
+    EXPECT(via(w).aggregator == MLFAB__NO_NODE);
+    EXPECT(drain(w, id, 1000) == FRAMES);
+  } else if (!strcmp(name, "reported")) { /* to the scheduler, with this code */
+    int code = !strcmp(play.words[2], "cancelled") ? MLFAB_ERR_CANCELLED
+               : !strcmp(play.words[2], "closed")  ? MLFAB_ERR_PEER_CLOSED
+                                                   : 0;
+    EXPECT(reported(w, id, code) == 1);
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+/* Commands about each peer of a range. */
+static int play_peer(const char *name, uint32_t p) {
+  if (!strcmp(name, "idle")) { /* its link is offered nothing */
+    EXPECT(!step(p, 0));
+  } else if (!strcmp(name, "offered")) {
+    EXPECT(step(p, 0));
+  } else if (!strcmp(name, "lost")) {
+    if (p == W)
+      seam_lost(&s, W);
+    else
+      lost(p);
+  } else if (!strcmp(name, "hello")) {
+    if (p == W)
+      seam_hello(&s, W);
+    else
+      hello(p);
+  } else if (!strcmp(name, "process")) {
+    seam_process(&s, p);
+  } else if (!strcmp(name, "bye")) {
+    seam_bye(&s, p);
+  } else if (!strcmp(name, "capacity")) { /* of the worker's link; 0: not known */
+    SAY(&s, p, CAPACITY, capacity, {0, number(2) ? (double)number(2) : -1.0, 50.0});
+  } else if (!strcmp(name, "vias")) {
+    EXPECT(vias(p) == number(2));
+  } else if (!strcmp(name, "via")) { /* its last route */
+    EXPECT(via(p).aggregator == peers(2).first);
+  } else if (!strcmp(name, "mark")) { /* its present attempt; "newer": than that */
+    play.attempt = via(p).attempt;
+  } else if (!strcmp(name, "newer")) {
+    EXPECT(via(p).attempt > play.attempt);
+  } else if (!strcmp(name, "spreads")) {
+    EXPECT(COUNT_OF(&s, SPREAD, p) == number(2));
+  } else if (!strcmp(name, "skips")) {
+    EXPECT(COUNT_OF(&s, SPREAD_FAIL, p) == number(2));
+  } else if (!strcmp(name, "fails")) { /* so often; the last is that of the spread */
+    EXPECT(COUNT_OF(&s, PULL_FAIL, p) == number(2));
+    EXPECT(number(2) == 0 || failed(p).request == play.number);
+    EXPECT(number(2) == 0 || failed(p).code == MLFAB_ERR_CANCELLED);
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+/* Places a range in one row, which a peer is to pass on; with two peers, its first pull and the others. */
+static void play_spread(void) {
+  mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
+  mlfab__plan_entry e[W];
+  range r = peers(1), hub = peers(2), other = peers(play.n > 3 ? 3 : 2);
+  uint32_t before = hub.first < W ? COUNT_OF(&s, SPREAD, hub.first) : 0, n = 0;
+  for (uint32_t w = r.first; w <= r.last; w++)
+    e[n++] = entry(w, r.id, 7, w == r.first ? hub.first : other.first);
+  send_plan(e, n);
+  if (hub.first < W && COUNT_OF(&s, SPREAD, hub.first) > before)
+    play.number = spread(hub.first, members).request;
+}
+
+static void play_command(void) {
+  mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
+  const char *name = play.words[0];
+  range r = play.n > 1 ? peers(1) : (range){0, 0, 0};
+  mlfab_stats stats = seam_stats(&s);
+  if (!strcmp(name, "spread")) {
+    play_spread();
+  } else if (!strcmp(name, "refuse")) { /* peer, spread, pull, its worker */
+    spread_fail(r.first, number(2), number(3), peers(4).first);
+  } else if (!strcmp(name, "wait")) { /* so many times a part of a beat */
+    for (uint64_t i = 0; i < number(1); i++) seam_pass(&s, BEAT / (play.n > 2 ? number(2) : 4));
+  } else if (!strcmp(name, "jump")) { /* the same, at once */
+    seam_pass(&s, number(1) * BEAT / 4);
+  } else if (
+      !strcmp(
+          name,
+          "members")) { /* of the last spread by worker 0, which has the present processes; the last */
+    EXPECT(spread(0, members).members == number(1));
+    EXPECT(members[number(1) - 1].worker == number(2));
+    for (uint64_t i = 0; i < number(1); i++)
+      EXPECT(members[i].incarnation == s.peers[members[i].worker].incarnation);
+  } else if (!strcmp(name, "stats")) { /* pulls answered; through distributors; not so after all */
+    EXPECT(stats.pulls_answered == number(1));
+    EXPECT(stats.spreads_answered == number(2) && stats.spreads_failed == number(3));
+  } else if (!strcmp(name, "link")) { /* of the server */
+    assert_int_equal(mlfab_node_set_link(s.node, (double)number(1), (double)number(1), s.now), 0);
+    seam_pump(&s);
+  } else if (!strcmp(name, "poor")) {
+    s.poor = (int)number(1);
+  } else if (!strcmp(name, "announced")) { /* pulls, since the last "over" */
+    EXPECT(COUNT_OF(&s, ANNOUNCE, W) == number(1));
+  } else if (!strcmp(name, "over")) {
+    all_over();
+  } else {
+    for (uint32_t p = r.first; p <= r.last; p++)
+      EXPECT(play_pull(name, p, r.id) || play_peer(name, p));
+  }
+}
+
+static void play_script(const char *script) {
+  for (size_t n; *script; script += n + (script[n] == ';')) {
+    char text[128];
+    n = strcspn(script, ";");
+    assert_true(n < sizeof text);
+    memcpy(text, script, n);
+    text[n] = 0;
+    play.command = script;
+    play.n = 0;
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
+      snprintf(play.words[play.n++], sizeof play.words[0], "%s", word);
+    play_command();
+  }
+}
+
+static const struct scene {
+  const char *name, *script;
+} scenes[] = {
+    /* A plan's entry for a pull that is gone is skipped. Small pulls are answered at once. */
+    {"gone before its plan",
+     "ask 2/9; cancel 2/9; reported 2/9 cancelled; place 2/9; ask 2/10; pushes 2/10; idle 2;"
+     "part 2/11 8192; take 2/11 2; place 2/10; part 2/12 8192; take 2/12 2; take 2/10; over"},
+
+    /* Two pulls at a time, in the order of places. A pull whose reader takes nothing for half a beat stops
+     * counting: that of worker 4. */
+    {"turns",
+     "ask 0-4; place 4; place 1; place 3; place 0; place 2; offered 4; offered 1; idle 3; idle 0; "
+     "idle 2;"
+     "take 1; offered 3; idle 0; idle 2; take 3 5; wait 1; idle 0; take 3 5; wait 1;"
+     "offered 0; idle 2; offered 4; cancel 3; reported 3 cancelled; offered 2; lost 0; reported 0 "
+     "closed;"
+     "take 4; take 2; over"},
+
+    /* With known capacities of the readers' links, more pulls move until together they can fill the server's
+     * link. When three move, 150 are used, and worker 1 may take the rest. */
+    {"slow readers",
+     "link 200; capacity 0 50; capacity 1 0; capacity 2-4 50; ask 0-4; place 0; place 2-4;"
+     "offered 0; idle 1; offered 2-4; take 0; place 1; ask 0/6; place 0/6; offered 1; idle 0;"
+     "take 2; take 3; idle 0; take 4; take 0/6; take 1; over"},
+
+    /* Announced pulls go when the scheduler is lost. Placed pulls are not announced to the next one. */
+    {"scheduler lost",
+     "ask 2/9; ask 3/8; announced 2; place 3/8; lost 6; take 2/9; hello 6; announced 2; take 3/8; "
+     "over"},
+
+    /* No spread starts for one member, another shape, an unknown distributor, a lost one, different
+     * distributors, or without a free slot. */
+    {"no spread",
+     "ask 1-2; part 3 131068; spread 1 0; take 1; spread 2-3 0; take 2; take 3 32 all;"
+     "ask 3-4/6; spread 3-4/6 -; take 3/6; take 4/6; lost 0; ask 3-4/7; spread 3-4/7 0; take 3/7; "
+     "take 4/7;"
+     "hello 0; ask 3-4/8; spread 3-4/8 0 1; take 3/8; take 4/8; spreads 0-5 0; vias 3 0;"
+     "ask 3-4/10; spread 3-4/10 0; ask 3-4/11; spread 3-4/11 0; ask 3-4/12; spread 3-4/12 0;"
+     "ask 3-4/13; spread 3-4/13 0; ask 3-4/14; spread 3-4/14 0; spreads 0 4; lost 3-4; over"},
+
+    /* Without memory for a slot the members are served directly. */
+    {"no memory", "ask 1-2; poor 1; spread 1-2 0; poor 0; take 1; take 2; spreads 0 0; over"},
+
+    /* A pull of another shape in a row is answered directly, the others are spread; the distributor may be a
+     * member. */
+    {"a row with an odd one",
+     "ask 0-1; part 2 98304; ask 3; spread 0-3 0; members 3 3; take 2 24 all; via 2 -; take 0/S;"
+     "done 0-3; stats 4 3 0; over"},
+
+    /* One member has to be served directly; the others are not affected. These do not count: a failure told
+     * by another node, of a pull that is not there, of a spread that is not there, and a repetition. */
+    {"a member fails",
+     "ask 1-3; spread 1-3 0; mark 2; take 0/S 10; refuse 4 S 5 2; refuse 0 S 6 2; refuse 0 T 5 2; "
+     "vias 2 1;"
+     "refuse 0 S 5 2; refuse 0 S 5 2; vias 2 2; newer 2; stats 0 0 1; direct 2; reported 2 0;"
+     "take 0/S 22 all; done 1; done 3; stats 3 2 1; over"},
+
+    /* The distributor refuses: all members are served directly, in their old order, before pulls that were
+     * placed later. */
+    {"a spread is refused",
+     "ask 1-5; spread 1-3 0; place 4-5; idle 5; refuse 0 S 0 -; idle 0; stats 0 0 3; offered 1; "
+     "idle 2;"
+     "take 1; idle 5; take 2; take 3; take 5; take 4; over"},
+
+    {"the distributor is lost",
+     "ask 1-3; spread 1-3 0; ask 0/6; take 0/S 10; done 3; lost 0; reported 0/6 closed; direct 1; "
+     "direct 2;"
+     "stats 3 1 2; over"},
+
+    /* The distributor reconnects after it has received all frames, before its loss is noticed. Worker 2's
+     * message crosses with PULL_VIA: the worker has everything. */
+    {"the distributor is lost late",
+     "ask 1-3; spread 1-3 0; take 0/S; done 1; hello 0; vias 1 1; done 2; idle 2; take 3; stats 3 "
+     "1 2; over"},
+
+    /* Leaving members do not stop the others. When the last one leaves, the spread ends, and the distributor is
+     * told: the member has gone, cancels, or is done before all frames are out. */
+    {"members leave",
+     "ask 1-3; spread 1-3 0; take 0/S 10; lost 1; reported 1 closed; cancel 2; reported 2 "
+     "cancelled;"
+     "take 0/S 10; fails 0 0; bye 3; fails 0 1; idle 0; over;"
+     "ask 1-3/6; spread 1-3/6 0; take 0/S 10; cancel 1-3/6; fails 0 1; idle 0; over;"
+     "ask 1-3/7; spread 1-3/7 0; done 1-3/7; fails 0 1; idle 0; over"},
+
+    /* A distributor that reads nothing has failed after three beats, and is told so. */
+    {"the distributor is stuck",
+     "ask 1-3; spread 1-3 0; take 0/S 10; wait 11; idle 1; wait 1; fails 0 1; idle 0; take 1; take "
+     "2; take 3; over"},
+
+    /* A distributor that reads other frames meanwhile is not stuck. */
+    {"the distributor is busy",
+     "ask 1-3; spread 1-3 0; wait 5; part 0 4096; take 0 1; wait 5; part 0 4096; take 0 1; wait 5;"
+     "part 0 4096; take 0 1; vias 1-3 1; take 0/S; done 1-3; stats 6 3 0; over"},
+
+    /* A distributor that has all frames and reports nothing: the server waits four beats plus the expected time
+     * of handing on, counted from the last report. */
+    {"the distributor is silent",
+     "ask 1-3; spread 1-3 0; take 0/S; wait 15; done 1; wait 15; vias 2 1; wait 1; direct 2; "
+     "direct 3;"
+     "fails 0 1; over"},
+
+    /* The server needed two beats, so the distributor gets that time too: the server waits longer for the
+     * second member than for the first. The out-link is not idle, because worker 4 is slow. */
+    {"the distributor is slow",
+     "ask 1-3; spread 1-3 0; wait 1 1; take 0/S 10; wait 1 1; take 0/S 22 all; ask 4; place 4;"
+     "wait 47; vias 1 1; wait 1; vias 1 2; vias 2 1; wait 16; vias 2 2; vias 3 1; done 3; lost 1;"
+     "take 2; take 4; over"},
+
+    /* The distributor has become slow while the out-link is idle: the server takes overdue members back one at
+     * a time, the last one first, and tells the distributor to skip them. The server took one beat, so the
+     * members are due after 2, 3 and 4 beats, and a quarter. */
+    {"an idle link takes back",
+     "ask 1-3; spread 1-3 0; wait 1 1; take 0/S; wait 8; vias 1 1; jump 9; vias 3 2; vias 2 1; "
+     "skips 0 1;"
+     "wait 1 8; vias 2 1; take 3; wait 1 8; vias 2 2; take 2; done 1; over"},
+
+    /* The time that a spread waits for its turn does not count as its duration. */
+    {"a late turn",
+     "ask 1-5; place 4-5; spread 1-3 0; take 4-5 4; wait 1; take 4-5 4; wait 1; take 4-5 4; wait 1;"
+     "take 4-5 4; wait 1; idle 0; take 4 16 all; take 0/S; wait 16; vias 3 2; done 1-3;"
+     "take 5 16 all; over"},
+
+    /* A worker that lost its link pulls again under the same number: its former distributor's frames have an
+     * older attempt than any PULL_VIA from now on, also without a scheduler. Worker 3 is done with the frames
+     * that were on their way. */
+    {"reconnect",
+     "ask 1-3; spread 1-3 0; mark 2; take 0/S; hello 2; ask 2; place 2; newer 2; direct 2;"
+     "process 3; ask 3-4; mark 3; spread 3-4 0; newer 3; members 2 4; done 3; lost 6; hello 1; ask "
+     "1;"
+     "via 1 -; lost 0; direct 1; direct 4; over"},
+};
+
+static void test_scene(void **state) {
+  open_model(MLFAB_SYNC_ASYNC);
+  play_script(((const struct scene *)*state)->script);
+}
 /* --- everything at once --- */
 
 enum { OPEN = 3, KEPT = 400 };
@@ -1514,36 +1392,24 @@ static void test_random(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+  enum { SCENES = sizeof scenes / sizeof *scenes };
+  static struct CMUnitTest scripted[SCENES];
   const struct CMUnitTest tests[] = {
       TEST(test_small_and_unscheduled),
       TEST(test_announced_and_placed),
-      TEST(test_plan_of_others),
-      TEST(test_turns),
-      TEST(test_slow_readers),
       TEST(test_lent),
       TEST(test_lent_and_lost),
-      TEST(test_scheduler_lost),
       TEST(test_rounds),
       TEST(test_spread),
       TEST(test_frames),
-      TEST(test_no_spread),
-      TEST(test_row_with_odd_one),
-      TEST(test_member_fails),
-      TEST(test_spread_refused),
-      TEST(test_distributor_lost),
-      TEST(test_members_leave),
-      TEST(test_distributor_stuck),
-      TEST(test_distributor_busy),
-      TEST(test_distributor_silent),
-      TEST(test_distributor_slow),
-      TEST(test_idle_link_takes_back),
-      TEST(test_late_turn),
-      TEST(test_reconnect),
       TEST(test_unpinned),
       TEST(test_change_asked_again),
       TEST(test_bad_frames),
-      TEST(test_no_memory),
       TEST(test_random),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  for (size_t i = 0; i < SCENES; i++)
+    scripted[i] = (struct CMUnitTest){scenes[i].name, test_scene, setup, teardown,
+                                      (void *)(uintptr_t)&scenes[i]};
+  int failed_ = cmocka_run_group_tests_name("scenes", scripted, NULL, NULL);
+  return failed_ + cmocka_run_group_tests(tests, NULL, NULL);
 }
