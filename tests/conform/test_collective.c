@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000 };
+enum { RANKS_MAX = 8, PIECES = 7, AT_ONCE = 9, LARGE = 300000, HUGE = 2000003 };
 #define MS 1000000ull
 #define ROOM ((uint64_t)12 * LARGE + 4096)
 
@@ -131,7 +131,7 @@ static call draw_call(uint64_t number, uint32_t ranks) {
   c.root = (int32_t)draw(number, 8, ranks);
   c.pieces = 1 + (uint32_t)draw(number, 9, PIECES);
   c.ordered = (int)draw(number, 10, 2);
-  if (draw(number, 11, 2)) c.algorithm = (uint32_t)draw(number, 12, 5);
+  if (draw(number, 11, 2)) c.algorithm = (uint32_t)draw(number, 12, c.kind == ALLREDUCE ? 6 : 5);
   if (c.algorithm == MLFAB_ALGORITHM_HALVING && c.kind == COMPOSE && c.ordered) c.algorithm = 0;
   if (c.algorithm == MLFAB_ALGORITHM_TREE && c.kind != ALLREDUCE && c.kind != BROADCAST)
     c.algorithm = 0;
@@ -371,6 +371,8 @@ typedef struct setting {
   uint32_t ranks, transports;
   uint32_t apart; /* 1: two hosts, as far as the fabric knows */
   uint32_t hand;  /* 1: hand-driven */
+  uint32_t scheduler;
+  uint32_t victim; /* the rank, plus one, that exits in the end while others wait for it; 0: none */
   uint64_t calls;
 } setting;
 
@@ -381,7 +383,9 @@ static int open_rank(const setting *t, uint32_t rank, mlfab **ctx_p) {
   config.workers = t->ranks;
   config.servers = 1;
   config.rank = (int32_t)rank;
-  config.heartbeat_ns = 500 * MS;
+  config.heartbeat_ns = t->scheduler ? 1000 * MS : 500 * MS; /* a busy machine delays ranks */
+  config.scheduler = t->scheduler;
+  if (t->scheduler) config.eager_bytes = 65536;
   config.timeout_ns = 60000 * MS;
   config.transports = t->transports;
   strcpy(config.key, "the-key-of-this-test");
@@ -413,6 +417,39 @@ static int count_frames(rank_state *s, const setting *t) {
   return shares && after.frames_sent - before.frames_sent > 50 + beats * s->ranks ? __LINE__ : 0;
 }
 
+/* An allreduce by the planned tree, with a scheduler or without. */
+static int planned(const rank_state *s, int64_t *data, uint64_t count) {
+  const mlfab_vec vec = {data, count};
+  const mlfab_collective options = {.size = sizeof options, .algorithm = MLFAB_ALGORITHM_PLANNED};
+  return mlfab_allreduce_list(s->ctx, &vec, 1, MLFAB_I64, &options);
+}
+
+/* Of many messages. Returns 0 or a line. */
+static int plan_huge(const rank_state *s) {
+  int64_t *data = (int64_t *)(void *)s->memory;
+  for (uint64_t i = 0; i < HUGE; i++) data[i] = (int64_t)mix(i * RANKS_MAX + s->rank);
+  if (planned(s, data, HUGE)) return __LINE__;
+  for (uint64_t i = 0; i < HUGE; i++) {
+    uint64_t sum = 0;
+    for (uint32_t r = 0; r < s->ranks; r++) sum += mix(i * RANKS_MAX + r);
+    if ((uint64_t)data[i] != sum) return __LINE__;
+  }
+  return 0;
+}
+
+/* The victim dies while the others wait for it. Before the call's deadline they get an error, or continue without it. */
+static int lose_one(const rank_state *s, const setting *t) {
+  int64_t one = 1;
+  if (s->rank + 1 == t->victim) _exit(0);
+  int code = planned(s, &one, 1);
+  if (code && code != MLFAB_ERR_PEER_DEAD) return __LINE__;
+  if (code) {
+    one = 1;
+    if (planned(s, &one, 1)) return __LINE__;
+  }
+  return one != s->ranks - 1 ? __LINE__ : 0;
+}
+
 /* One rank. Returns 0, or the line of the failure. */
 static int live(const setting *t, uint32_t rank, int pipe_fd) {
   rank_state s = {.rank = rank, .ranks = t->ranks};
@@ -436,6 +473,10 @@ static int live(const setting *t, uint32_t rank, int pipe_fd) {
     if (mlfab_alloc(s.ctx, 100 + part, &other) || (part % 2 && mlfab_free(s.ctx, other)))
       return __LINE__;
   }
+  s.memory = own;
+  s.line = t->ranks > 2 ? plan_huge(&s) : 0;
+  if (!s.line && t->victim) s.line = lose_one(&s, t);
+  if (s.line) return s.line;
   if (mlfab_free(s.ctx, shared)) return __LINE__;
   free(own);
   return mlfab_close(&s.ctx) ? __LINE__ : 0;
@@ -490,7 +531,11 @@ static void test_tcp(void **state) {
   (void)state;
   if (!mlfab_transport_tcp()) skip();
   for (uint32_t k = 0; k < 4; k++) {
-    setting t = {.ranks = k == 0 ? 1 : k + 1, .transports = MLFAB_USE_TCP, .calls = calls(40)};
+    setting t = {.ranks = k == 0 ? 1 : k + 1,
+                 .transports = MLFAB_USE_TCP,
+                 .scheduler = k == 3,
+                 .victim = k == 3 ? 3 : 0,
+                 .calls = calls(40)};
     snprintf(t.coordinator, sizeof t.coordinator, "tcp:127.0.0.1:%u", free_port());
     run_processes(&t);
   }
@@ -513,6 +558,7 @@ static void test_shm(void **state) {
     setting t = {.ranks = k == 2 ? 5 : k + 2,
                  .transports = MLFAB_USE_SHM,
                  .hand = k == 1,
+                 .scheduler = k == 2,
                  .calls = calls(120)};
     snprintf(t.coordinator, sizeof t.coordinator, "shm:collective-%ld-%u", (long)getpid(), k);
     run_processes(&t);
