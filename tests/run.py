@@ -39,7 +39,7 @@ SLOWEST = 10
 
 
 class Test:
-    """What is known of a test before it runs, and what came of it."""
+    """A test, and its outcome once it has run."""
 
     def __init__(self, text, timeout):
         self.name, _, command = text.partition("=")
