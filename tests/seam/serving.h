@@ -53,6 +53,9 @@ typedef struct seam {
   uint32_t links;
   seam_peer peers[SEAM_PEERS];
   uint32_t joining, welcomed; /* link of a JOIN; incarnation in its WELCOME */
+  uint64_t called
+      [8]; /* tokens of the calls that the node has asked for, and the test has not answered */
+  uint32_t ncalled;
   seam_heard log[SEAM_LOG];
   uint32_t nlog, drops, dropped; /* links that the server gave up; the last one's peer */
   void (*hear)(struct seam *s, const seam_heard *heard); /* NULL: the log has it */
@@ -148,6 +151,10 @@ static void seam_pump(seam *s) {
   for (mlfab_action a; mlfab_node_next(s->node, s->now, &a);) {
     int status = a.kind == MLFAB_ACTION_SEND ? seam_send(s, &a) : 0;
     uint32_t p = seam_peer_of(s, a.link);
+    if (a.kind == MLFAB_ACTION_CONNECT) {
+      assert_true(s->ncalled < 8);
+      s->called[s->ncalled++] = a.token;
+    }
     if (a.kind == MLFAB_ACTION_DISCONNECT && p < SEAM_PEERS) {
       s->drops++;
       s->dropped = p;
@@ -224,7 +231,7 @@ static inline void seam_sent(seam *s, uint32_t p, uint64_t token) {
 
 /* --- peers that come and go --- */
 
-static void seam_lost(seam *s, uint32_t p) {
+static inline void seam_lost(seam *s, uint32_t p) {
   uint32_t link = s->peers[p].link;
   seam_unlink(s, p);
   if (link) seam_event(s, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = link, .text = "lost"});
@@ -232,7 +239,7 @@ static void seam_lost(seam *s, uint32_t p) {
 }
 
 /* The peer calls on a new link, in place of the one that it may have. */
-static void seam_hello(seam *s, uint32_t p) {
+static inline void seam_hello(seam *s, uint32_t p) {
   seam_peer *peer = &s->peers[p];
   uint32_t link = seam_dial(s, peer->caps);
   int worker = p != seam_scheduler(s);
@@ -334,16 +341,22 @@ static void seam_init(seam *s, uint32_t workers) {
   for (uint32_t p = 0; p < SEAM_PEERS; p++) s->peers[p].host = p + 1;
 }
 
-/* The fabric is formed, and all peers have said HELLO. */
-static void seam_open(seam *s) {
+/* Opens the node, which begins to join. */
+static void seam_node_open(seam *s) {
   mlfab_error error;
-  uint32_t links[SEAM_PEERS];
-  uint32_t n = s->config.workers + (s->config.scheduler == MLFAB_SCHEDULER_OWN);
-  assert_true(s->config.workers < SEAM_PEERS);
   s->env = (mlfab_env){
       .size = sizeof s->env, .user = s, .allocate = seam_allocate, .release = seam_release};
   s->config.env = &s->env;
   if (mlfab_node_open(&s->config, "seam:0", s->now, &s->node, &error)) fail_msg("%s", error.text);
+  seam_pump(s);
+}
+
+/* The node is server 0. The fabric is formed, and all peers have said HELLO. */
+static inline void seam_open(seam *s) {
+  uint32_t links[SEAM_PEERS];
+  uint32_t n = s->config.workers + (s->config.scheduler == MLFAB_SCHEDULER_OWN);
+  assert_true(s->config.workers < SEAM_PEERS);
+  seam_node_open(s);
   for (uint32_t p = 0; p < n; p++) {
     links[p] = seam_dial(s, 0);
     seam_join(s, p, links[p]);
@@ -358,7 +371,7 @@ static void seam_open(seam *s) {
   seam_forget(s);
 }
 
-static void seam_close(seam *s) {
+static inline void seam_close(seam *s) {
   mlfab_node_close(&s->node);
   seam_forget(s);
   assert_int_equal(s->memory, 0);
@@ -390,8 +403,8 @@ static inline const seam_heard *seam_last(const seam *s, uint8_t type, uint32_t 
 /* --- what most workers say --- */
 
 /* Worker `p` defines a model of one tensor of floats. */
-static void seam_define(seam *s, uint32_t p, const mlfab__define *define, uint32_t id,
-                        uint32_t dtype, uint64_t count) {
+static inline void seam_define(seam *s, uint32_t p, const mlfab__define *define, uint32_t id,
+                               uint32_t dtype, uint64_t count) {
   uint8_t table[MLFAB__TENSOR_INFO_BYTES] __attribute__((aligned(8)));
   mlfab__tensor_info info = {id, dtype, count};
   mlfab__encode_tensor_info(table, &info);
