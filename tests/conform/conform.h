@@ -1,7 +1,7 @@
 /* conform.h - the requirements on every transport, as one list of checks (mlfab.h, section 12).
  *
- * A program lists its transports as `struct conform_transport` and calls conform_run on each: one entry
- * gives a new transport all checks (test_conform.c). Only the public header is used, and frames are sealed
+ * A program lists its transports as `struct conform_transport` and calls conform_run: one entry gives a new
+ * transport all checks (test_conform.c). Several transports are checked side by side, each in a process of its own. Only the public header is used, and frames are sealed
  * by the few lines below, so that a program may link the shipped mlfab.c, and the library's wire format is
  * compared with a second implementation.
  *
@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,12 +42,15 @@
 enum {
   CONFORM_SOCKETS = 1, /* strangers can connect: see `stranger` */
   CONFORM_WAITS = 2,   /* has wait, wake, fd and arm (time passes by itself) */
+  CONFORM_SAME = 4,    /* the code of another one in the list, with other addresses: fewer frames */
+  CONFORM_ALONE = 8,   /* it cannot work in a process of its own */
   CONFORM_ENDS = 51,
   CONFORM_LINKS = 64,    /* of an end in one check, open or not */
   CONFORM_IN_FLIGHT = 96 /* borrowed frames of a stream */
 };
 
 #define CONFORM_KEY "a key of the conformance suite"
+#define CONFORM_PATIENCE 120000000000u
 
 struct conform_world;
 
@@ -127,8 +131,10 @@ typedef struct conform_world {
 enum { CONFORM_TINY, CONFORM_MIXED, CONFORM_CHUNKS, CONFORM_BIG, CONFORM_SMALL, CONFORM_PROFILES };
 #define CONFORM_STREAM(number, profile) ((uint64_t)(number)*CONFORM_PROFILES + (uint64_t)(profile))
 
+static double conform_share = 1.0; /* of the usual number of frames and rounds */
+
 static inline uint64_t conform_count(double full, uint64_t least) {
-  return test_cases_from(least, full / 100);
+  return test_cases_from((uint64_t)((double)least * conform_share), full / 100 * conform_share);
 }
 
 static inline uint32_t conform_crc(uint32_t crc, const uint8_t *data, size_t bytes) {
@@ -528,10 +534,10 @@ static inline void conform_pump(conform_world *world) {
   if (!n && !world->transport->step) usleep(50);
 }
 
-/* Pumps until the condition holds; fails after half a minute. */
+/* Pumps until the condition holds; fails after two minutes: the machine may be busy. */
 #define CONFORM_UNTIL(world, condition)                                                \
   do {                                                                                 \
-    uint64_t conform_deadline = conform_now(NULL) + 30000000000u;                      \
+    uint64_t conform_deadline = conform_now(NULL) + CONFORM_PATIENCE;                  \
     while (!(condition)) {                                                             \
       if (conform_now(NULL) > conform_deadline) fail_msg("waited for %s", #condition); \
       conform_pump(world);                                                             \
@@ -627,7 +633,7 @@ static inline void conform_check_small(conform_world *world) {
   conform_both_ways(world, CONFORM_SMALL, conform_count(5e5, 1000));
 }
 static inline void conform_check_mixed(conform_world *world) {
-  conform_both_ways(world, CONFORM_MIXED, conform_count(1e5, 300));
+  conform_both_ways(world, CONFORM_MIXED, conform_count(5e4, 300));
 }
 static inline void conform_check_chunks(conform_world *world) {
   conform_both_ways(world, CONFORM_CHUNKS, conform_count(1e4, 50));
@@ -639,7 +645,7 @@ static inline void conform_check_big(conform_world *world) {
 /* Sends while the receiver does nothing, until the link refuses; returns the number of frames. */
 static inline uint64_t conform_flood(conform_stream *stream) {
   conform_end *end = stream->end;
-  uint64_t deadline = conform_now(NULL) + 10000000000u;
+  uint64_t deadline = conform_now(NULL) + CONFORM_PATIENCE;
   int idle = 0;
   while (idle < 20) {
     uint64_t before = stream->next;
@@ -762,7 +768,7 @@ static inline void conform_check_last_words(conform_world *world) {
   conform_stream_end(last);
   conform_end_close(leaver);
   conform_stream *out = conform_go_on(here, a, stream, 1000000);
-  uint64_t until = conform_now(NULL) + 30000000000u;
+  uint64_t until = conform_now(NULL) + CONFORM_PATIENCE;
   int failed = 0;
   while (!a->down) { /* one send between any two events */
     assert_true(conform_now(NULL) < until);
@@ -849,6 +855,11 @@ static inline double conform_wait_seconds(conform_end *end, uint64_t timeout_ns)
   return (double)(conform_now(NULL) - begin) * 1e-9;
 }
 
+/* The wait ends long before its time, or before the test's patience. */
+static inline void conform_wait_ends(conform_end *end, uint64_t timeout_ns) {
+  assert_true(conform_wait_seconds(end, timeout_ns) < 0.75e-9 * CONFORM_PATIENCE);
+}
+
 static inline void conform_check_wait(conform_world *world) {
   const mlfab_transport *table = world->table;
   conform_link *a, *b;
@@ -858,10 +869,10 @@ static inline void conform_check_wait(conform_world *world) {
   uint64_t stream = CONFORM_STREAM(11, CONFORM_TINY);
   conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
   conform_settle(world);
-  assert_true(conform_wait_seconds(&world->ends[1], 0) < 5);
-  assert_true(conform_wait_seconds(&world->ends[1], 1000000) < 5);
+  conform_wait_ends(&world->ends[1], 0);
+  conform_wait_ends(&world->ends[1], 1000000);
   table->wake(world->ends[1].self); /* before the wait */
-  assert_true(conform_wait_seconds(&world->ends[1], 20000000000u) < 15);
+  conform_wait_ends(&world->ends[1], CONFORM_PATIENCE);
   double slept = 0; /* a wake is used up when it has ended one wait */
   for (int i = 0; i < 20; i++) slept += conform_wait_seconds(&world->ends[1], 10000000);
   assert_true(slept > 0.05);
@@ -869,13 +880,13 @@ static inline void conform_check_wait(conform_world *world) {
     assert_int_equal(pthread_create(&thread, NULL, conform_waker, &world->ends[1]), 0);
     uint64_t begin = conform_now(NULL);
     while (conform_now(NULL) - begin < 20000000)
-      assert_true(conform_wait_seconds(&world->ends[1], 20000000000u) < 15);
+      conform_wait_ends(&world->ends[1], CONFORM_PATIENCE);
     pthread_join(thread, NULL);
   }
   conform_go_on(&world->ends[0], a, stream, 100);
   while (b->next < 100) { /* a frame */
     conform_pump_end(&world->ends[0]);
-    assert_true(conform_wait_seconds(&world->ends[1], 20000000000u) < 15);
+    conform_wait_ends(&world->ends[1], CONFORM_PATIENCE);
     conform_pump_end(&world->ends[1]);
   }
 }
@@ -929,7 +940,8 @@ static inline void conform_check_fd(conform_world *world) {
     s->next = count - 1;
     conform_pump_end(&world->ends[0]);
     while (b->next < count) {
-      if (!table->arm(end->self, 1)) assert_true(conform_readable(fd, 15000));
+      if (!table->arm(end->self, 1))
+        assert_true(conform_readable(fd, (int)(CONFORM_PATIENCE / 1000000)));
       table->arm(end->self, 0);
       conform_pump_end(end);
     }
@@ -939,7 +951,7 @@ static inline void conform_check_fd(conform_world *world) {
   assert_int_equal(table->arm(end->self, 1), 0);
   assert_false(conform_readable(fd, 20)); /* no event, so sleeping is allowed */
   table->wake(end->self);
-  assert_true(conform_readable(fd, 15000));
+  assert_true(conform_readable(fd, (int)(CONFORM_PATIENCE / 1000000)));
   table->arm(end->self, 0);
   assert_false(conform_readable(fd, 20));
 }
@@ -984,7 +996,7 @@ static inline void conform_check_fair(conform_world *world) {
 
 /* Links are opened, closed and killed at random while all of them are busy. */
 static inline void conform_check_storm(conform_world *world) {
-  uint64_t rounds = conform_count(1000, 20), r = 12345;
+  uint64_t rounds = conform_count(1200, 4), r = 12345;
   for (uint64_t round = 0; round < rounds; round++) {
     for (int i = 0; i < 4; i++)
       if (!world->ends[i].self) conform_end_open(world, i);
@@ -1102,11 +1114,12 @@ static inline void conform_check_measure(conform_world *world) {
 /* Links open and close; numbers are not reused soon, memory does not grow. */
 static inline void conform_check_reconnect(conform_world *world) {
   conform_end *end = &world->ends[0], *peer = &world->ends[1];
-  uint32_t seen[300];
+  enum { TIMES = 160 };
+  uint32_t seen[TIMES];
   int64_t bytes = 0;
   conform_end_open(world, 0);
   conform_end_open(world, 1);
-  for (uint64_t i = 0; i < 300; i++) {
+  for (uint64_t i = 0; i < TIMES; i++) {
     conform_link *a, *b;
     conform_pair(end, peer, i + 1, CONFORM_STREAM(20 + i, CONFORM_TINY), &a, &b);
     seen[i] = a->id;
@@ -1266,6 +1279,7 @@ static void conform_case_run(void **state) {
     print_message("%s: %s\n", c->transport->name, c->transport->missing);
     skip();
   }
+  conform_share = c->transport->flags & CONFORM_SAME ? 0.3 : 1.0;
   static int under_way; /* a check that fails does not end it */
   if (under_way && getenv("CONFORM_FIRST")) skip();
   under_way = 1;
@@ -1295,27 +1309,107 @@ static int conform_case_end(void **state) {
   return 0;
 }
 
+/* The checks of one transport in a process of its own: what it prints is TAP. */
+typedef struct conform_child {
+  pid_t pid;
+  FILE *output;
+  char *text; /* of all its cases, when it has ended */
+} conform_child;
+
+/* A case as the first process sees it: case `number` (from 1) of a child. */
+typedef struct conform_told {
+  conform_child *child;
+  size_t number;
+} conform_told;
+
+/* The end of the child, and all that it has printed. */
+static inline void conform_child_end(conform_child *child) {
+  int status = 0;
+  if (child->text) return;
+  assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
+  assert_int_equal(fseek(child->output, 0, SEEK_END), 0);
+  const long bytes = ftell(child->output);
+  child->text = calloc(1, (size_t)bytes + 1);
+  assert_true(bytes >= 0 && child->text);
+  rewind(child->output);
+  assert_int_equal(fread(child->text, 1, (size_t)bytes, child->output), bytes);
+  fclose(child->output);
+  if (WIFSIGNALED(status)) print_error("the process ended by signal %d\n", WTERMSIG(status));
+}
+
+/* The case's line, and the comments that explain it. */
+static void conform_told_run(void **state) {
+  const conform_told *told = *state;
+  char ok[24], failed[24];
+  conform_child_end(told->child);
+  snprintf(ok, sizeof ok, "ok %u ", (unsigned)told->number);
+  snprintf(failed, sizeof failed, "not ok %u ", (unsigned)told->number);
+  for (char *line = told->child->text, *end; line && *line; line = end ? end + 1 : NULL) {
+    end = strchr(line, '\n');
+    const int length = (int)(end ? end - line : (long)strlen(line));
+    if (!strncmp(line, failed, strlen(failed))) {
+      const char *next = strstr(line, "\nok "), *other = strstr(line, "\nnot ok ");
+      if (!next || (other && other < next)) next = other;
+      fail_msg("%.*s", next ? (int)(next - line) : (int)strlen(line), line);
+    }
+    if (strncmp(line, ok, strlen(ok)) != 0) continue;
+    for (int i = 0; i + 6 < length; i++)
+      if (!strncmp(line + i, "# SKIP", 6)) skip();
+    return;
+  }
+  fail_msg("its process has not come to it:\n%s", told->child->text);
+}
+
+static inline void conform_child_begin(conform_child *child, const struct CMUnitTest *tests,
+                                       size_t n) {
+  child->output = tmpfile();
+  if (child->output) fflush(NULL);
+  child->pid = child->output ? fork() : -1;
+  if (child->pid < 0) {
+    perror("conform");
+    exit(1);
+  }
+  if (child->pid > 0) return;
+  setenv("CMOCKA_MESSAGE_OUTPUT", "TAP", 1);
+  dup2(fileno(child->output), 1);
+  dup2(fileno(child->output), 2);
+  int failed = _cmocka_run_group_tests("conform", tests, n, NULL, NULL);
+  fflush(NULL);
+  exit(failed != 0);
+}
+
 /* Runs every applicable check on each transport of the list; returns the exit status for main. */
 static inline int conform_run(const conform_transport *transports, size_t count) {
-  size_t n = 0;
+  size_t n = 0, first = 0;
   conform_case *cases = calloc(count * CONFORM_CHECKS, sizeof *cases);
   struct CMUnitTest *tests = calloc(count * CONFORM_CHECKS, sizeof *tests);
-  if (!cases || !tests) return 1;
-  for (size_t i = 0; i < count * CONFORM_CHECKS; i++) {
-    const conform_transport *transport = &transports[i / CONFORM_CHECKS];
-    size_t check = i % CONFORM_CHECKS;
-    if (conform_checks[check].needs & ~transport->flags) continue;
-    conform_case *c = &cases[n];
-    c->transport = transport;
-    c->run = conform_checks[check].run;
-    snprintf(c->name, sizeof c->name, "%s: %s", transport->name, conform_checks[check].name);
-    tests[n].name = c->name;
-    tests[n].test_func = conform_case_run;
-    tests[n].setup_func = conform_case_begin;
-    tests[n].teardown_func = conform_case_end;
-    tests[n++].initial_state = c;
+  struct CMUnitTest *heard = calloc(count * CONFORM_CHECKS, sizeof *heard);
+  conform_told *told = calloc(count * CONFORM_CHECKS, sizeof *told);
+  conform_child *children = calloc(count, sizeof *children);
+  int apart = count > 1;
+  if (!cases || !tests || !heard || !told || !children) return 1;
+  for (size_t i = 0; i < count; i++) apart &= !(transports[i].flags & CONFORM_ALONE);
+  for (size_t i = 0; i < count; i++, first = n) {
+    const conform_transport *transport = &transports[i];
+    for (size_t check = 0; check < CONFORM_CHECKS; check++) {
+      if (conform_checks[check].needs & ~transport->flags) continue;
+      conform_case *c = &cases[n];
+      c->transport = transport;
+      c->run = conform_checks[check].run;
+      snprintf(c->name, sizeof c->name, "%s: %s", transport->name, conform_checks[check].name);
+      tests[n] =
+          (struct CMUnitTest){c->name, conform_case_run, conform_case_begin, conform_case_end, c};
+      told[n] = (conform_told){&children[i], n - first + 1};
+      heard[n] = (struct CMUnitTest){c->name, conform_told_run, NULL, NULL, &told[n]};
+      n++;
+    }
+    if (apart) conform_child_begin(&children[i], tests + first, n - first);
   }
-  int failed = _cmocka_run_group_tests("conform", tests, n, NULL, NULL);
+  int failed = _cmocka_run_group_tests("conform", apart ? heard : tests, n, NULL, NULL);
+  for (size_t i = 0; i < count; i++) free(children[i].text);
+  free(children);
+  free(told);
+  free(heard);
   free(cases);
   free(tests);
   return failed;

@@ -266,12 +266,14 @@ int main(void) {
   list[n].name = "tcp6";
   list[n].missing = "no IPv6 here";
   list[n].table = have_ipv6() ? tcp : NULL;
+  list[n].flags |= CONFORM_SAME;
   list[n++].listen = tcp6_listen;
-  list[n] = list[0];
+  list[n] = list[1];
+  list[n].table = tcp;
   list[n].name = "unix";
   list[n++].listen = unix_listen;
 #if defined(__linux__)
-  list[n] = list[0];
+  list[n] = list[2];
   list[n].name = "unix-abstract";
   list[n++].listen = abstract_listen;
 #endif
@@ -284,6 +286,7 @@ int main(void) {
                                   .listen = shm_listen};
   list[n] = list[n - 1];
   list[n].name = "shm, small rings";
+  list[n].flags |= CONFORM_SAME;
   list[n++].neighbours = 129;
 #endif
 #if CONFORM_SIM
@@ -299,9 +302,10 @@ int main(void) {
   list[n++] = (conform_transport){.name = "mpi",
                                   .table = mlfab_transport_mpi(),
                                   .missing = "not compiled in",
-                                  .flags = CONFORM_WAITS};
-  list[n++] =
-      (conform_transport){.name = "mpi-lend", .table = lent_table(), .flags = CONFORM_WAITS};
+                                  .flags = CONFORM_WAITS | CONFORM_ALONE};
+  list[n] = list[n - 1];
+  list[n].name = "mpi-lend";
+  list[n++].table = lent_table();
 #endif
   const char *only = getenv("CONFORM_ONLY");
   for (size_t i = 0; only && i < n; i++)

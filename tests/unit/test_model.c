@@ -6,9 +6,9 @@
  * and tiny block, chunk and eager sizes cover every path through the server: in place, staged, granted,
  * many blocks. */
 #include "on_device.h"
-#include "../sim/seeds.h"
-#include "scale.h"
 #include "world.h"
+#include "scale.h"
+#include "../sim/seeds.h"
 
 #include "core/base/env.h"
 #include "core/base/rng.h"
@@ -20,10 +20,11 @@
 
 enum { TENSORS = 20, WORKERS = 4 };
 
-/* Half of n seeds at MLFAB_SCALE=1, and at least 3, from the begin of the lane's range on. */
-#define EACH_SEED(seed, n)                                                                      \
-  for (uint64_t seed = seeds_first(), end_ = seed + test_cases_from(3, (n) / 2.0); seed < end_; \
-       seed++)
+/* How many seeds to run of a test that usually runs `usual`: on devices that are played each takes five times as long. */
+static uint64_t cases(double usual) {
+  const char *devices = getenv("MLFAB_PLAYED");
+  return test_cases(devices && devices[0] == '1' ? usual / 4 : usual);
+}
 
 typedef struct tensor {
   uint32_t id;
@@ -379,13 +380,15 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
   scene_close(&s);
 }
 
+static void async_rules(uint64_t seed) {
+  async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
+  for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
+    async_one(1000 * rule + seed, rule, (int)(seed & 2));
+}
+
 static void test_async_rules(void **state) {
   (void)state;
-  EACH_SEED(seed, 40) {
-    async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
-    for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
-      async_one(1000 * rule + seed, rule, (int)(seed & 2));
-  }
+  seeds_run("model", cases(40), async_rules);
 }
 
 /* --- rounds --- */
@@ -495,82 +498,89 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
   scene_close(&s);
 }
 
+static void rounds(uint64_t seed) {
+  bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
+  for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
+    bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)((seed + 3 * rule) & 4),
+            (int)((seed + 3 * rule) & 8));
+}
+
 static void test_rounds(void **state) {
   (void)state;
-  EACH_SEED(seed, 24) {
-    bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
-    for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
-      bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)(seed & 4), (int)(seed & 8));
-  }
+  seeds_run("model", cases(24), rounds);
 }
 
 /* --- the version that an update was computed from, and its norm --- */
 
 /* The version that a pull reports is the largest of its slices. Passing it to the push is right for all
  * slices, also for those with smaller versions. An older version adds to the delay. */
+static void versions(uint64_t seed) {
+  scene s;
+  char what[32];
+  snprintf(what, sizeof what, "versions seed %u", (unsigned)seed);
+  scene_open(&s, 90000 + seed, MLFAB_OPTIMIZER_ADADELAY, MLFAB_SYNC_ASYNC, 0);
+  scene_start(&s);
+  s.exact = 1;
+  for (int turn = 0; turn < 10; turn++) {
+    update u;
+    mlfab_result got, want, seen;
+    uint32_t k = (uint32_t)below(&s, s.w.workers);
+    uint64_t *base = (uint64_t *)calloc(s.layout.nslices, sizeof *base);
+    update_make(&s, &u, 1);
+    OK(s.w.node[k], mlfab_pull(s.w.node[k], u.bufs, update_nbufs(&u), NULL, &seen));
+    update_free(&u);
+    for (uint32_t i = 0; i < s.layout.nslices; i++) s.pulled[k][i] = s.version[i];
+    uint64_t told = seen.version - (seen.version > 0 ? below(&s, 2) : 0);
+    for (uint32_t i = 0; i < s.layout.nslices; i++) base[i] = told;
+    update_make(&s, &u, 0);
+    mlfab_push_options o = pushing(&u);
+    o.version = told + 1;
+    OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+    literal_push(&s, &u, base, &want);
+    assert_int_equal(got.delay, want.delay);
+    assert_int_equal(got.version, want.version);
+    update_free(&u);
+    free(base);
+  }
+  pull_and_compare(&s, 0, what);
+  scene_close(&s);
+}
+
 static void test_versions(void **state) {
   (void)state;
-  EACH_SEED(seed, 30) {
-    scene s;
-    char what[32];
-    snprintf(what, sizeof what, "versions seed %u", (unsigned)seed);
-    scene_open(&s, 90000 + seed, MLFAB_OPTIMIZER_ADADELAY, MLFAB_SYNC_ASYNC, 0);
-    scene_start(&s);
-    s.exact = 1;
-    for (int turn = 0; turn < 10; turn++) {
-      update u;
-      mlfab_result got, want, seen;
-      uint32_t k = (uint32_t)below(&s, s.w.workers);
-      uint64_t *base = (uint64_t *)calloc(s.layout.nslices, sizeof *base);
-      update_make(&s, &u, 1);
-      OK(s.w.node[k], mlfab_pull(s.w.node[k], u.bufs, update_nbufs(&u), NULL, &seen));
-      update_free(&u);
-      for (uint32_t i = 0; i < s.layout.nslices; i++) s.pulled[k][i] = s.version[i];
-      uint64_t told = seen.version - (seen.version > 0 ? below(&s, 2) : 0);
-      for (uint32_t i = 0; i < s.layout.nslices; i++) base[i] = told;
-      update_make(&s, &u, 0);
-      mlfab_push_options o = pushing(&u);
-      o.version = told + 1;
-      OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
-      literal_push(&s, &u, base, &want);
-      assert_int_equal(got.delay, want.delay);
-      assert_int_equal(got.version, want.version);
-      update_free(&u);
-      free(base);
+  seeds_run("model", cases(30), versions);
+}
+
+static void clipping(uint64_t seed) {
+  scene s;
+  char what[32];
+  snprintf(what, sizeof what, "clip seed %u", (unsigned)seed);
+  scene_open(&s, 80000 + seed, (uint32_t)(seed % 2), MLFAB_SYNC_ASYNC, 0);
+  scene_start(&s);
+  for (int turn = 0; turn < 5; turn++) {
+    update u;
+    mlfab_result got, want;
+    double sum = 0;
+    update_make(&s, &u, 0);
+    for (uint32_t k = 0; k < u.n; k++) {
+      const tensor *t = &s.t[u.which[k]];
+      for (uint64_t i = 0; i < t->count; i++)
+        sum += get(t->dtype, u.data[k], i) * get(t->dtype, u.data[k], i);
     }
-    pull_and_compare(&s, 0, what);
-    scene_close(&s);
+    mlfab_push_options o = pushing(&u);
+    o.clip_norm = sqrt(sum) * (turn % 2 ? 0.3 : 1.7);
+    OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, &got));
+    if (turn % 2) u.scale *= 0.3;
+    literal_push(&s, &u, s.pulled[0], &want);
+    update_free(&u);
   }
+  pull_and_compare(&s, 0, what);
+  scene_close(&s);
 }
 
 static void test_clipping(void **state) {
   (void)state;
-  EACH_SEED(seed, 20) {
-    scene s;
-    char what[32];
-    snprintf(what, sizeof what, "clip seed %u", (unsigned)seed);
-    scene_open(&s, 80000 + seed, (uint32_t)(seed % 2), MLFAB_SYNC_ASYNC, 0);
-    scene_start(&s);
-    for (int turn = 0; turn < 5; turn++) {
-      update u;
-      mlfab_result got, want;
-      double sum = 0;
-      update_make(&s, &u, 0);
-      for (uint32_t k = 0; k < u.n; k++) {
-        const tensor *t = &s.t[u.which[k]];
-        for (uint64_t i = 0; i < t->count; i++)
-          sum += get(t->dtype, u.data[k], i) * get(t->dtype, u.data[k], i);
-      }
-      mlfab_push_options o = pushing(&u);
-      o.clip_norm = sqrt(sum) * (turn % 2 ? 0.3 : 1.7);
-      OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, &got));
-      if (turn % 2) u.scale *= 0.3;
-      literal_push(&s, &u, s.pulled[0], &want);
-      update_free(&u);
-    }
-    pull_and_compare(&s, 0, what);
-    scene_close(&s);
-  }
+  seeds_run("model", cases(20), clipping);
 }
 
 /* --- many at once --- */
@@ -639,9 +649,11 @@ static void together(uint64_t seed, int dtype) {
   scene_close(&s);
 }
 
+static void pushes_together(uint64_t seed) { together(40000 + seed, 1 + (int)(seed % 3)); }
+
 static void test_together(void **state) {
   (void)state;
-  EACH_SEED(seed, 30) together(40000 + seed, 1 + (int)(seed % 3));
+  seeds_run("model", cases(30), pushes_together);
 }
 
 /* --- the update callback --- */
@@ -675,46 +687,48 @@ static int witness_update(void *user, const mlfab_update_info *info, uint32_t id
   return 1;
 }
 
+static void callback(uint64_t seed) {
+  scene s;
+  witness v;
+  char what[32];
+  memset(&v, 0, sizeof v);
+  v.s = &s;
+  snprintf(what, sizeof what, "callback seed %u", (unsigned)seed);
+  hooks_update = witness_update;
+  hooks_user = &v;
+  scene_open(&s, 30000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+  hooks_update = NULL;
+  scene_start(&s);
+  s.exact = 1;
+  for (int turn = 0; turn < 8; turn++) {
+    update u;
+    mlfab_result got, want;
+    uint32_t k = (uint32_t)below(&s, s.w.workers);
+    update_make(&s, &u, 0);
+    mlfab_push_options o = pushing(&u);
+    for (uint32_t i = 0; i < s.ntensors; i++) memset(s.t[i].sum, 0, s.t[i].bytes);
+    v.delay = v.members = 0;
+    OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
+    literal_push(&s, &u, s.pulled[k], &want);
+    assert_int_equal(v.worker, k);
+    assert_int_equal(v.seq, got.seq);
+    assert_int_equal(v.members, 1);
+    assert_int_equal(v.delay, want.delay);
+    assert_true(v.scale == u.scale);
+    for (uint32_t i = 0; i < s.ntensors; i++) {
+      int pushed = 0;
+      for (uint32_t j = 0; j < u.n; j++) pushed |= u.which[j] == i;
+      for (uint64_t e = 0; e < s.t[i].count; e++) assert_int_equal(s.t[i].sum[e], pushed);
+    }
+    update_free(&u);
+  }
+  pull_and_compare(&s, 0, what);
+  scene_close(&s);
+}
+
 static void test_callback(void **state) {
   (void)state;
-  EACH_SEED(seed, 30) {
-    scene s;
-    witness v;
-    char what[32];
-    memset(&v, 0, sizeof v);
-    v.s = &s;
-    snprintf(what, sizeof what, "callback seed %u", (unsigned)seed);
-    hooks_update = witness_update;
-    hooks_user = &v;
-    scene_open(&s, 30000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
-    hooks_update = NULL;
-    scene_start(&s);
-    s.exact = 1;
-    for (int turn = 0; turn < 8; turn++) {
-      update u;
-      mlfab_result got, want;
-      uint32_t k = (uint32_t)below(&s, s.w.workers);
-      update_make(&s, &u, 0);
-      mlfab_push_options o = pushing(&u);
-      for (uint32_t i = 0; i < s.ntensors; i++) memset(s.t[i].sum, 0, s.t[i].bytes);
-      v.delay = v.members = 0;
-      OK(s.w.node[k], mlfab_push(s.w.node[k], u.bufs, update_nbufs(&u), &o, &got));
-      literal_push(&s, &u, s.pulled[k], &want);
-      assert_int_equal(v.worker, k);
-      assert_int_equal(v.seq, got.seq);
-      assert_int_equal(v.members, 1);
-      assert_int_equal(v.delay, want.delay);
-      assert_true(v.scale == u.scale);
-      for (uint32_t i = 0; i < s.ntensors; i++) {
-        int pushed = 0;
-        for (uint32_t j = 0; j < u.n; j++) pushed |= u.which[j] == i;
-        for (uint64_t e = 0; e < s.t[i].count; e++) assert_int_equal(s.t[i].sum[e], pushed);
-      }
-      update_free(&u);
-    }
-    pull_and_compare(&s, 0, what);
-    scene_close(&s);
-  }
+  seeds_run("model", cases(30), callback);
 }
 
 /* --- saving --- */
@@ -740,46 +754,48 @@ static void saved_tensor(const scene *s, const tensor *t, const char *header, co
   same(s, t, data + from, "saved");
 }
 
+static void save(uint64_t seed) {
+  scene s;
+  update u;
+  mlfab_result want;
+  char path[64];
+  scene_open(&s, 20000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
+  scene_start(&s);
+  s.exact = 1;
+  update_make(&s, &u, 1);
+  mlfab_push_options o = pushing(&u);
+  OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, NULL));
+  literal_push(&s, &u, s.pulled[0], &want);
+  update_free(&u);
+  snprintf(path, sizeof path, "/tmp/mlfab_test_model.%ld", (long)getpid());
+  OK(s.w.node[0], mlfab_save(s.w.node[0], path));
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  size_t room = s.layout.bytes + 65536, n;
+  uint8_t *bytes = (uint8_t *)calloc(1, room);
+  n = fread(bytes, 1, room, file);
+  fclose(file);
+  remove(path);
+  uint64_t header = 0;
+  for (int i = 0; i < 8; i++) header |= (uint64_t)bytes[i] << (8 * i);
+  assert_int_equal(header % 8, 0);
+  assert_int_equal(8 + header + s.layout.bytes, n);
+  char *text = (char *)calloc(1, header + 1);
+  memcpy(text, bytes + 8, header);
+  assert_int_equal(text[0], '{');
+  for (uint32_t i = 0; i < s.ntensors; i++)
+    saved_tensor(&s, &s.t[i], text, bytes + 8 + header, n - 8 - header);
+  size_t end = header;
+  while (text[end - 1] == ' ') end--;
+  assert_int_equal(text[end - 1], '}');
+  free(text);
+  free(bytes);
+  scene_close(&s);
+}
+
 static void test_save(void **state) {
   (void)state;
-  EACH_SEED(seed, 8) {
-    scene s;
-    update u;
-    mlfab_result want;
-    char path[64];
-    scene_open(&s, 20000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
-    scene_start(&s);
-    s.exact = 1;
-    update_make(&s, &u, 1);
-    mlfab_push_options o = pushing(&u);
-    OK(s.w.node[0], mlfab_push(s.w.node[0], u.bufs, update_nbufs(&u), &o, NULL));
-    literal_push(&s, &u, s.pulled[0], &want);
-    update_free(&u);
-    snprintf(path, sizeof path, "/tmp/mlfab_test_model.%ld", (long)getpid());
-    OK(s.w.node[0], mlfab_save(s.w.node[0], path));
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    size_t room = s.layout.bytes + 65536, n;
-    uint8_t *bytes = (uint8_t *)calloc(1, room);
-    n = fread(bytes, 1, room, file);
-    fclose(file);
-    remove(path);
-    uint64_t header = 0;
-    for (int i = 0; i < 8; i++) header |= (uint64_t)bytes[i] << (8 * i);
-    assert_int_equal(header % 8, 0);
-    assert_int_equal(8 + header + s.layout.bytes, n);
-    char *text = (char *)calloc(1, header + 1);
-    memcpy(text, bytes + 8, header);
-    assert_int_equal(text[0], '{');
-    for (uint32_t i = 0; i < s.ntensors; i++)
-      saved_tensor(&s, &s.t[i], text, bytes + 8 + header, n - 8 - header);
-    size_t end = header;
-    while (text[end - 1] == ' ') end--;
-    assert_int_equal(text[end - 1], '}');
-    free(text);
-    free(bytes);
-    scene_close(&s);
-  }
+  seeds_run("model", cases(8), save);
 }
 
 int main(void) {
