@@ -13,7 +13,7 @@
  *    talk_close(&t);                                            all memory is free
  *
  * Time is virtual: it stands still unless talk_wait moves it. Peers beat meanwhile. The harness joins, answers HELLO,
- * WHERE and probes, and takes MEET, unless `by_hand` is set. Then the test sees these frames and answers them itself.
+ * WHERE and probes, takes MEET, and hangs up after BYE, unless `by_hand` is set. Then the test sees these frames and answers them itself.
  * A condition sees the decoded frame as m, and the frame with its bulk as h. */
 #ifndef TALK_H
 #define TALK_H
@@ -75,6 +75,7 @@ typedef struct talk_frame {
 typedef struct talk_peer {
   uint32_t id, link;   /* link 0: none */
   uint32_t greeted;    /* HELLO was answered on this link */
+  uint32_t parts;      /* the node has said BYE on this link */
   uint32_t closed;     /* how often the node has hung up */
   uint32_t generation; /* of a worker's stream at this server: in the next HELLO_ACK */
   int room;            /* frames that the link takes: -1 for any number */
@@ -110,6 +111,8 @@ typedef struct talk {
   int32_t file_code;      /* with which they fail */
   mlfab__hello_ack ack;   /* the harness's answer to HELLO, but for server and generation */
   mlfab__welcome welcome; /* likewise to JOIN, but for its list */
+  /* Changes what HELLO is answered, just before. */
+  void (*greeting)(struct talk *t, uint32_t who, mlfab__hello_ack *ack);
   uint32_t caps;
   /* The test may read these. */
   mlfab_node *node;
@@ -197,6 +200,7 @@ static inline uint32_t talk_new_link(talk *t, uint32_t who, uint64_t token) {
   t->links[t->nlinks].who = who;
   t->links[t->nlinks].up = 1;
   if (who) talk_peer_of(t, who)->link = t->nlinks;
+  if (who) talk_peer_of(t, who)->parts = 0;
   talk_event(
       t, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = t->nlinks, .token = token, .caps = t->caps});
   return t->nlinks;
@@ -269,11 +273,12 @@ static inline int talk_take(talk *t, const mlfab_action *a) {
   if (!t->links[a->link].who) {
     t->links[a->link].who = who;
     p->link = a->link;
-    p->greeted = 0;
+    p->greeted = p->parts = 0;
     p->said_ns = t->now;
   }
-  if (p->room == 0) return MLFAB_ERR_AGAIN;
-  if (p->room > 0) p->room--;
+  int free = header.type == MLFAB__HELLO || header.type == MLFAB__MEET;
+  if (p->room == 0 && !free) return MLFAB_ERR_AGAIN;
+  if (p->room > 0 && !free) p->room--;
   if (header.type == MLFAB__HEARTBEAT) {
     mlfab__heartbeat beat;
     assert_int_equal(mlfab__decode_heartbeat(meta, header.meta_bytes, &beat), 0);
@@ -304,6 +309,7 @@ static inline int talk_take(talk *t, const mlfab_action *a) {
   if (header.type == MLFAB__BYE && !mlfab__decode_bye(f->meta, f->meta_bytes, &bye)) {
     p->code = bye.code;
     memcpy(p->why, bye.text, sizeof p->why);
+    p->parts = 1; /* talk_answer hangs up */
   }
   if (a->token) talk_lend(t, who, a);
   return 0;
@@ -328,7 +334,7 @@ static inline void talk_disconnect(talk *t, uint32_t link) {
   t->links[link].up = 0;
   talk_end_loans(t, link);
   if (!p || p->link != link) return;
-  p->link = p->greeted = 0;
+  p->link = p->greeted = p->parts = 0;
   p->closed++;
 }
 
@@ -568,6 +574,8 @@ static inline void talk_greet(talk *t, uint32_t who) {
   ack.server = who & 0xffff;
   ack.generation = p->generation;
   ack.nonce = t->nonce[talk_node_of(t, who)];
+  if (t->greeting) t->greeting(t, who, &ack);
+  p->generation = ack.generation;
   p->greeted = 1;
   talk_say(t, who, MLFAB__HELLO_ACK, mlfab__encode_hello_ack(t->meta, &ack), NULL, 0);
 }
@@ -593,11 +601,27 @@ static inline void talk_say_welcome(talk *t) {
   talk_say(t, GATE, MLFAB__WELCOME, mlfab__encode_welcome(t->meta, &welcome), bulk, at);
 }
 
+/* The link to this peer breaks. */
+static inline void talk_hang_up(talk *t, talk_peer *p) {
+  uint32_t link = p->link;
+  p->link = p->greeted = p->parts = 0;
+  t->links[link].up = 0;
+  talk_end_loans(t, link);
+  talk_event(t, (mlfab_io_event){.kind = MLFAB_IO_DOWN,
+                                 .link = link,
+                                 .code = MLFAB_ERR_PEER_CLOSED,
+                                 .text = "the connection broke"});
+}
+
 /* Answers what was said to one peer, if manners ask for it. Returns whether it did. */
 static inline int talk_answer(talk *t, talk_peer *p) {
   uint32_t kind = p->id >> 16, type = p->first ? p->first->header.type : 0;
-  if (!p->link || !type) return 0;
-  if (type == MLFAB__MEET && kind == TALK_HOP) {
+  if (!p->link) return 0;
+  if (p->parts) {
+    talk_hang_up(t, p);
+    return 1;
+  }
+  if ((type == MLFAB__MEET && kind == TALK_HOP) || (type == MLFAB__MEMBER && kind == TALK_SERVER)) {
     talk_drop_frame(p);
   } else if (type == MLFAB__HELLO && !p->greeted) {
     talk_drop_frame(p);
@@ -675,17 +699,9 @@ static inline uint8_t *talk_away(talk *t, uint32_t who) {
 /* The link to this peer breaks; what was said on it and not heard is kept. If the node calls this peer, it does not
  * answer until talk_back. */
 static inline void talk_break(talk *t, uint32_t who) {
-  talk_peer *p = talk_peer_of(t, who);
-  uint32_t link = p->link;
-  assert_true(link > 0);
+  assert_true(talk_linked(t, who));
   if (who >> 16 <= TALK_HOP) *talk_away(t, who) = 1;
-  p->link = p->greeted = 0;
-  t->links[link].up = 0;
-  talk_end_loans(t, link);
-  talk_event(t, (mlfab_io_event){.kind = MLFAB_IO_DOWN,
-                                 .link = link,
-                                 .code = MLFAB_ERR_PEER_CLOSED,
-                                 .text = "the connection broke"});
+  talk_hang_up(t, talk_peer_of(t, who));
   talk_run(t);
 }
 
@@ -743,7 +759,7 @@ static inline void talk_dies(talk *t, uint32_t who) {
   talk_wait(t, (t->config.replicas ? 21 : 6) * t->config.heartbeat_ns);
 }
 
-/* The link takes n frames from now on, or any number (-1). */
+/* The link takes n frames from now on, beside greetings, or any number (-1). */
 static inline void talk_room(talk *t, uint32_t who, int n) {
   talk_peer *p = talk_peer_of(t, who);
   p->room = n;
