@@ -58,6 +58,7 @@ typedef struct seam {
   uint32_t ncalled;
   seam_heard log[SEAM_LOG];
   uint32_t nlog, drops, dropped; /* links that the server gave up; the last one's peer */
+  char said[256];                /* the last warning of the node */
   void (*hear)(struct seam *s, const seam_heard *heard); /* NULL: the log has it */
   uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX];
   uint8_t *meta; /* of the next frame to be said */
@@ -76,6 +77,12 @@ static void seam_release(void *user, void *memory, size_t bytes) {
   seam *s = user;
   s->memory -= bytes;
   free(memory);
+}
+
+static void seam_warn(void *user, int level, const char *text) {
+  seam *s = user;
+  (void)level;
+  snprintf(s->said, sizeof s->said, "%s", text);
 }
 
 static inline mlfab_stats seam_stats(const seam *s) {
@@ -344,8 +351,11 @@ static void seam_init(seam *s, uint32_t workers) {
 /* Opens the node, which begins to join. */
 static void seam_node_open(seam *s) {
   mlfab_error error;
-  s->env = (mlfab_env){
-      .size = sizeof s->env, .user = s, .allocate = seam_allocate, .release = seam_release};
+  s->env = (mlfab_env){.size = sizeof s->env,
+                       .user = s,
+                       .allocate = seam_allocate,
+                       .release = seam_release,
+                       .log = seam_warn};
   s->config.env = &s->env;
   if (mlfab_node_open(&s->config, "seam:0", s->now, &s->node, &error)) fail_msg("%s", error.text);
   seam_pump(s);

@@ -910,10 +910,11 @@ static void test_idle_link(void **state) {
   work_wait(&f->w, window);
   assert_int_equal(g->granted[3], 0); /* no ring is left */
   send_upto(f, g, 2, RING);
-  send_upto(f, g, 1, RING);
+  send_upto(f, g, 1, RING - 4096);
   send_upto(f, g, 0, RING / 2);
   assert_int_equal(g->granted[1], early);
   assert_int_equal(g->granted[2], early);
+  send_upto(f, g, 1, early); /* its next frame goes over the end of the ring */
   send_all(f, g, 0);
   assert_int_equal(g->granted[1], g->shape.bytes);
   send_all(f, g, 1);
