@@ -63,14 +63,14 @@ static void open_model(uint32_t sync) {
   seam_forget(&s);
 }
 
-static void lost(uint32_t w) {
-  ntokens[w] = 0;
-  seam_lost(&s, w);
+static void lost(uint32_t p) {
+  if (p < W) ntokens[p] = 0;
+  seam_lost(&s, p);
 }
 
-static void hello(uint32_t w) {
-  ntokens[w] = 0;
-  seam_hello(&s, w);
+static void hello(uint32_t p) {
+  if (p < W) ntokens[p] = 0;
+  seam_hello(&s, p);
 }
 
 /* --- what workers and the scheduler send --- */
@@ -597,15 +597,9 @@ static int play_peer(const char *name, uint32_t p) {
   } else if (!strcmp(name, "offered")) {
     EXPECT(step(p, 0));
   } else if (!strcmp(name, "lost")) {
-    if (p == W)
-      seam_lost(&s, W);
-    else
-      lost(p);
+    lost(p);
   } else if (!strcmp(name, "hello")) {
-    if (p == W)
-      seam_hello(&s, W);
-    else
-      hello(p);
+    hello(p);
   } else if (!strcmp(name, "process")) {
     seam_process(&s, p);
   } else if (!strcmp(name, "bye")) {
