@@ -352,7 +352,7 @@ static void deliver(uint32_t i) {
 
 /* --- the scheduler --- */
 
-/* Reads what was announced, and forgets an older announcement of the same update. */
+/* Reads announcements, and forgets an older one of the same update. */
 static void listen(void) {
   while (w.scheduler.begin < w.scheduler.end) {
     letter l = w.scheduler.items[w.scheduler.begin++ % INBOX];
@@ -607,9 +607,9 @@ static const letter *letter_of(uint32_t i, uint8_t type) {
   return NULL;
 }
 
-/* Rounds are turned on while worker 1's second update is in a group with worker 0's first: worker 0's
- * update belongs to the open round, both updates of worker 1 have to wait, and the group does not take the
- * second one before the first. */
+/* Rounds are turned on while worker 1's second update is in a group with worker 0's first. Worker 0's update
+ * belongs to the open round. Both updates of worker 1 have to wait, and the group does not take the second
+ * before the first. */
 static void test_rounds_begin_under_a_group(void **state) {
   mlfab__plan_entry both[2] = {entry(1, 0, 1, 3), entry(2, 1, 1, 3)};
   (void)state;

@@ -63,6 +63,17 @@ static void list_slice(uint32_t slice, uint32_t states) {
   parts[nparts - 1].head.last = 1;
 }
 
+/* The node has told its clock, which is the one that came, or equal. */
+static void hear_clock(const seam_heard *heard) {
+  mlfab__reshard_server_clock clock;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  assert_int_equal(
+      mlfab__decode_reshard_server_clock(heard->meta, heard->meta_bytes, &clock, words), 0);
+  assert_true(clock.attempt > ATTEMPT && clock.clock == 0 && clock.words == 1 && words[0] == 0);
+  assert_int_equal(clock.consistency.kind, the_clock.consistency.kind);
+  assert_true(clock.v_train == 0 && clock.members == 0 && clock.contributors == 0);
+}
+
 /* Slices that the node sends: the bytes that came, or the zeros that it had. */
 static void hear(seam *of, const seam_heard *heard) {
   mlfab__reshard_server_bytes head;
@@ -77,7 +88,9 @@ static void hear(seam *of, const seam_heard *heard) {
     of->hear = hear;
     return;
   }
+  if (got == 0) hear_clock(seam_last(of, MLFAB__RESHARD_SERVER_CLOCK, heard->peer));
   assert_int_equal(mlfab__decode_reshard_server_bytes(heard->meta, heard->meta_bytes, &head), 0);
+  assert_int_equal(head.clock, 0);
   const mlfab__slice *one = &layout.slices[head.slice];
   int came = all_moved && one->server == 0;
   for (uint32_t i = 0; i < heard->bulk_bytes; i++) {
@@ -483,7 +496,7 @@ static void test_adopt(void **state) {
     refused("adopt", k);
   }
   assert_int_equal(s.peers[0].ack.model_stands, 0);
-  /* What it cannot do, it says. */
+  /* It names the reason why it cannot adopt a model. */
   good.options.consistency.kind = MLFAB_SYNC_USER;
   adopt(good, words, 1);
   mlfab__moved m = moved(0);
