@@ -4,34 +4,16 @@
  *
  * Worker 0, which also serves, is in this process; worker 1 is closed. Its threads wait in vain, because
  * worker 0 makes no call. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
-#include "mlfab.h"
+#include "child.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { THREADS = 8, COUNT = 50000 };
 
 static mlfab *contexts[2];
 static atomic_int waiting;
-
-static void nap(long ms) {
-  struct timespec t = {0, ms * 1000000};
-  nanosleep(&t, NULL);
-}
+static atomic_long tids[THREADS]; /* of the threads that wait */
 
 typedef struct opening {
   char address[128];
@@ -76,6 +58,7 @@ static int wait_in_vain(mlfab *ctx, int which) {
   mlfab_buf model = {0, 0, data, COUNT};
   mlfab_request request;
   int code;
+  atomic_store(&tids[which], thread_number());
   atomic_fetch_add(&waiting, 1);
   switch (which) {
     case 0:
@@ -117,7 +100,12 @@ static void close_under(uint32_t transports, int (*how)(mlfab **)) {
   for (intptr_t i = 0; i < THREADS; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, call, (void *)i), 0);
   while (waiting < THREADS) nap(1);
-  nap(200); /* the threads are in their calls by now */
+  for (int i = 0; i < THREADS; i++) { /* until each sleeps in its call */
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%ld/stat", atomic_load(&tids[i]));
+    await_state(path, 'S');
+  }
+  nap(20);
   assert_int_equal(how(&leaver), 0);
   assert_null(leaver);
   for (int i = 0; i < THREADS; i++) {

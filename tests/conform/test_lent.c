@@ -4,53 +4,18 @@
  * A worker whose call ends before the server has read its bytes (the server is stopped) has the memory back at once, and what it
  * writes there is in no model. A worker that writes while the server adds spoils its own update only, and brings no NaN into the
  * model. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
-#include "mlfab.h"
+#include "child.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { COUNT = 3 << 20, ROUNDS = 6, WORKERS = 2 };
 
-static void nap(long ms) {
-  struct timespec t = {ms / 1000, ms % 1000 * 1000000};
-  nanosleep(&t, NULL);
-}
-
-/* In the children, where a failed assertion would not be reported. */
-#define CHECK(what)                                                                \
-  do {                                                                             \
-    if (!(what)) {                                                                 \
-      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #what, last(fabric)); \
-      _exit(1);                                                                    \
-    }                                                                              \
-  } while (0)
-
-static const char *last(mlfab *fabric) {
-  static mlfab_error error;
-  return fabric && !mlfab_last_error(fabric, &error) ? error.text : "";
-}
-
 static mlfab *fabric_open(const char *address, uint32_t role, int32_t rank, uint32_t workers) {
-  mlfab *fabric = NULL;
   mlfab_config config;
-  mlfab_error error;
   mlfab_config_init(&config);
   config.roles = role;
   config.rank = rank;
@@ -59,11 +24,7 @@ static mlfab *fabric_open(const char *address, uint32_t role, int32_t rank, uint
   config.transports = MLFAB_USE_SHM;
   config.timeout_ns = 20000000000u;
   snprintf(config.coordinator, sizeof config.coordinator, "%s", address);
-  if (mlfab_open(&config, &fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    _exit(1);
-  }
-  return fabric;
+  return child_open(&config);
 }
 
 static pid_t server_start(const char *address, uint32_t workers) {
@@ -116,14 +77,10 @@ static void play(const char *name, uint32_t workers, body_fn body) {
 /* --- a call that ends while the server is stopped --- */
 
 static void stop(pid_t pid) {
-  char path[40], state = 0;
+  char path[40];
   snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
   kill(pid, SIGSTOP);
-  while (state != 'T') {
-    FILE *file = fopen(path, "r");
-    if (!file || fscanf(file, "%*d %*[^)]) %c", &state) != 1) state = 'T';
-    if (file) fclose(file);
-  }
+  await_state(path, 'T');
 }
 
 static void takes_back(const char *address, int32_t rank, pid_t server) {

@@ -3,25 +3,11 @@
  *
  * A view stays as it is: while others push, when slices move to another server, when the server is killed, and when its reader was
  * stopped for so long that the server has given it up. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
-#include "mlfab.h"
+#include "child.h"
 
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* Two tensors, each of several blocks, and one that is small; none is a multiple of a page. */
 enum { A = 300007, B = 700001, C = 11, SERVERS_MAX = 2, WORKERS_MAX = 2 };
@@ -41,29 +27,8 @@ static struct shared {
 static const job *now;
 static char address[64];
 
-static void nap(long ms) {
-  struct timespec t = {ms / 1000, ms % 1000 * 1000000};
-  nanosleep(&t, NULL);
-}
-
-static const char *last(mlfab *fabric) {
-  static mlfab_error error;
-  return fabric && !mlfab_last_error(fabric, &error) ? error.text : "";
-}
-
-/* In the children, where a failed assertion would not be reported. */
-#define CHECK(what)                                                                \
-  do {                                                                             \
-    if (!(what)) {                                                                 \
-      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #what, last(fabric)); \
-      _exit(1);                                                                    \
-    }                                                                              \
-  } while (0)
-
 static mlfab *fabric_open(uint32_t role, int32_t rank) {
-  mlfab *fabric = NULL;
   mlfab_config config;
-  mlfab_error error;
   mlfab_config_init(&config);
   config.roles =
       now->colocated && rank < (int32_t)now->servers ? MLFAB_ROLE_SERVER | MLFAB_ROLE_WORKER : role;
@@ -77,11 +42,7 @@ static mlfab *fabric_open(uint32_t role, int32_t rank) {
   if (now->heartbeat_ns) config.heartbeat_ns = now->heartbeat_ns;
   if (now->block_bytes) config.block_bytes = now->block_bytes;
   snprintf(config.coordinator, sizeof config.coordinator, "%s", address);
-  if (mlfab_open(&config, &fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    _exit(1);
-  }
-  return fabric;
+  return child_open(&config);
 }
 
 typedef void (*body_fn)(int32_t rank);
@@ -104,7 +65,7 @@ static pid_t start(body_fn body, int32_t rank) {
 static void play(const char *name, const job *j, body_fn body, int killed) {
   now = j;
   if (j->transports == MLFAB_USE_TCP)
-    snprintf(address, sizeof address, "127.0.0.1:%ld", 20000 + (long)getpid() % 20000);
+    snprintf(address, sizeof address, "127.0.0.1:%u", free_port());
   else
     snprintf(address, sizeof address, "shm:mlfab-view-%s-%ld", name, (long)getpid());
   memset(shared, 0, sizeof *shared);
@@ -362,7 +323,7 @@ static void test_reader_stopped(void **state) {
               .spare = 1,
               .servers = 1,
               .transports = MLFAB_USE_SHM,
-              .heartbeat_ns = 50000000},
+              .heartbeat_ns = 150000000},
        stopped, 1);
 }
 
