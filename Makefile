@@ -206,6 +206,10 @@ $(patsubst %.c,$(BUILD)/%,$(INTERNAL_TESTS)): $(BUILD)/%: %.c $(BUILD)/parts/lib
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) -lcmocka $(LIBS)
 
+$(BUILD)/tests/%.o: tests/%.c
+	@mkdir -p $(@D)
+	$(COMPILE) $(TLS_FLAGS) $(CURL_FLAGS) $(CBLAS_FLAGS) -c -o $@ $<
+
 # These see what a user sees: the headers and the library.
 $(patsubst %.c,$(BUILD)/%,$(PUBLIC_TESTS)): $(BUILD)/%: %.c $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
