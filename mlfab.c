@@ -96,20 +96,6 @@
 #define MLFAB__UNLIKELY(x) (x)
 #endif
 
-/* Planted bugs: a build with -DMLFAB_PLANT breaks one invariant on purpose, the one whose number the environment
- * variable MLFAB_PLANT has, and the tests must notice. */
-#ifdef MLFAB_PLANT
-#include <stdlib.h>
-static int mlfab__plant;
-__attribute__((__constructor__)) static void mlfab__plant_read(void) {
-  const char *number = getenv("MLFAB_PLANT");
-  mlfab__plant = number ? atoi(number) : 0;
-}
-#define MLFAB__PLANTED(n) (mlfab__plant == (n))
-#else
-#define MLFAB__PLANTED(n) 0
-#endif
-
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
@@ -856,7 +842,6 @@ MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t b
   uint64_t room;
   uint32_t class = pool_class(bytes, &room);
   if (!block) return;
-  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
   if (class == MLFAB__POOL_CLASSES || room > pool->most - pool->bytes) {
     pool_free(pool, block, room);
     return;
@@ -3575,7 +3560,7 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
   }                                                                                             \
   static double name##_norm2(const void *u, uint64_t n, uint64_t *done_p) {                     \
     double norm = (double)nrm2((int)n, (const real *)u, 1);                                     \
-    *done_p = mlfab__finite(norm * norm) || MLFAB__PLANTED(244) ? n : 0;                        \
+    *done_p = mlfab__finite(norm * norm) ? n : 0;                                               \
     return norm * norm;                                                                         \
   }
 
@@ -3753,9 +3738,7 @@ static const mlfab__kernels *kernel_cblas(int level, int dtype) {
 }
 
 /* Elements of the next call of cblas. */
-static uint64_t kernel_cblas_count(uint64_t left) {
-  return MLFAB__PLANTED(240) ? left : mlfab__min(left, MLFAB__CBLAS_MOST);
-}
+static uint64_t kernel_cblas_count(uint64_t left) { return mlfab__min(left, MLFAB__CBLAS_MOST); }
 
 /* In pieces: our own kernel checks the products, while cblas finds them in the cache afterwards. */
 static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, void *dst,
@@ -3765,9 +3748,8 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   for (uint64_t at = 0; at < n; at += count) {
     void *from = kernel_at(u, at * bytes);
     count = kernel_cblas_count(n - at);
-    if (!MLFAB__PLANTED(241))
-      finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
-                                       count, 0);
+    finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
+                                     count, 0);
     row->add[dtype](kernel_at(dst, at * bytes), kernel_at(w, at * bytes), from, scale, count, 0);
   }
   return finite;
@@ -3776,7 +3758,6 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
 /* Does multiplying by the scale, as rounded to the type, clear the numbers? Then only the signs of zeros are left, and
  * cblas need not keep those. */
 static int kernel_clears(int dtype, double scale) {
-  if (MLFAB__PLANTED(243)) return 0;
   return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
 }
 
@@ -3813,7 +3794,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return MLFAB__PLANTED(61) || mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
+    return mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
@@ -4354,7 +4335,6 @@ MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p) {
 MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *from,
                                                      uint32_t bytes) {
   assert(bytes <= MLFAB__PACKET_ROOM);
-  if (MLFAB__PLANTED(86)) return (const uint8_t *)from;
   if (bytes > 0) memcpy(room, from, bytes);
   return room;
 }
@@ -5104,7 +5084,6 @@ MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, 
 
 MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
                                                const mlfab_sync_state *state) {
-  if (MLFAB__PLANTED(1)) return state->arrived > 0;
   if (state->members == 0) return state->arrived > 0;
   uint32_t need = state->members;
   if (sync->kind == MLFAB_SYNC_DROP && sync->need < need) need = sync->need;
@@ -6873,7 +6852,6 @@ MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
 static int store_shared(const mlfab__store *store, uint32_t position) {
   for (const mlfab__holder *h = store->holders; h; h = h->next) {
     if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
-    if (MLFAB__PLANTED(145)) return 0;
   }
   return 0;
 }
@@ -6893,7 +6871,6 @@ static void store_lose(mlfab__store *store, uint32_t position) {
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
   uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
   if (!store->s0 || !store_shared(store, position)) return;
-  if (MLFAB__PLANTED(106)) return;
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
     copies[k] = mlfab__memory_take(store->memory, env, store->block_bytes);
@@ -6943,7 +6920,7 @@ MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder 
 static void store_give_state(mlfab__env *env, const mlfab__store *store, uint32_t position,
                              uint8_t *s0, uint8_t *s1) {
   if (store->s0[position] == s0) return;
-  for (const mlfab__holder *h = store->holders; h && !MLFAB__PLANTED(149); h = h->next) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next) {
     if (h->s0[position] == s0) return;
   }
   mlfab__memory_give(store->memory, env, s0, store->block_bytes);
@@ -7229,8 +7206,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
       mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }
   mlfab__image_part next = *part;
-  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset) && !MLFAB__PLANTED(101))
-    return MLFAB_ERR_FRAME;
+  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset)) return MLFAB_ERR_FRAME;
   next.offset = chunk->offset + chunk->bytes;
   mlfab__image_part end = next;
   if (chunk->last && !image_follows(store, slice, &end, MLFAB__IMAGE_SUM, slice->bytes))
@@ -7319,7 +7295,6 @@ MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worke
 
 MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *window, uint64_t seq,
                                                         uint32_t members) {
-  if (MLFAB__PLANTED(2)) return MLFAB__UNDECIDED;
   uint64_t last = seq + members - 1;
   if (last > window->top) return MLFAB__UNDECIDED;
   uint64_t back = window->top - last;
@@ -7355,7 +7330,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
   windows_shift(window->applied, last - window->top);
   windows_shift(window->dropped, last - window->top);
   window->top = last;
-  if (code != 0 && (code != MLFAB_ERR_DROPPED || MLFAB__PLANTED(76))) return;
+  if (code != 0 && code != MLFAB_ERR_DROPPED) return;
   if (code == 0) window->taken += members;
   uint64_t *bits = code == 0 ? window->applied : window->dropped;
   for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)
@@ -9036,7 +9011,7 @@ MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
   mlfab__roles_list(node);
   for (uint32_t w = node->founders; node->is_server && w < node->config.workers; w++) {
     node->callers[w].left = 1;
-    if (!MLFAB__PLANTED(126)) mlfab__roles_gone(node, MLFAB__LINK_WORKER, w, MLFAB__NEVER_HERE);
+    mlfab__roles_gone(node, MLFAB__LINK_WORKER, w, MLFAB__NEVER_HERE);
   }
   mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0, node->now_ns);
   mlfab__bootstrap_start(node);
@@ -9224,7 +9199,7 @@ static void node_bound_strangers(mlfab_node *node) {
     count++;
     if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
   }
-  if (count <= most || MLFAB__PLANTED(87)) return;
+  if (count <= most) return;
   node->stats.strangers_refused++;
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }
@@ -9523,8 +9498,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     if (link->tagged && node->frame.type != MLFAB__PROOF) node->guard->sent(link);
     mlfab__outbox_taken(node);
     node_rotate(node);
-  } else if (status == MLFAB_ERR_AGAIN ||
-             (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
+  } else if (status == MLFAB_ERR_AGAIN || status == MLFAB_ERR_PEER_CLOSED) {
     /* The peer may have said BYE before it went: the transport still delivers the frames that it sent, then
      * DOWN. Until then offer this link no more frames, as if it had no room. */
     node->out = MLFAB__OUT_NONE;
@@ -9690,7 +9664,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
     /* The time for the BYE to be sent starts now. */
-    if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
+    link->heard_ns = node->now_ns;
   }
 }
 
@@ -10204,7 +10178,7 @@ MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
   snprintf(why, sizeof why, "%.95s", route->why);
   snprintf(route->why, sizeof route->why, "%s", route->other);
   memcpy(route->other, why, sizeof why);
-  route->copy ^= !MLFAB__PLANTED(227);
+  route->copy ^= 1;
 }
 
 /* ==============================================================================================
@@ -10358,9 +10332,7 @@ MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
 
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame) {
-  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
-      MLFAB__PLANTED(84))
-    return 1;
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 1;
   mlfab__link *link = &node->links[index];
   uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
   if (!claim) {
@@ -10461,7 +10433,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
 
 /* Does another process want the number of this link's process? For MEET assume so: it does not wait as a claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
-  if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
+  if (node->links[index].kind == MLFAB__LINK_PEER_IN) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
     if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
   }
@@ -10562,7 +10534,6 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
 /* The link to server 0 that carried WHERE is gone. */
 static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
   uint32_t link = node->routes[0].link;
-  if (MLFAB__PLANTED(79)) return 0;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
@@ -10620,7 +10591,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
     return;
   }
   uint32_t old = node->peer_in_links[meet.node];
-  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce) {
     mlfab__claim_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
                        "another process is here as this worker");
@@ -10848,7 +10819,7 @@ MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server) {
   const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
   if (!node->config.dedicated) return 1;
-  return peer->joined && (!peer->late || MLFAB__PLANTED(155) || mlfab__growth_counts(node, server));
+  return peer->joined && (!peer->late || mlfab__growth_counts(node, server));
 }
 
 MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
@@ -11441,7 +11412,7 @@ MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
   node->served_ns = node->now_ns;
   /* The other copy may have issued numbers that this one has not heard of. */
   if (term > 1 && node->incarnations < term << 16) node->incarnations = term << 16;
-  if (!MLFAB__PLANTED(226)) mlfab__caller_await(node);
+  mlfab__caller_await(node);
   /* Workers have to find out first that the other copy does not answer any more. */
   for (uint32_t w = 0; w < node->config.workers; w++)
     node->callers[w].heard_ns += 5 * node->config.heartbeat_ns;
@@ -11583,7 +11554,7 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
 static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                              const mlfab__frame_in *frame) {
   uint32_t self = node->config.workers;
-  if (node->is_scheduler && !MLFAB__PLANTED(82)) {
+  if (node->is_scheduler) {
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
     return;
   }
@@ -11933,13 +11904,13 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
              : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
                                                 : "scheduler",
              (int)join->rank);
-  if (join->kernels != c->kernels && !MLFAB__PLANTED(242)) {
+  if (join->kernels != c->kernels) {
     snprintf(text, room,
              "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
              bootstrap_kernels(join->kernels), who, bootstrap_kernels(c->kernels));
     return MLFAB_ERR_WORLD;
   }
-  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns && !MLFAB__PLANTED(232)) {
+  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
     snprintf(
         text, room,
         "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
@@ -12045,7 +12016,7 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
-  } else if (peer->awaited_ns != 0 && !MLFAB__PLANTED(95)) {
+  } else if (peer->awaited_ns != 0) {
     answers = node->now_ns - peer->awaited_ns < 5 * node->config.heartbeat_ns ? -1 : 0;
   }
   if (answers < 0) {
@@ -12305,7 +12276,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
-  if (node->meets && (!other || MLFAB__PLANTED(235))) return;
+  if (node->meets && !other) return;
   if (other && (node->join_other || node->meets)) {
     address = other + 1;
     bytes = strlen(address);
@@ -12350,7 +12321,7 @@ static void bootstrap_meets_no_more(mlfab_node *node) {
   node->joined = node->incarnations = 0;
   for (uint32_t id = 0; id < node->nodes; id++) {
     mlfab__peer *peer = &node->peers[id];
-    if (peer->link != MLFAB__NO_LINK && !MLFAB__PLANTED(233))
+    if (peer->link != MLFAB__NO_LINK)
       mlfab__copy_turn_away(node, peer->link, "the fabric runs already");
     peer->joined = peer->hand = 0;
     peer->link = MLFAB__NO_LINK;
@@ -12698,11 +12669,10 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
   link->probing = 0;
   if (!link->suspect) return;
-  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
+  if (status == 0) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
     alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand &&
-             !MLFAB__PLANTED(75)) {
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
     alive_hang_up(node, index, "");
   }
 }
@@ -13694,7 +13664,6 @@ MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetc
                ? 0
                : MLFAB_ERR_FRAME;
   }
-  if (MLFAB__PLANTED(55)) worker->cache.commits[model->slice] = model->commit;
   part->slice = model->slice;
   part->upto = model->offset;
   part->commit = model->commit;
@@ -13862,7 +13831,7 @@ MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *
     return code;
   }
   if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
-  return view_whole(worker, fetch, server) || MLFAB__PLANTED(313) ? 0 : MLFAB_ERR_FRAME;
+  return view_whole(worker, fetch, server) ? 0 : MLFAB_ERR_FRAME;
 }
 
 /* --- copies --- */
@@ -14370,7 +14339,7 @@ MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
     return;
   }
   fetch->version = mlfab__max(fetch->version, in.version);
-  for (uint32_t i = 0; i < in.runs && !MLFAB__PLANTED(314); i++) {
+  for (uint32_t i = 0; i < in.runs; i++) {
     uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
     for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
       worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
@@ -14412,7 +14381,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
     return;
   mlfab__fetch *fetch = pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
-  if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
+  if (!part || !part->waiting || in.attempt < part->attempt) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
   if (part->hop != aggregator) return;
   mlfab__model model = {in.request, in.offset, in.bytes, in.version,
@@ -14635,7 +14604,7 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   mlfab__progress progress = {stream->round};
-  if (!worker->stands || !stream->counts || !stream->up || MLFAB__PLANTED(78)) return;
+  if (!worker->stands || !stream->counts || !stream->up) return;
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -14752,7 +14721,7 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
     return;
   }
   /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
-  if (part->adopted && via.group < part->group && !MLFAB__PLANTED(42)) return;
+  if (part->adopted && via.group < part->group) return;
   int known = via.group == part->group && via.aggregator == part->aggregator;
   part->adopted = 0;
   if (!known) push_route(worker, update, server, via.group, via.aggregator);
@@ -14909,7 +14878,7 @@ static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update)
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
-    uint32_t lent = MLFAB__PLANTED(41) ? part->lent : part->lent + part->lent_hop;
+    uint32_t lent = part->lent + part->lent_hop;
     if (lent > 0 && !update->withdrawn) return 0;
   }
   return 1;
@@ -15079,7 +15048,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
-    } else if (part->state == MLFAB__PART_ANNOUNCED && !MLFAB__PLANTED(5)) {
+    } else if (part->state == MLFAB__PART_ANNOUNCED) {
       if (update->mergeable) --*push_under_way(stream, update);
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
@@ -15411,7 +15380,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
-  if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
+  if (update->seq + update->members != worker->next_seq) return NULL;
   if (push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
@@ -15714,9 +15683,8 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
   uint64_t bytes = update->codec->piece(worker, update, server, part, most, data_p);
   if (!update->lacks || bytes == 0) return bytes;
   uintptr_t at = (uintptr_t)*data_p, lacks = (uintptr_t)update->lacks;
-  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks && !MLFAB__PLANTED(285))
-    bytes = at < lacks ? lacks - at : 0;
-  return part->sent + bytes < part->bytes || MLFAB__PLANTED(284) ? bytes : 0;
+  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks) bytes = at < lacks ? lacks - at : 0;
+  return part->sent + bytes < part->bytes ? bytes : 0;
 }
 
 /* Is there something of the part to send? An update that is announced without would keep those behind it at the server. A part
@@ -16361,7 +16329,7 @@ static void worker_model_end(mlfab__worker *worker, int code) {
   } else {
     worker->stands = 1;
     /* The servers may have reported different iterations. */
-    if (!MLFAB__PLANTED(120)) mlfab__push_align(worker);
+    mlfab__push_align(worker);
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -16398,7 +16366,7 @@ static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t guests = 0;
   for (uint32_t s = 0; s < worker->servers; s++)
     guests += worker->streams[s].guest && !worker->streams[s].absent;
-  if (guests == 0 || MLFAB__PLANTED(122)) {
+  if (guests == 0) {
     mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
     worker_model_end(worker, 0);
   } else if (!worker->enters) {
@@ -16746,7 +16714,7 @@ static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns)
     mlfab__push_lost(worker, server, now_ns);
     return 1;
   }
-  if (worker_owns(worker, server) || MLFAB__PLANTED(150)) return 0;
+  if (worker_owns(worker, server)) return 0;
   stream->up = 0;
   stream->late = stream->absent = 1;
   mlfab__push_lost(worker, server, now_ns);
@@ -16778,7 +16746,7 @@ MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server
   memset(stream, 0, sizeof *stream);
   stream->late = stream->absent = 1;
   stream->comes = (uint8_t)comes;
-  if (!MLFAB__PLANTED(234)) worker_without(worker, server, now_ns);
+  worker_without(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
@@ -16790,7 +16758,7 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
   stream->packets = worker->streams[0].packets;
   stream->counts = worker->streams[0].counts;
   /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
-  int agreed = worker->stands || ((worker->model_pull || worker->enters) && !MLFAB__PLANTED(236));
+  int agreed = worker->stands || worker->model_pull || worker->enters;
   stream->defined = agreed != 0;
   stream->define = worker->table && !agreed;
   stream->done_told = stream->done_acked = 0;
@@ -16802,7 +16770,7 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
  * this worker's progress, so no round waits for them. */
 static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
   mlfab__stream *stream = &worker->streams[server];
-  if (ack->term > stream->term && stream->taken > ack->taken && !MLFAB__PLANTED(221)) {
+  if (ack->term > stream->term && stream->taken > ack->taken) {
     char text[MLFAB__TEXT_MAX];
     uint64_t lost = stream->taken - ack->taken;
     worker->stats->updates_lost += lost;
@@ -16814,7 +16782,7 @@ static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfa
   if (ack->term <= stream->term) return;
   stream->term = ack->term;
   /* The former copy may have made commits that this one has not. */
-  if (!MLFAB__PLANTED(222)) stream->cache_epoch = 0;
+  stream->cache_epoch = 0;
 }
 
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
@@ -18205,7 +18173,7 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
                                (uint64_t)server->serve.nlate + peer->nsends, sizeof *late);
   if (late) server->serve.late = late;
   for (uint32_t i = 0; i < peer->nsends; i++) {
-    if (late && !MLFAB__PLANTED(315))
+    if (late)
       late[server->serve.nlate++] = peer->sends[i];
     else
       mlfab__store_unref(&server->store, peer->sends[i]);
@@ -18486,7 +18454,7 @@ static void views_renew(mlfab__server *server, mlfab__server_view *view) {
     uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
     n = mlfab__min(all - view->renewed, views_whole(VIEW_RENEWS - done, block));
     /* Without memory for it the reader may see later commits. */
-    if (!MLFAB__PLANTED(311)) (void)slab->on->renew(slab->memory, first + view->renewed, n);
+    (void)slab->on->renew(slab->memory, first + view->renewed, n);
     view->renewed += n;
     if (view->renewed < all) continue;
     view->renewed = 0;
@@ -18607,8 +18575,8 @@ MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
 #include <stdio.h>
 
 static int clock_live(const mlfab__server_peer *peer) {
-  if (peer->guest && !MLFAB__PLANTED(121)) return 0;
-  return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
+  if (peer->guest) return 0;
+  return !peer->dead && !peer->left && !peer->done;
 }
 
 static int clock_significant(const mlfab__server *server) {
@@ -18871,7 +18839,7 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
-  uint64_t open = MLFAB__PLANTED(123) ? 0 : mlfab__clock_join(server, worker);
+  uint64_t open = mlfab__clock_join(server, worker);
   peer->pushed = mlfab__max(progress, open);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
@@ -19075,7 +19043,7 @@ MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_
     commit.elements += s->bytes;
     if (!measures) continue;
     round->squares += clock_squares(server, s, &summed);
-    round->part |= !summed && !MLFAB__PLANTED(211); /* such a slice takes no step */
+    round->part |= !summed; /* such a slice takes no step */
   }
   round->measured = round->round_members;
   commit.squares = round->squares;
@@ -19433,7 +19401,6 @@ static int clock_must_flush(const mlfab__server *server, uint32_t g,
   const mlfab__clock *clock = &server->clocks[g];
   uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
   if (!clock->used || !mlfab__sync_rounds(clock->sync.kind) || clock->round_members == 0) return 0;
-  if (MLFAB__PLANTED(56)) return 0;
   int stays = touched == n && g == clock_target(server, change);
   return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
 }
@@ -19474,7 +19441,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
     }
     int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
     int code = clock_install(server, &change);
-    if (absolute != mlfab__clock_absolute(server) && !MLFAB__PLANTED(92)) server->regroups = 1;
+    if (absolute != mlfab__clock_absolute(server)) server->regroups = 1;
     memmove(&server->changes[0], &server->changes[1],
             (server->nchanges - 1) * sizeof server->changes[0]);
     server->nchanges--;
@@ -19630,7 +19597,7 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
   uint64_t bound = queue_bound(server);
   update->delay = delay;
   if (bound == MLFAB_UNBOUNDED || (update->push.flags & MLFAB__PUSH_INIT)) return 0;
-  return delay + update->push.members - 1 >= bound && !MLFAB__PLANTED(14) ? MLFAB_ERR_DROPPED : 0;
+  return delay + update->push.members - 1 >= bound ? MLFAB_ERR_DROPPED : 0;
 }
 
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
@@ -19776,7 +19743,7 @@ MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab_
 /* --- leaving the queue --- */
 
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
-  for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
+  for (uint32_t p = 0; p < server->store.positions; p++) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
   }
   server->apply.head = NULL;
@@ -19897,7 +19864,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
       int finite = mlfab__memory_add(store->memory, server->config->kernels, piece.dtype, dst, from,
                                      data, weight, piece.count, stream);
-      if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
+      if (!finite) return MLFAB_ERR_NOT_FINITE;
       if (server->measures)
         update->norm2 +=
             mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
@@ -19940,7 +19907,7 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       apply_rewind(update);
       return 0;
     }
-    if (!mlfab__kernel_finite(piece.dtype, data, piece.count) && !MLFAB__PLANTED(3)) {
+    if (!mlfab__kernel_finite(piece.dtype, data, piece.count)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
@@ -20070,7 +20037,6 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
   server->stats->updates_repeated += push->members;
   /* Later ones may be decided, too, which the worker will be told by their own answers. */
   uint64_t then = push->progress + !(push->flags & MLFAB__PUSH_MORE);
-  if (MLFAB__PLANTED(225)) then = UINT64_MAX;
   apply_ack(server, worker, push, code, 0, 0, mlfab__min(then, server->peers[worker].pushed));
 }
 
@@ -20182,7 +20148,7 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
     next = mlfab__queue_member(update);
     apply_versions(server, update, commit, &delay, &version);
     mlfab__apply_decide(server, update, 0, at_once ? version : server->clocks[0].v_train, delay);
-    commit = MLFAB__PLANTED(16) ? 1 : 2;
+    commit = 2;
   }
 }
 
@@ -20469,7 +20435,7 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   mlfab__incoming *stray = update->group ? mlfab__queue_stray(server, update) : NULL;
   uint64_t bytes = update->push.bytes;
   int code = 0;
-  if (stray && !MLFAB__PLANTED(91)) {
+  if (stray) {
     server->policy->split(server, update, stray, 0);
     return;
   }
@@ -20578,9 +20544,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
     return;
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
   /* First weights of a refused model, sent before the refusal arrived: ignored. */
-  if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
-      !MLFAB__PLANTED(77))
-    return;
+  if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL) return;
   const mlfab__window *window = &server->windows.windows[worker];
   enum mlfab__decision known = mlfab__windows_ask(window, push.seq, push.members);
   /* A repetition of a decided update. First weights of worker 0 count as one when the model already stands. */
@@ -20865,7 +20829,7 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
     mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }
   /* Even a round that was refused may have stepped some state. */
-  if (summed && !MLFAB__PLANTED(146)) mlfab__store_change(store, slice);
+  if (summed) mlfab__store_change(store, slice);
   if (server->apply.code || !summed) return;
   s->version += server->clocks[server->apply.clock].round_members;
   s->commit++;
@@ -21134,7 +21098,7 @@ static void serve_check(mlfab__server *server) {
   for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if (clock->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&clock->lazy);
-    int passes = !mlfab__sync_rechecks(&clock->sync) || MLFAB__PLANTED(51);
+    int passes = !mlfab__sync_rechecks(&clock->sync);
     serve_due(server, g, passes, 0);
   }
 }
@@ -21311,7 +21275,7 @@ static uint32_t serve_lent(const mlfab__server *server) {
 
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
-  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL || MLFAB__PLANTED(231)) return;
+  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     if (!mlfab__server_goes(pull)) continue;
     if (pull->view && !pull->pins && serve_view(server, pull)) continue;
@@ -21361,7 +21325,7 @@ static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, ui
   mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[pull->slice];
   uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
-  uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+  uint32_t block = pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
   frame->token = serve_by_copy(server, pull->worker, bytes) ? 0 : (uint64_t)block + 1;
@@ -21649,7 +21613,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   for (uint32_t w = 0; w < server->workers; w++) {
     for (uint32_t k = 0; k < MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS; k++)
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
-    if (!MLFAB__PLANTED(300)) server->peers[w].link_in = server->peers[w].link_out = -1.0;
+    server->peers[w].link_in = server->peers[w].link_out = -1.0;
   }
   server_init_schedule(server);
   return 0;
@@ -21743,7 +21707,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   const mlfab__window *window =
       was_dead == 2 ? &server->windows.windows[worker] : mlfab__server_window(server, worker);
   /* It will hear of decisions that it may not rely on yet from their answers, which also move its progress on. */
-  if (window != &server->windows.windows[worker] && !was_dead && !MLFAB__PLANTED(224)) pushed = 0;
+  if (window != &server->windows.windows[worker] && !was_dead) pushed = 0;
   memset(ack, 0, sizeof *ack);
   ack->server = server->number;
   ack->epoch = server->move.held ? 0 : server->epoch;
@@ -22020,7 +21984,7 @@ MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adop
   server->save.restored = in->restored;
   server->save.restored_version = in->restored_version;
   for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1) && !MLFAB__PLANTED(153);
+    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1);
   mlfab__clock_members(server);
   if (server->policy) server->policy->told(server);
   return 0;
@@ -22192,7 +22156,7 @@ static void server_look(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
   uint64_t budget = SERVER_TICK_BYTES;
   server->due = 0;
-  if (server->asleep && !MLFAB__PLANTED(216)) return;
+  if (server->asleep) return;
   server_look(server);
   if (!server->move.held) {
     if (server->policy) server->policy->advance(server);
@@ -22925,7 +22889,7 @@ static void dag_ready(mlfab__dag *dag, uint32_t id) {
 /* A dependency of the operation is done. The operation starts once: later ones find it started. */
 static void dag_count(mlfab__dag *dag, uint32_t id) {
   if (dag->state[id] != MLFAB__DAG_WAITING) return;
-  if (--dag->missing[id] == 0 || MLFAB__PLANTED(63)) dag_ready(dag, id);
+  if (--dag->missing[id] == 0) dag_ready(dag, id);
 }
 
 MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag) {
@@ -23533,8 +23497,7 @@ static uint32_t algorithm_exchange(algorithm_work *w) {
     mlfab__dag_op send = algorithm_send(peer, tag);
     send.copy = 1;
     last = algorithm_row(w, send, 0, bytes, last);
-    last = algorithm_row(w, algorithm_recv_reduce(peer, tag, peer < me || MLFAB__PLANTED(62)), 0,
-                         bytes, last);
+    last = algorithm_row(w, algorithm_recv_reduce(peer, tag, peer < me), 0, bytes, last);
   }
   last = algorithm_finish(w, 0, bytes, last);
   if (paired) last = algorithm_row(w, algorithm_send(me + 1, tag), 0, bytes, last);
@@ -23585,7 +23548,7 @@ static uint32_t algorithm_planned(algorithm_work *w) {
   while (mine->worker != w->me) mine++;
   for (uint32_t i = 0; i < w->members && !w->rc; i++) {
     if (tree[i].parent != w->me) continue;
-    uint32_t after = MLFAB__PLANTED(30) ? MLFAB__DAG_NONE : last;
+    uint32_t after = last;
     last = algorithm_row(w, algorithm_paced(w, algorithm_recv_reduce(tree[i].worker, tag, 0)), 0,
                          w->total, after);
   }
@@ -24364,7 +24327,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
     return;
   }
   partial_swap(&partial->pending, &partial->kept);
-  partial->some = MLFAB__PLANTED(70);
+  partial->some = 0;
   memcpy(partial->data[parity], partial->kept, partial->bytes);
   partial->kept_calls = partial->pending_calls;
   partial->pending_calls = 0;
@@ -25742,7 +25705,7 @@ static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
   stream->cursor = stream->begin;
-  if (!MLFAB__PLANTED(65)) stream->next = stream->acked + 1;
+  stream->next = stream->acked + 1;
 }
 
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank) {
@@ -26741,7 +26704,7 @@ MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
 }
 
 MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
-  return !comm->finished || comm->finished[member] > number || MLFAB__PLANTED(99);
+  return !comm->finished || comm->finished[member] > number;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number) {
@@ -26913,7 +26876,7 @@ static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
 static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
   const mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_is_eager(run, op->bytes)) return 1;
-  return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
+  return peer->ready && (!op->paced || op->tag < peer->credit);
 }
 
 static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
@@ -27876,18 +27839,17 @@ MLFAB__INTERNAL void mlfab__plain_take_inputs(const mlfab__comm *comm,
 MLFAB__INTERNAL uint64_t mlfab__plain_signature(const mlfab__comm *comm,
                                                 const mlfab__comm_call *call, uint64_t count) {
   int own = mlfab__plain_adds(call) && call->reduce != NULL;
-  const uint64_t of[] = {
-      call->kind,
-      own ? 0 : (uint64_t)call->dtype,
-      own || !mlfab__plain_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
-      (uint64_t)own,
-      own && call->ordered,
-      mlfab__plain_width(call),
-      count,
-      call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
-      call->algorithm,
-      MLFAB__PLANTED(100) ? 0 : call->tag,
-      call->salt};
+  const uint64_t of[] = {call->kind,
+                         own ? 0 : (uint64_t)call->dtype,
+                         own || !mlfab__plain_adds(call) ? 0 : (uint64_t)call->op,
+                         (uint64_t)own,
+                         own && call->ordered,
+                         mlfab__plain_width(call),
+                         count,
+                         call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
+                         call->algorithm,
+                         call->tag,
+                         call->salt};
   uint64_t hash = mlfab__hash(0, of, sizeof of);
   if (call->counts)
     hash = mlfab__hash(hash, call->counts, comm->config->workers * sizeof *call->counts);
@@ -28874,7 +28836,7 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   mlfab__streams_end(&comm->streams);
   mlfab__engine_end_all(comm, comm->verdict.code);
   if (calls) {
-    comm->owed = !MLFAB__PLANTED(66);
+    comm->owed = 1;
     mlfab__plain_end_all(comm);
   }
   epoch_objects_over(comm);
@@ -29679,7 +29641,7 @@ static void membership_release(mlfab__membership_entry *entry) {
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *format, ...) {
   va_list arguments;
-  if (!MLFAB__PLANTED(162)) mlfab__touched_all(membership->touch);
+  mlfab__touched_all(membership->touch);
   membership->verdict.epoch = membership->epoch;
   membership->verdict.code = code;
   membership->verdict.rank = rank;
@@ -29693,7 +29655,7 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
     mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->member) continue; /* its process is a new one */
     membership_release(entry);
-    entry->over_owed = MLFAB__PLANTED(69) ? 0 : membership->epoch;
+    entry->over_owed = membership->epoch;
     entry->over_well = 0;
     membership_post_over(membership, membership->order[i]);
   }
@@ -29780,7 +29742,7 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
     membership_refuse(membership, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
     return 0;
   }
-  for (uint32_t w = 0; w < membership->workers && !MLFAB__PLANTED(73); w++) {
+  for (uint32_t w = 0; w < membership->workers; w++) {
     int32_t lost = membership->entries[w].lost;
     if (!lost) continue;
     snprintf(text, sizeof text,
@@ -29816,7 +29778,6 @@ static uint32_t membership_places(const mlfab__membership *membership) {
 static void membership_form(mlfab__membership *membership) {
   uint32_t asked = 0, places = membership_places(membership);
   if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
-  if (MLFAB__PLANTED(127)) places = membership->workers;
   uint32_t joiners = places;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
@@ -29966,7 +29927,7 @@ static void membership_compare(mlfab__membership *membership) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
     uint32_t n = membership_agreeing(membership, entry->signature);
-    if (n <= most && !MLFAB__PLANTED(68)) continue;
+    if (n <= most) continue;
     most = n;
     usual = entry;
     if (n == membership->members) break;
@@ -30163,7 +30124,7 @@ static void membership_admit(mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    if (membership_places(membership) > 0 || MLFAB__PLANTED(127)) membership_freeze(membership, w);
+    if (membership_places(membership) > 0) membership_freeze(membership, w);
     return;
   }
 }
@@ -30268,7 +30229,7 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
-  if (membership_stands(membership) && entry->joins && !MLFAB__PLANTED(125)) {
+  if (membership_stands(membership) && entry->joins) {
     membership_admit(membership);
   } else if (membership_stands(membership)) {
     membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
@@ -32696,7 +32657,7 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
     }
   }
   *next_p = least == UINT64_MAX ? server->over : least;
-  return MLFAB__PLANTED(7) ? MLFAB_NO_RANK : missing;
+  return missing;
 }
 
 /* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
@@ -32731,7 +32692,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   uint64_t base = server->over;
   /* One that joins in good order has no part in the barriers that others have called already. */
-  for (uint32_t w = 0; entry->left && w < server->workers && !MLFAB__PLANTED(124); w++)
+  for (uint32_t w = 0; entry->left && w < server->workers; w++)
     if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
   if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = base, .asked = base};
@@ -34908,7 +34869,7 @@ static struct mlfab__twin_known *order_twin(order_run *r, uint32_t update) {
     r->idle = mlfab__network_idle(r->net, r->in->server, r->in->servers, r->earliest);
   }
   const mlfab__profile *p = mlfab__network_residual(r->net, MLFAB__EGRESS, c->node);
-  double steady = MLFAB__PLANTED(18) ? 0 : p->steps[p->n - 1].at;
+  double steady = p->steps[p->n - 1].at;
   if (c->available > r->idle || steady > r->idle) return NULL;
   return &r->o->twins[r->o->twin[update]];
 }
@@ -35095,7 +35056,6 @@ static void order_discard(order_run *r) {
   o->fate[a->update] = MLFAB__LOOKAHEAD;
   r->network = a->before;
   r->position--;
-  if (MLFAB__PLANTED(10)) r->trail = a->trail;
   while (r->trail > a->trail) {
     const struct mlfab__key_before *k = &o->trail[--r->trail];
     o->key[k->update] = k->key;
@@ -35112,7 +35072,6 @@ static int order_looks_ahead(const order_run *r, double end) {
   if (r->accepted == 0) return 0;
   const struct mlfab__accepted *last = &r->o->stack[r->accepted - 1];
   if (last->reason != MLFAB__DEADLINE) return 0;
-  if (MLFAB__PLANTED(13)) return !mlfab__network_less(last->end, end);
   return mlfab__network_less(end, last->end);
 }
 
@@ -35195,7 +35154,7 @@ static double order_size(const order_run *r, uint32_t update) {
   const mlfab__candidate *c = &r->in->updates[update];
   double size = 0;
   for (uint32_t j = 0; j < r->in->servers; j++) {
-    int local = c->node == r->in->server[j] && !MLFAB__PLANTED(11);
+    int local = c->node == r->in->server[j];
     if (!local) size = mlfab__network_exact(size + c->bytes[j]);
   }
   return r->in->servers > 1 ? mlfab__network_exact(size * (1 - 2e-9)) : size;
@@ -35690,7 +35649,7 @@ static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) 
       mlfab__course in = r->g->late[k];
       in.pieces = pieces;
       pieces += in.n;
-      if (in.component != j || MLFAB__PLANTED(15)) continue;
+      if (in.component != j) continue;
       int code = mlfab__network_cut_through(r->net, *bundle.from, *bundle.to, bundle.available, &in,
                                             &bundle.available);
       if (code) return code;
@@ -35846,7 +35805,7 @@ static void group_sum(group_run *r) {
     for (uint32_t j = 0; j < servers; j++) {
       double bytes = c->bytes[j];
       largest[j] = bytes > largest[servers + j] ? bytes : largest[servers + j];
-      if (group_is_beside(r, c->node, j) && !MLFAB__PLANTED(20)) continue;
+      if (group_is_beside(r, c->node, j)) continue;
       tail[i - 1].bytes = mlfab__network_exact(tail[i - 1].bytes + bytes);
       if (c->node == r->in->server[j]) continue;
       tail[i - 1].to_server = mlfab__network_exact(tail[i - 1].to_server + bytes);
@@ -35871,7 +35830,7 @@ static double group_latest(const group_run *r, uint32_t q, const double *bytes, 
   const uint32_t *aggregator = group_aggregator(r, q);
   double latest = t;
   for (uint32_t j = 0; j < r->in->servers && mlfab__finite(latest); j++) {
-    double from = group_is_shared(r, aggregator, j) && !MLFAB__PLANTED(19) ? latest : t;
+    double from = group_is_shared(r, aggregator, j) ? latest : t;
     double end = mlfab__network_end(r->net, aggregator[j], r->in->server[j], bytes[j], from);
     if (end > latest) latest = end;
   }
@@ -35962,7 +35921,6 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   for (uint32_t i = tried; i > 0; i--) {
     if (mlfab__network_less(least, times[i - 1])) continue;
     *choice = (mlfab__group_choice){variant, i - 1, i == 1 ? most : n, times[i - 1]};
-    if (MLFAB__PLANTED(12)) break;
   }
   return 0;
 }
@@ -36803,7 +36761,7 @@ static void monitor_side_sample(mlfab__monitor_side *side, const monitor_window 
   int limited = w->limited;
   double rate = (double)w->bytes * 1e9 / elapsed_ns, stretches = monitor_clean(w->delivery);
   double together = (double)w->own * 1e9 / elapsed_ns + side->other;
-  if (rate < together && !MLFAB__PLANTED(247)) rate = together;
+  if (rate < together) rate = together;
   if (stretches > 0.0) stretches += side->other;
   int bound = limited && stretches <= 0.0;
   if (rate < stretches) rate = stretches;
@@ -37541,7 +37499,7 @@ static void batch_in_use(mlfab__scheduler *s) {
  * accumulator, and not be on a server's own host, where it would save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
-  if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
+  if (station->accumulators <= station->in_use) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 0) > 0.0)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 1) > 0.0)) return 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -37817,7 +37775,7 @@ static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
     const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
     if (part->state != MLFAB__ITEM_WAITING) continue;
     uint64_t now = s->served[s->batch_servers[j]].estimate;
-    uint64_t since = now > part->placed && !MLFAB__PLANTED(25) ? now - part->placed : 0;
+    uint64_t since = now > part->placed ? now - part->placed : 0;
     most = mlfab__max(most, mlfab__add_sat(part->lag, since));
   }
   return -(int64_t)mlfab__min(most, INT64_MAX / 4);
@@ -39933,8 +39891,7 @@ static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
 static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
   spread->nrecords = r;
   spread->filled = spread->records[r].before;
-  if (!distributor_lent(spread, spread->records[r].at) || MLFAB__PLANTED(23))
-    spread->end = spread->records[r].at;
+  if (!distributor_lent(spread, spread->records[r].at)) spread->end = spread->records[r].at;
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     if (spread->recipients[i].record > r) spread->recipients[i].record = r;
   }
@@ -40517,7 +40474,7 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                                      : 0;
   }
   uint64_t added = group->addends[group->naddends - 1].added;
-  uint64_t released = MLFAB__PLANTED(21) ? group->bytes : group->released;
+  uint64_t released = group->released;
   uint64_t upto = mlfab__min(released, added);
   uint64_t n = upto > group->sent ? upto - group->sent : 0;
   if (group->state != MLFAB__ACCUMULATOR_ADDING || (group->whole && added < group->bytes)) return 0;
@@ -40547,7 +40504,7 @@ static int aggregator_take_dense(mlfab__aggregator *aggregator, mlfab__accumulat
                                  mlfab__addend *addend, const mlfab__frame_in *frame) {
   uint32_t k = (uint32_t)(addend - group->addends);
   uint64_t at = addend->received - frame->bulk_bytes, direct = 0;
-  uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
+  uint64_t limit = k == 0 ? group->bytes : group->addends[k - 1].added;
   const uint8_t *bulk = frame->bulk;
   if (addend->added == at) {
     direct = mlfab__min(frame->bulk_bytes, limit - at);
@@ -41347,7 +41304,7 @@ static void route_direct(mlfab__server *server, mlfab__incoming *update) {
   update->group = 0;
   if (update->refused || update->withdrawn) {
     update->received = update->granted = update->push.bytes;
-  } else if (!MLFAB__PLANTED(17)) {
+  } else {
     route_via(server, update, ++server->sched->groups, MLFAB__NO_NODE);
   }
 }
@@ -41687,7 +41644,7 @@ enum { SPREAD_MOVING = 2 };
 static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
-  pull->attempt = MLFAB__PLANTED(31) ? pull->attempt + 1 : (uint32_t)server->sched->spreads;
+  pull->attempt = (uint32_t)server->sched->spreads;
   mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
   MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_VIA, pull_via, &via);
 }
@@ -41997,7 +41954,7 @@ MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__serv
 }
 
 MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker) {
-  if (!MLFAB__PLANTED(32)) spread_abandon(server, worker, 0);
+  spread_abandon(server, worker, 0);
   mlfab__spread_turns(server);
 }
 
@@ -42114,7 +42071,7 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
                              schedule.delay_bound == 0))
     return;
   server->schedule = schedule;
-  if (!MLFAB__PLANTED(303)) mlfab__touched(server->sched->touch, 0);
+  mlfab__touched(server->sched->touch, 0);
   client_schedule(server);
   mlfab__server_advance(server);
 }
@@ -42528,7 +42485,7 @@ MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in
 static void capacity_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__capacity_role *role = self;
   (void)greeting;
-  if (at.peer == 0 && role->told && !MLFAB__PLANTED(301)) capacity_tell(role, 1, at.now_ns);
+  if (at.peer == 0 && role->told) capacity_tell(role, 1, at.now_ns);
 }
 
 static const mlfab__role capacity_row = {
@@ -43887,8 +43844,6 @@ static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *siev
   stats->filter_offered += piece->n;
   stats->filter_sent += mlfab__filter_emit(rule, g, sparse_push_residual(sieve, piece), piece->n,
                                            marks, values, &stats->filter_saturated);
-  if (MLFAB__PLANTED(54))
-    memset(sparse_push_residual(sieve, piece), 0, mlfab__dtype_bytes(piece->dtype));
   return bytes;
 }
 
@@ -44841,7 +44796,7 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
   if (!server->store.tags) return;
   uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
   mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
-                   mlfab__store_label(slice) + (MLFAB__PLANTED(53) ? 0 : 1));
+                   mlfab__store_label(slice) + 1);
 }
 
 /* --- caches --- */
@@ -45493,7 +45448,7 @@ static void reshard_tell(mlfab__reshard *r, uint32_t server) {
 
 /* Must server 0 wait for the others before it installs? */
 static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
-  if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
+  if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0) return 0;
   for (uint32_t s = 1; s < r->servers; s++) {
     if (!r->at[s].answered && !r->at[s].dead && !r->at[s].away) return 1;
   }
@@ -45760,8 +45715,7 @@ static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
   r->at[server].gone = r->node->peers[mlfab__node_of_server(r->node, server)].incarnation;
   int founds = r->at[server].member && r->server->phase != MLFAB__MODEL_STANDS;
-  if (server != 0 && !founds && !reshard_owns(r, server) && !reshard_gets(r, server) &&
-      !MLFAB__PLANTED(152)) {
+  if (server != 0 && !founds && !reshard_owns(r, server) && !reshard_gets(r, server)) {
     reshard_spare(r, server);
     reshard_check(r);
     return;
@@ -46403,7 +46357,7 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   for (uint32_t i = 0; i < s->count; i++) {
     uint32_t p = old->first + i, q = s->first + i;
     const mlfab__block *w = &from->blocks[from->w[p]];
-    if (w->refs > 1 && !MLFAB__PLANTED(312))
+    if (w->refs > 1)
       memcpy(to->blocks[to->w[q]].data, w->data, to->block_bytes);
     else
       reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
@@ -46650,8 +46604,7 @@ static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t 
   server->move.across.ready(server->move.across.self, from);
   if (shift && shift->attempt == attempt) {
     reshard_server_undo(server);
-  } else if (server->phase != MLFAB__MODEL_STANDS ||
-             (reshard_server_is_idle(server) && !MLFAB__PLANTED(154))) {
+  } else if (server->phase != MLFAB__MODEL_STANDS || reshard_server_is_idle(server)) {
     step = MLFAB__MOVE_PREPARE; /* a new process, or one that took no part: it cannot know */
   } else if (server->epoch == attempt) {
     step = MLFAB__MOVE_INSTALL;
@@ -46835,7 +46788,7 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
   int all = 1;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->comes || stream->up || MLFAB__PLANTED(151)) continue;
+    if (!stream->comes || stream->up) continue;
     *server_p = s;
     if (stream->dead) return -1;
     all = 0;
@@ -47061,7 +47014,7 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
         pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
   } else if (pause->state == MLFAB__PAUSE_STOPPING) {
     worker->streams[server].stopped = 1;
-    if (!MLFAB__PLANTED(57)) pause->last = mlfab__max(pause->last, ack->top);
+    pause->last = mlfab__max(pause->last, ack->top);
   }
   reshard_worker_check(worker, now_ns);
 }
@@ -47332,8 +47285,7 @@ MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes) {
 MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes) {
   const uint8_t *x = a, *y = b;
   volatile uint8_t differ = 0;
-  for (size_t i = 0; i < (MLFAB__PLANTED(116) ? bytes / 2 : bytes); i++)
-    differ = (uint8_t)(differ | (x[i] ^ y[i]));
+  for (size_t i = 0; i < bytes; i++) differ = (uint8_t)(differ | (x[i] ^ y[i]));
   return differ == 0;
 }
 
@@ -47957,8 +47909,7 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
     int own = end == called;
     session_hash(own ? session->own : session->theirs, 16, secret,
                  end ? "mlfab called" : "mlfab caller", NULL, 0);
-    session_hash(one, sizeof one, secret,
-                 end && !MLFAB__PLANTED(115) ? "mlfab from called" : "mlfab from caller", NULL, 0);
+    session_hash(one, sizeof one, secret, end ? "mlfab from called" : "mlfab from caller", NULL, 0);
     mlfab__blake2b_prepare(own ? session->out : session->in, SESSION_DIGEST, one, sizeof one);
   }
   mlfab__wipe(secret, sizeof secret);
@@ -47971,8 +47922,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   uint8_t first[8 + MLFAB_HEADER_BYTES], digest[SESSION_DIGEST];
   int large = bulk_bytes >= MLFAB__TAG_LARGE;
   mlfab__blake2b s;
-  if (MLFAB__PLANTED(114)) bulk = NULL;
-  for (int i = 0; i < 8; i++) first[i] = (uint8_t)(MLFAB__PLANTED(113) ? 0 : counter >> 8 * i);
+  for (int i = 0; i < 8; i++) first[i] = (uint8_t)(counter >> 8 * i);
   memcpy(first + 8, head, MLFAB_HEADER_BYTES);
   mlfab__wire_untag(first + 8);
   mlfab__blake2b_resume(&s, state, sizeof digest);
@@ -48124,7 +48074,7 @@ static const char *guard_name(uint32_t roles) {
 
 /* Is the process with this number and these roles the one that was called? */
 static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
-  return (number == c->to && (roles & c->of)) || MLFAB__PLANTED(117);
+  return number == c->to && (roles & c->of);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -48138,8 +48088,7 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
     return;
   }
   mlfab__session_derive(session, self->keys.key[answer.key], &session->challenge, &answer, 0);
-  if (!mlfab__same_secret(answer.proof, session->theirs, sizeof answer.proof) &&
-      !MLFAB__PLANTED(118)) {
+  if (!mlfab__same_secret(answer.proof, session->theirs, sizeof answer.proof)) {
     node->stats.frames_refused++;
     mlfab__node_hang_up(node, index,
                         "the process that answered has not proved that it has this key");
@@ -48192,7 +48141,7 @@ static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
   answer->epoch = node->epoch;
   answer->key = (uint32_t)key;
   answer->vouched = c->vouched && (link->caps & MLFAB_CAP_VOUCHED);
-  guard_nonce(guard_of(node), MLFAB__PLANTED(119) ? 0 : link->pending, answer->nonce);
+  guard_nonce(guard_of(node), link->pending, answer->nonce);
 }
 
 /* Returns NULL, or why the caller is refused. */
@@ -48274,7 +48223,7 @@ static int guard_is_announced(const mlfab__link *link, const mlfab__header *head
   const mlfab__challenge *c = &link->session->challenge;
   return link->kind != MLFAB__LINK_NEW || !link->called || header->type == MLFAB__HEARTBEAT ||
          header->type == MLFAB__REFUSE || header->type == MLFAB__BYE ||
-         (header->type == c->first && header->sender == c->node) || MLFAB__PLANTED(117);
+         (header->type == c->first && header->sender == c->node);
 }
 
 static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event,
@@ -48630,8 +48579,7 @@ static const char *record_header(const uint8_t *at) {
   if (format < MLFAB__RECORD_FORMAT)
     return "it has an older format, which this version cannot read";
   if (format > MLFAB__RECORD_FORMAT) return "it has a newer format than this version can read";
-  if (wire_get32(at + 36) != mlfab__crc32c(0, at, 36) && !MLFAB__PLANTED(107))
-    return "a record's header is damaged";
+  if (wire_get32(at + 36) != mlfab__crc32c(0, at, 36)) return "a record's header is damaged";
   if (wire_get32(at + 12) != 0 || wire_get32(at + 16) > MLFAB_META_MAX ||
       wire_get32(at + 20) > MLFAB_BULK_MAX)
     return "a record's header is impossible";
@@ -48652,7 +48600,7 @@ MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
   record->bulk = record->meta + record->meta_bytes;
   uint64_t payload = (uint64_t)record->meta_bytes + record->bulk_bytes;
   if (bytes - MLFAB__RECORD_BYTES < payload) return 0;
-  if (wire_get32(at + 32) != mlfab__crc32c(0, record->meta, payload) && !MLFAB__PLANTED(107)) {
+  if (wire_get32(at + 32) != mlfab__crc32c(0, record->meta, payload)) {
     *why_p = "a record is damaged";
     return MLFAB_ERR_CRC;
   }
@@ -48973,7 +48921,6 @@ static void moment_hold_workers(mlfab__moment *moment) {
     const mlfab__window *window = &server->windows.windows[w];
     mlfab__checkpoint_worker *to = &moment->workers[w];
     *to = (mlfab__checkpoint_worker){.worker = w, .pushed = server->peers[w].pushed};
-    if (MLFAB__PLANTED(108)) continue;
     to->incarnation = window->incarnation;
     to->top = window->top;
     memcpy(to->applied, window->applied, sizeof to->applied);
@@ -49346,8 +49293,7 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
     writer->answer.set = order->set;
     writer->answer.server = server->number;
     writer->phase = MLFAB__WRITER_PINS;
-    if (server->apply.applying == MLFAB__APPLY_NONE || MLFAB__PLANTED(112))
-      mlfab__writer_due(writer);
+    if (server->apply.applying == MLFAB__APPLY_NONE) mlfab__writer_due(writer);
   }
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
@@ -49769,7 +49715,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   lead->entries[lead->shard[shard->server]] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
   lead->done.version = mlfab__max(lead->done.version, shard->version);
   lead->done.bytes += shard->bytes;
-  if (lead->awaited == 0 || (first && MLFAB__PLANTED(109))) lead_seal(lead);
+  if (lead->awaited == 0) lead_seal(lead);
 }
 
 /* --- removing older ones --- */
@@ -50053,8 +49999,7 @@ static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
 MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
                                                const mlfab__file_record *record,
                                                mlfab__reader_item *item) {
-  if (record->set != reader->set && !MLFAB__PLANTED(111))
-    return "it belongs to another checkpoint of this number";
+  if (record->set != reader->set) return "it belongs to another checkpoint of this number";
   if (record->index != reader->index) return "its records are out of order";
   const char *why = reader_order(reader, record->type);
   if (why) return why;
@@ -51053,8 +50998,7 @@ static int collect_end(mlfab__collect *collect, mlfab_error *error) {
     if (!slice->comes && !collect->reader.known[store->slices[i].clock])
       text = "the clock of a slice is missing";
   }
-  return text && !MLFAB__PLANTED(147) ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text)
-                                      : 0;
+  return text ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text) : 0;
 }
 
 static int collect_record(mlfab__collect *collect, mlfab__reader_item *item,
@@ -51139,11 +51083,9 @@ static void collect_install_workers(mlfab__collect *collect) {
     const mlfab__checkpoint_peer *is = &collect->peers[w];
     mlfab__window *window = &server->windows.windows[w];
     mlfab__server_peer *peer = &server->peers[w];
-    if (!MLFAB__PLANTED(148)) {
-      window->top = worker->top;
-      memcpy(window->applied, worker->applied, sizeof window->applied);
-      memcpy(window->dropped, worker->dropped, sizeof window->dropped);
-    }
+    window->top = worker->top;
+    memcpy(window->applied, worker->applied, sizeof window->applied);
+    memcpy(window->dropped, worker->dropped, sizeof window->dropped);
     window->incarnation = peer->incarnation = worker->incarnation;
     peer->pushed = worker->pushed;
     peer->decided = is->decided;
@@ -51901,7 +51843,6 @@ static int resident_lend(mlfab__memory *memory, mlfab__block *block, uint64_t by
     return 0;
   }
   int reached = s->mark ? r->device->poll(r->self, s->mark) : 1;
-  if (MLFAB__PLANTED(276) && reached == 0) reached = 1;
   if (reached < 0) resident_break(r, "copying a block to the host", -reached);
   if (reached <= 0) return 0;
   if (s->mark) r->device->drop(r->self, s->mark);
@@ -51913,7 +51854,6 @@ static int resident_lend(mlfab__memory *memory, mlfab__block *block, uint64_t by
 static void resident_forget(mlfab__memory *memory, mlfab__block *block) {
   resident *r = resident_of(memory);
   resident_shadow *s = block->shadow;
-  if (MLFAB__PLANTED(277) && !r->broken) return;
   block->shadow = NULL;
   s->next = r->unused;
   r->unused = s;
@@ -52273,7 +52213,6 @@ static int divergence_admits(const mlfab__divergence *d, double norm, double dec
   if (!divergence_is_norm(norm)) return 0;
   if (d->acknowledged > d->committed || divergence_is_infinite(d->div_max)) return 1;
   double after = divergence_add(d->bound, divergence_affine(decay, d->history, norm));
-  if (MLFAB__PLANTED(160)) after = d->bound;
   return mlfab__finite(after) && after <= d->div_max;
 }
 
@@ -52290,7 +52229,6 @@ static void divergence_merge(mlfab__divergence *d) {
   uint32_t pairs = d->n / 2;
   for (uint32_t i = 0; i < pairs; i++) {
     mlfab__divergence_entry e = *divergence_at(d, 2 * i), f = *divergence_at(d, 2 * i + 1);
-    if (MLFAB__PLANTED(104)) f.last = e.last;
     e.last = f.last;
     e.a = divergence_affine(f.a, e.g, e.a);
     e.c = divergence_add(e.c, divergence_affine(f.a, e.d, f.c));
@@ -52308,7 +52246,6 @@ static int divergence_record(mlfab__divergence *d, double norm, double decay) {
   double step = divergence_affine(e.a, d->history, e.c);
   e.last = ++d->committed;
   d->history = divergence_affine(e.g, d->history, e.d);
-  if (MLFAB__PLANTED(103)) step = norm;
   if (d->committed <= d->acknowledged) {
     d->base = d->history;
     d->start = d->committed;
@@ -52352,7 +52289,6 @@ MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r) {
     const mlfab__divergence_entry *e = &d->ring[d->first];
     d->base = divergence_affine(e->g, d->base, e->d);
     d->start = e->last;
-    if (MLFAB__PLANTED(102)) d->base = 0;
     d->first = (d->first + 1) % MLFAB__DIVERGENCE_ENTRIES;
     d->n--;
   }
@@ -52684,7 +52620,7 @@ static int replicate_delay(replicate_run *run) {
     if (code) return code;
   }
   double available = last->group > 0 ? last->ready : last->start;
-  double needed = MLFAB__PLANTED(105) ? run->result->last : run->result->needed;
+  double needed = run->result->needed;
   if (needed > available) available = needed;
   run->net->purpose = last->group > 0 ? MLFAB__AGGREGATE : MLFAB__TO_SERVER;
   run->net->index = last->group > 0 ? last->group : last->update;
@@ -52985,8 +52921,7 @@ static const mlfab__vote_record *vote_later(const mlfab__vote_record *a,
 static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
   if (record->epoch <= vote->decided.epoch) return;
   vote->decided = *record;
-  if (record->serves != vote->self && !MLFAB__PLANTED(215))
-    vote->wanted = 0; /* what it wanted was for its own time */
+  if (record->serves != vote->self) vote->wanted = 0; /* what it wanted was for its own time */
   if (record->epoch >= vote->bond.epoch) vote->bond = *record;
   if (vote->floor < record->epoch) vote->floor = record->epoch;
   if (vote->own.epoch <= record->epoch) vote->asking = 0;
@@ -53028,7 +52963,7 @@ MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns
     uint64_t lease = vote->peers[i].lease_ns;
     if (lease && now_ns - lease < MLFAB__VOTE_LEASE_BEATS * vote->beat_ns) return 1;
   }
-  return MLFAB__PLANTED(131);
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote) { vote->empty = 0; }
@@ -53049,7 +52984,7 @@ static void vote_send(const mlfab__vote *vote, uint32_t to, uint32_t kind,
   message.bond = vote->bond;
   message.nonce = vote->nonce;
   message.sent_ns = now_ns;
-  if ((vote->known && vote->bond.serves == to && !vote->asking) || MLFAB__PLANTED(136)) {
+  if (vote->known && vote->bond.serves == to && !vote->asking) {
     message.echo_nonce = peer->nonce;
     message.echo_ns = peer->sent_ns;
   }
@@ -53074,7 +53009,6 @@ static void vote_grant(mlfab__vote *vote, const mlfab__vote_record *record, uint
     vote->own = *record;
   } else {
     vote->bond = *record;
-    if (MLFAB__PLANTED(132)) vote_send(vote, grantee, MLFAB__VOTE_GRANT, record, now_ns);
   }
   vote->store(vote->user, record);
 }
@@ -53106,8 +53040,7 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
 /* The copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
 static uint32_t vote_replaces(const mlfab__vote *vote) {
   const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
-  int may = bond->epoch > 0 && bond->serves != vote->self &&
-            ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133));
+  int may = bond->epoch > 0 && bond->serves != vote->self && (bond->insync >> vote->self & 1);
   return may ? bond->serves : MLFAB__VOTERS;
 }
 
@@ -53158,7 +53091,7 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
   /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
-  uint32_t other = MLFAB__PLANTED(302) ? vote->bond.serves : vote_replaces(vote);
+  uint32_t other = vote_replaces(vote);
   if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
@@ -53174,8 +53107,8 @@ static int vote_judge(const mlfab__vote *vote, uint32_t from, const mlfab__vote_
   if (!vote->known || r->serves != from || r->epoch <= vote->floor) return 0;
   if (by->serves == from) return 1;
   if (by->serves == vote->self) return 0;
-  if (!(by->insync >> from & 1) && !MLFAB__PLANTED(133)) return 0;
-  return mlfab__vote_silent(vote, by->serves, now_ns) || MLFAB__PLANTED(134);
+  if (!(by->insync >> from & 1)) return 0;
+  return mlfab__vote_silent(vote, by->serves, now_ns);
 }
 
 static void vote_asked(mlfab__vote *vote, uint32_t from, const mlfab__vote_message *in,
@@ -53197,7 +53130,7 @@ static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
   vote->bond = *vote_later(&vote->bond, &in->bond);
   if (in->floor > vote->floor) vote->floor = in->floor;
   vote->peers[from].told = 1;
-  vote->known = MLFAB__PLANTED(135);
+  vote->known = 0;
   uint32_t told = 0;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) told += vote->peers[i].told;
   if (told == MLFAB__VOTERS - 1) vote->known = 1;
@@ -53355,8 +53288,7 @@ static void keeper_free(mlfab__server *server) {
 /* May nothing be said but what is durable? */
 static int keeper_frozen(const mlfab__server *server) {
   const mlfab__keeper *keeper = server->keeping;
-  return keeper->frozen ||
-         (keeper->leased && !keeper->leased(keeper->above, server->now_ns) && !MLFAB__PLANTED(217));
+  return keeper->frozen || (keeper->leased && !keeper->leased(keeper->above, server->now_ns));
 }
 
 /* --- commits --- */
@@ -53382,8 +53314,7 @@ static int keeper_may(mlfab__server *server, const mlfab__commit *commit) {
   double norm = keeper_norm(commit);
   return keeper->phase == MLFAB__KEEPER_ALONE || ledger->committed == ledger->acknowledged ||
          (keeper_part(keeper, commit) ? mlfab__divergence_may_part(ledger, norm)
-                                      : mlfab__divergence_may(ledger, norm)) ||
-         MLFAB__PLANTED(141);
+                                      : mlfab__divergence_may(ledger, norm));
 }
 
 static void keeper_committed(mlfab__server *server, const mlfab__commit *commit) {
@@ -53445,7 +53376,7 @@ static void keeper_answer(mlfab__server *server) {
   if (keeper_frozen(server)) return;
   for (uint32_t i = 0; i < keeper->nanswers; i++) {
     const mlfab__keeper_answer *answer = &keeper->answers[i];
-    int safe = answer->moment <= keeper->has_decisions || MLFAB__PLANTED(143);
+    int safe = answer->moment <= keeper->has_decisions;
     int due = answer->durable ? safe && keeper->phase == MLFAB__KEEPER_IN_SYNC
                               : safe || keeper->phase == MLFAB__KEEPER_ALONE;
     if (due) {
@@ -53459,7 +53390,7 @@ static void keeper_answer(mlfab__server *server) {
 
 static void keeper_withdrawn(mlfab__server *server, uint32_t worker, uint64_t seq) {
   mlfab__keeper *keeper = server->keeping;
-  for (uint32_t i = 0; i < keeper->nanswers && !MLFAB__PLANTED(304); i++) {
+  for (uint32_t i = 0; i < keeper->nanswers; i++) {
     mlfab__keeper_answer *answer = &keeper->answers[i];
     if (answer->worker == worker && answer->ack.seq == seq) answer->durable = 0;
   }
@@ -53486,13 +53417,12 @@ static const mlfab__window *keeper_window(mlfab__server *server, uint32_t worker
   keeper->told[worker] = *has;
   if (keeper->phase != MLFAB__KEEPER_IN_SYNC || has->incarnation != window->incarnation)
     keeper->told[worker] = (mlfab__window){.incarnation = window->incarnation};
-  return MLFAB__PLANTED(144) ? window : &keeper->told[worker];
+  return &keeper->told[worker];
 }
 
 /* --- what pulls see --- */
 
 static enum mlfab__shows keeper_shows(const mlfab__server *server) {
-  if (MLFAB__PLANTED(142)) return MLFAB__SHOWS_ALL;
   return keeper_frozen(server)           ? MLFAB__SHOWS_NOTHING
          : keeper_hides(server->keeping) ? MLFAB__SHOWS_PINNED
                                          : MLFAB__SHOWS_ALL;
@@ -53545,7 +53475,7 @@ MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins) {
   if (!joins || keeper->phase != MLFAB__KEEPER_ALONE) return;
   /* The replica will have all of this: from here on the bound counts. The momentum may be more than the commits here have
    * made: what another copy or a file has handed over. */
-  double history = MLFAB__PLANTED(212) ? keeper->ledger.history : keeper->sent_history;
+  double history = keeper->sent_history;
   if (!mlfab__finite(history)) history = mlfab__network_never();
   (void)mlfab__divergence_init(&keeper->ledger, keeper->ledger.gamma, keeper->div_max,
                                keeper->ledger.committed, history < 0.0 ? 0.0 : history);
@@ -53925,8 +53855,7 @@ static void voter_begin(mlfab__voters *voters) {
     s->vote.send = voter_send;
     s->vote.store = voter_store;
     mlfab__vote_begin(&s->vote, voter_part(voters, node->voter), node->config.heartbeat_ns,
-                      node->nonce, s->stored.epoch ? &s->stored : NULL,
-                      node->fresh || MLFAB__PLANTED(220), node->now_ns);
+                      node->nonce, s->stored.epoch ? &s->stored : NULL, node->fresh, node->now_ns);
     if (s->stored.epoch)
       mlfab__log(&node->env, MLFAB_LOG_INFO,
                  "votes: what was stored of server %u is there; it votes from now on", s->shard);
@@ -53948,7 +53877,7 @@ static void voter_read(mlfab__voters *voters, const mlfab_io_event *event) {
                why ? why : "not a voter's file");
     return;
   }
-  if (votes.fabric != voters->node->fabric && !MLFAB__PLANTED(228)) return;
+  if (votes.fabric != voters->node->fabric) return;
   for (uint32_t i = 0; i < voters->n; i++)
     mlfab__decode_vote_record(record.bulk + i * MLFAB__VOTE_RECORD_BYTES,
                               &voters->shards[i].stored);
@@ -53975,7 +53904,7 @@ static void voter_event(void *self, const mlfab_io_event *event) {
   voters->retry_ns = 0;
   for (uint32_t i = 0; i < voters->n; i++) {
     mlfab__voter_shard *s = &voters->shards[i];
-    if (!s->pending || (s->written != s->stored.epoch && !MLFAB__PLANTED(229))) continue;
+    if (!s->pending || s->written != s->stored.epoch) continue;
     s->pending = 0;
     mlfab__vote_stored(&s->vote, voters->node->now_ns);
   }
@@ -53988,7 +53917,7 @@ MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters) {
     mlfab__voter_shard *s = &voters->shards[i];
     if (!s->pending) continue;
     dirty = 1;
-    if (voters->path[0] && !MLFAB__PLANTED(219)) continue;
+    if (voters->path[0]) continue;
     s->pending = 0;
     mlfab__vote_stored(&s->vote, voters->node->now_ns);
   }
@@ -54358,7 +54287,7 @@ static void mirror_forget_all(mlfab__mirror *mirror) {
 }
 
 MLFAB__INTERNAL void mlfab__mirror_forget(mlfab__mirror *mirror, uint32_t worker) {
-  for (uint32_t i = mirror->begin; i < mirror->end && !MLFAB__PLANTED(163); i++) {
+  for (uint32_t i = mirror->begin; i < mirror->end; i++) {
     mlfab__mirror_item *item = &mirror->items[i];
     if (item->peer == worker && mirror->parts[item->part].mirrored.workers)
       mirror_unuse(mirror, item);
@@ -54415,7 +54344,7 @@ static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *met
   if (!mirror->serves) return;
   int waits = mirror->stream || mirror->begin < mirror->end || mirror_holds(mirror) ||
               !mirror->facts.leased;
-  if (!waits || MLFAB__PLANTED(157)) {
+  if (!waits) {
     part->port.post(part->port.self, peer, type, meta, bytes);
     return;
   }
@@ -54441,7 +54370,6 @@ static void mirror_judge(mlfab__mirror *mirror) {
 /* Posts what need not wait any more. */
 static void mirror_release(mlfab__mirror *mirror) {
   int holds = mirror_holds(mirror);
-  if (MLFAB__PLANTED(161) && !mirror->stream) holds = 0;
   while (mirror->begin < mirror->judged && mirror->facts.leased) {
     mlfab__mirror_item *item = &mirror->items[mirror->begin];
     if (holds && item->mark > mirror->has) break;
@@ -54485,7 +54413,7 @@ static void mirror_begin_stream(mlfab__mirror *mirror, uint64_t now_ns) {
   for (uint32_t p = 0; p < mirror->nparts; p++) mirror_untouch(&mirror->parts[p].touch);
   /* From the last one on: the list is a stack. */
   for (uint32_t r = mirror->nrecords; r-- > 0;) {
-    if (!(MLFAB__PLANTED(164) && mirror->records[r].bytes)) mirror_due(mirror, r);
+    mirror_due(mirror, r);
   }
 }
 
@@ -54529,7 +54457,7 @@ MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *
   if (!mirror->begun) {
     head.part = MLFAB__MIRROR_BEGINS;
     n = mirror_encode_begins(mirror, body);
-  } else if (mirror->nlist > 0 && !(MLFAB__PLANTED(159) && mirror->unmarked)) {
+  } else if (mirror->nlist > 0) {
     uint32_t record = mirror->list[mirror->nlist - 1];
     const mlfab__mirror_part *part = mirror_part_of(mirror, record);
     head.part = (uint32_t)(part - mirror->parts);
@@ -54620,8 +54548,6 @@ static int mirror_take_record(mlfab__mirror *mirror, const mlfab__mirror_frame *
       part->mirrored.decode(part->mirrored.self, head->record, body, n, 0))
     return MLFAB_ERR_FRAME;
   mlfab__mirror_record *record = &mirror->records[part->first + head->record];
-  if (MLFAB__PLANTED(158) && mirror->whole)
-    return mirror_keep(mirror->env, &record->bytes, &record->n, body, n);
   if (!record->staged) mirror->list[mirror->nlist++] = part->first + head->record;
   if (!mirror_keep(mirror->env, &record->staged, &record->nstaged, body, n)) return 0;
   mirror_void(mirror); /* no memory: it says so, and gets all again */
@@ -55068,7 +54994,7 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER || at.peer != c->peer || !c->ready) return 0;
   /* END says that all is there: so all must have left, unspoilt. */
-  if (c->record.type == MLFAB__RECORD_END && c->lent && !MLFAB__PLANTED(213)) return 0;
+  if (c->record.type == MLFAB__RECORD_END && c->lent) return 0;
   uint32_t slot = 0;
   while (slot < MLFAB__COPY_LOANS && (c->lent >> slot & 1)) slot++;
   if (slot == MLFAB__COPY_LOANS) return 0;
@@ -55196,9 +55122,8 @@ static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
       in.type > UINT16_MAX || (frame->bulk_bytes > 0 && !frame->bulk))
     return MLFAB_ERR_FRAME;
   c->heard_of = in.number;
-  if (!copy_takes(c) && !MLFAB__PLANTED(210)) {
-    if (!MLFAB__PLANTED(230))
-      copy_void(c); /* its other records may come when this copy takes moments again */
+  if (!copy_takes(c)) {
+    copy_void(c); /* its other records may come when this copy takes moments again */
     return 1;
   }
   if (in.index == 0 && in.type == MLFAB__RECORD_END) {
@@ -55334,7 +55259,7 @@ static void copy_look_at_joining(mlfab__copy *c) {
   mlfab__vote *vote = copy_vote(c);
   int mirrored = mlfab__mirror_in_sync(c->mirror), wanted = vote->wanted >> c->other & 1;
   if (c->server->keeping->phase == MLFAB__KEEPER_ALONE) c->arrived = 0;
-  if ((c->arrived || MLFAB__PLANTED(214)) && mirrored && !wanted && !c->drops)
+  if (c->arrived && mirrored && !wanted && !c->drops)
     mlfab__vote_want(vote, 1u << c->self | 1u << c->other, c->node->now_ns);
   if (!mirrored && wanted && !copy_may_be_in_sync(c))
     mlfab__vote_want(vote, 1u << c->self, c->node->now_ns);
@@ -55355,7 +55280,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
   int silent = mlfab__vote_silent(vote, c->other, now_ns) &&
                now_ns - c->heard_ns >= MLFAB__VOTE_SILENT_BEATS * c->node->config.heartbeat_ns;
   /* It is another process than the one that was in sync. */
-  int empty = c->link_up && c->has == 0 && !c->sends && !MLFAB__PLANTED(218);
+  int empty = c->link_up && c->has == 0 && !c->sends;
   if (keeper->phase == MLFAB__KEEPER_JOINING && (vote->decided.insync >> c->other & 1)) {
     mlfab__keeper_joined(c->server);
     copy_event(c, MLFAB_EVENT_IN_SYNC, 0, "the other copy is in sync");
@@ -55377,7 +55302,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
 
 /* There was no memory to keep a state of the moment under way: another one is sent a beat later. */
 static void copy_look_at_loss(mlfab__copy *c) {
-  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment) || MLFAB__PLANTED(223)) return;
+  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment)) return;
   copy_unsend(c);
   c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
 }
@@ -56224,7 +56149,7 @@ static void trace_frame(void *self, const mlfab__tap_frame *f) {
                            now_ns > lane->seen_ns + MLFAB__TRACE_GAP_NS))
     trace_end_run(t, lane);
   if (lane->frames == 0) {
-    uint64_t at = MLFAB__PLANTED(190) ? now_ns : mlfab__max(now_ns, lane->last_ns);
+    uint64_t at = mlfab__max(now_ns, lane->last_ns);
     *run = (mlfab__trace_record){.at_ns = at,
                                  .end_ns = at,
                                  .key = transfer.key,
@@ -56320,7 +56245,7 @@ MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *t, uint64_t now_ns,
     const mlfab__trace_record lost = {
         .at_ns = t->count ? last.end_ns : now_ns, .bytes = t->lost, .kind = MLFAB__TRACE_LOST};
     t->ring[(t->begin + t->count++) % MLFAB__TRACE_RECORDS] = lost;
-    if (!MLFAB__PLANTED(191)) t->lost = 0;
+    t->lost = 0;
   }
   for (; n < most && t->count > 0; n++) {
     records[n] = t->ring[t->begin];
@@ -57225,7 +57150,7 @@ static const char *config_variable(const char *name) {
  * numbers such steps from 4294967291 on. */
 static int config_is_task(void) {
   const char *step = config_variable("SLURM_STEP_ID");
-  return step && (MLFAB__PLANTED(265) || strtoull(step, NULL, 10) < 0xfffffff0u);
+  return step && strtoull(step, NULL, 10) < 0xfffffff0u;
 }
 
 /* The first launcher that tells a rank. `workers`: their number, when it is known otherwise. */
@@ -57234,7 +57159,7 @@ static enum config_launcher config_launcher(uint32_t workers) {
   for (; i < CONFIG_NOBODY; i++) {
     if (!config_variable(config_launchers[i].rank)) continue;
     if (i == CONFIG_SLURM && !config_is_task()) continue;
-    if (config_launchers[i].size || workers > 1 || MLFAB__PLANTED(266)) break;
+    if (config_launchers[i].size || workers > 1) break;
   }
   return (enum config_launcher)i;
 }
@@ -57305,7 +57230,7 @@ static void config_meet(mlfab_config *c) {
   const char *job = config_variable("PMIX_NAMESPACE"), *step = config_variable("SLURM_STEP_ID");
   const char *nodes = config_variable("SLURM_STEP_NUM_NODES");
   if (c->coordinator[0] || c->workers < 2) return;
-  if (from == CONFIG_OPENMPI && job && (MLFAB__PLANTED(267) || config_is_one_host(""))) {
+  if (from == CONFIG_OPENMPI && job && config_is_one_host("")) {
     snprintf(name, sizeof name, "pmix-%s", job);
     (void)config_meet_here(c, name);
   }
@@ -58080,7 +58005,7 @@ static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
 static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
   char dir[MLFAB__DISK_PATH];
   int code = 0;
-  if (!MLFAB__PLANTED(110)) DISK_REPEAT(code, files->sync(files->user, job->file));
+  DISK_REPEAT(code, files->sync(files->user, job->file));
   if (!code) code = disk_close_file(files, job);
   if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
   disk_dir(job->path, dir);
@@ -58179,9 +58104,7 @@ static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
       DISK_REPEAT(code, files->remove(files->user, job->path));
       if (code == -ENOENT) code = 0;
   }
-  job->code = code == -ETIMEDOUT && !MLFAB__PLANTED(249) ? MLFAB_ERR_TIMEOUT
-              : code                                     ? MLFAB_ERR_IO
-                                                         : 0;
+  job->code = code == -ETIMEDOUT ? MLFAB_ERR_TIMEOUT : code ? MLFAB_ERR_IO : 0;
   if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
 }
 
@@ -58252,7 +58175,7 @@ MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
     disk->stop = 1;
     pthread_cond_signal(&disk->asked);
     pthread_mutex_unlock(&disk->lock);
-    if (!MLFAB__PLANTED(248)) disk_cancel(disk->files, 1);
+    disk_cancel(disk->files, 1);
     pthread_join(disk->thread, NULL);
     disk_cancel(disk->files, 0);
   }
@@ -58767,8 +58690,7 @@ static int context_beside(const char *path, char *name, size_t room) {
       errno = ENAMETOOLONG;
       return -1;
     }
-    if (MLFAB__PLANTED(88)) snprintf(name, room, "%s.part", path);
-    fd = open(name, O_WRONLY | O_CREAT | (MLFAB__PLANTED(88) ? 0 : O_EXCL) | O_CLOEXEC, 0666);
+    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   }
   return fd;
 }
@@ -58874,7 +58796,7 @@ static int context_send(const mlfab__context_transport *transport, uint32_t link
  * request: it could be that of such a buffer. `whom`: as for keeps. */
 static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   uint32_t kept = 0;
-  if (MLFAB__LIKELY(!ctx->lends) || MLFAB__PLANTED(273)) return 0;
+  if (MLFAB__LIKELY(!ctx->lends)) return 0;
   for (uint32_t t = 0; t < ctx->ntransports && kept == 0; t++) {
     const mlfab__context_transport *transport = &ctx->transports[t];
     if (transport->table->keeps) kept = transport->table->keeps(transport->self, whom, room);
@@ -60241,13 +60163,12 @@ static int telemetry_write(int file, const char *text, size_t bytes) {
 static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
   char part[MLFAB__TELEMETRY_PATH + 32];
   snprintf(part, sizeof part, "%s.%ld.part", path, pid);
-  const char *name = MLFAB__PLANTED(192) ? path : part;
-  int file = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  int file = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) return errno;
   int code = telemetry_write(file, text, bytes);
   if (close(file) && !code) code = errno;
-  if (!code && name == part && rename(part, path)) code = errno;
-  if (code && name == part) unlink(part);
+  if (!code && rename(part, path)) code = errno;
+  if (code) unlink(part);
   return code;
 }
 
@@ -60284,7 +60205,7 @@ static void telemetry_hook_log(void *user, int level, const char *line) {
     kept->unix_ns = telemetry_clock(CLOCK_REALTIME);
     kept->level = level;
     snprintf(kept->text, sizeof kept->text, "%s", line);
-  } else if (!MLFAB__PLANTED(193)) {
+  } else {
     t->lost++;
   }
   pthread_cond_broadcast(&t->changed);
@@ -62715,7 +62636,7 @@ static void staging_end_as(mlfab *ctx, staging_call *c, int code, int32_t rank, 
   if (c->direct) ctx->direct->leave(ctx, c->direct);
   if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
     MLFAB__FAIL(&c->why, code, "%s", text);
-    c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
+    c->state = STAGING_DOOMED;
   } else {
     c->state = STAGING_ENDED;
   }
@@ -62811,7 +62732,7 @@ static int staging_land(staging *s, staging_call *c, int over, int *moved_p) {
     staging_chunk *chunk = &c->chunks[i];
     if (!chunk->stale || (!over && (chunk->misses > 0 || chunk->landed))) continue;
     c->way = MLFAB_DEVICE_FROM_HOST;
-    if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
+    if (c->fence) number = s->device->after(s->self, c->way, c->fence);
     staging_drop(s, &c->fence);
     if (!number) number = staging_copy_chunk(s, c, i);
     chunk->stale = 0;
@@ -62832,7 +62753,7 @@ static void staging_arrives(void *user, const void *at, uint64_t bytes) {
     uint64_t from, part = staging_part(c, (uint32_t)i, to - image, bytes, &from);
     if (part == 0) break;
     c->chunks[i].misses -= mlfab__min(c->chunks[i].misses, part);
-    if (!MLFAB__PLANTED(286)) c->chunks[i].stale = 1;
+    c->chunks[i].stale = 1;
   }
 }
 
@@ -63139,7 +63060,7 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   look.direct = ctx->direct && request_p && ctx->direct->wants(ctx, call);
   int code = ctx->closed ? 0 : staging_check(ctx, call, waits, request_p, &look);
   int plain = look.foreign == 0 && !look.direct;
-  if (!code && plain && (staging_test_begun(ctx, &kind) || MLFAB__PLANTED(282))) return 0;
+  if (!code && plain && staging_test_begun(ctx, &kind)) return 0;
   if (!code && call->options && *(const uint32_t *)call->options < sizeof(uint32_t)) return 0;
   *taken_p = 1;
   if (!code) code = staging_make(ctx, call, &look, waits, &c);
@@ -63251,7 +63172,7 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
   for (uint32_t i = 0; i < c->nbuffers; i++) writes |= c->buffers[i].of.out_bytes > 0;
   if (code || result.status || c->why.code) {
     staging_failed(ctx, c, code ? code : result.status, &error);
-  } else if (!writes || MLFAB__PLANTED(283)) {
+  } else if (!writes) {
     staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
     c->state = STAGING_ENDED;
   } else {
@@ -63971,7 +63892,7 @@ static int direct_judge(mlfab *ctx, const direct_call *c, mlfab_error *error) {
   for (uint32_t m = 0; m < d->members; m++) {
     const int64_t *record = &c->words[m * DIRECT_RECORD];
     char text[DIRECT_TEXT] = "it has finished";
-    if (record[0] == DIRECT_DID || MLFAB__PLANTED(289)) continue;
+    if (record[0] == DIRECT_DID) continue;
     if (record[0] == DIRECT_FAILED) memcpy(text, record + 1, sizeof text);
     text[sizeof text - 1] = 0;
     d->epoch = 0;
@@ -64155,7 +64076,6 @@ static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
       return MLFAB__DIRECT_MOVED;
     case DIRECT_GATHERED:
       if (direct_judge(ctx, c, error)) return MLFAB__DIRECT_FAILED;
-      if (MLFAB__PLANTED(288)) return MLFAB__DIRECT_OVER;
       c->state = DIRECT_SETTLES;
       return MLFAB__DIRECT_MOVED;
     default:
@@ -64167,7 +64087,7 @@ static int direct_go_on(mlfab *ctx, direct_call *c, mlfab_error *error) {
 static int direct_sees_fence(mlfab *ctx, direct_call *c) {
   void *self;
   const mlfab_device *device = direct_device(ctx, &self);
-  if (!c->ready && c->fence && !MLFAB__PLANTED(287)) {
+  if (!c->ready && c->fence) {
     int reached = device->poll(self, c->fence);
     if (reached == 0) return 0;
     if (reached < 0) direct_failed(ctx, c, "what the stream has", -reached);
@@ -65658,7 +65578,7 @@ static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     struct pollfd words = {.fd = link->fd, .events = POLLIN};
-    if (link->stage || link->frame || poll(&words, 1, 0) != 1 || MLFAB__PLANTED(98)) return link;
+    if (link->stage || link->frame || poll(&words, 1, 0) != 1) return link;
   }
   return NULL;
 }
@@ -65768,8 +65688,7 @@ static int tcp_shake(tcp_self *self, tcp_link *link) {
   if (status == MLFAB_ERR_AGAIN) {
     if (tcp_watch(self, link, TCP_WATCH_IN | (out ? TCP_WATCH_OUT : 0u)))
       tcp_link_fail(self, link, errno);
-  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING &&
-             !MLFAB__PLANTED(205)) {
+  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING) {
     link->attempt++;
     link->dial->next--;
     tcp_group_leave(self, link);
@@ -66291,7 +66210,6 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
 /* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
   if (link->shakes && !tcp_shake(self, link)) return;
-  if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
     int status = tcp_frame_advance(self, link);
     if (status > 0) {
@@ -66380,8 +66298,7 @@ static void tcp_overdue(tcp_self *self, tcp_node *list, const char *why) {
   for (tcp_node *at = list->next, *next; at != list; at = next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     next = at->next;
-    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS &&
-        !MLFAB__PLANTED(204))
+    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS)
       tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, why);
   }
 }
@@ -66832,7 +66749,7 @@ static void tcp_disown(tcp_self *self) {
 static void tcp_close(void *opaque) {
   tcp_self *self = opaque;
   struct stat info;
-  if (self->pid != getpid() && !MLFAB__PLANTED(89))
+  if (self->pid != getpid())
     tcp_disown(self);
   else
     tcp_unask(self); /* a child has no thread that could answer or release the lock */
@@ -67036,7 +66953,7 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
   void *map =
       mmap(at, bytes, protection, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, (off_t)from);
   if (map == MAP_FAILED) return NULL;
-  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
+  madvise(map, bytes, MADV_DONTFORK);
   return map;
 }
 
@@ -68292,7 +68209,7 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
     struct shm_lent *first = shm_lent_at(refers, i);
     uint64_t bytes = first->bytes;
     n = 1;
-    if (token == 0 && first->units > 0 && first->end > released && read && !MLFAB__PLANTED(294))
+    if (token == 0 && first->units > 0 && first->end > released && read)
       shm_pool_back(t, refers, first, true);
     if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
       continue;
@@ -68301,7 +68218,7 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
       if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
       bytes += next->bytes;
     }
-    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
+    if (read && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
       if (token != 0) return MLFAB_ERR_MEMORY;
       continue;
     }
@@ -68896,8 +68813,7 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
   uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 ||
-      (!span.alone && !MLFAB__PLANTED(291)))
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 || !span.alone)
     return 0;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return 0;
@@ -69029,7 +68945,7 @@ static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
       struct shm_view *view = &link->refers->views[i];
       if (view->number != reference->number || reference->number == 0) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
-                     (bytes <= view->bytes - reference->offset || MLFAB__PLANTED(293))
+                     bytes <= view->bytes - reference->offset
                  ? view
                  : NULL;
     }
@@ -69153,7 +69069,7 @@ static int shm_return(struct shm *t, mlfab_io_event *event) {
     struct shm_link *link = t->live[i];
     while (link->refers != NULL && link->refers->lent_count > 0) {
       if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !shm_see_tail(link)) break;
-      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !MLFAB__PLANTED(292)) break;
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
       uint64_t token = shm_lent_over(t, link);
       if (token == 0) continue;
       event->kind = MLFAB_IO_SENT;
@@ -70724,7 +70640,7 @@ static void mpi_take_back(const mpi_link *link, uint64_t token, bool all) {
     if (operation->lends != t || operation->link != link->number) continue;
     if (!all && operation->token != token) continue;
     operation->link = 0;
-    if (!MLFAB__PLANTED(271)) atomic_fetch_add(&t->kept, 1);
+    atomic_fetch_add(&t->kept, 1);
   }
 }
 
@@ -70881,7 +70797,7 @@ static void mpi_free_link(mpi_link *link) {
   mpi_end *t = link->end;
   mpi_engine *e = t->engine;
   mpi_drop_frames(link);
-  if (!MLFAB__PLANTED(274)) mpi_take_back(link, 0, true);
+  mpi_take_back(link, 0, true);
   for (uint32_t i = 0; i < t->sent_count; i++) {
     mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
     if (sent->link == link->number) sent->link = 0;
@@ -70915,7 +70831,7 @@ static void mpi_close_link(mpi_link *link) {
 }
 
 static bool mpi_has_room(const mpi_link *link, uint32_t cost) {
-  return link->unreleased + cost <= MPT_WINDOW || MLFAB__PLANTED(170);
+  return link->unreleased + cost <= MPT_WINDOW;
 }
 
 /* ---- what comes ---- */
@@ -71010,11 +70926,6 @@ static bool mpi_unpark(mpi_engine *e) {
   if (!head) return true;
   const mpi_envelope in = mpi_read(head->bytes);
   mpi_link *link = mpi_addressee(e, &in, e->parked_source);
-  if (!link && MLFAB__PLANTED(172)) {
-    e->parked = NULL;
-    mpi_put_block(e, head);
-    return true;
-  }
   mpi_block *bulk = mpi_reserve_operations(e, 1) ? mpi_take_block(e, head->bulk_bytes) : NULL;
   if (!bulk) return false;
   int at = e->operations_count;
@@ -71234,7 +71145,7 @@ static int mpi_roll_begin(mpi_roll *roll, MPI_Comm comm, int tag, mlfab_error *e
 
 static void mpi_roll_say(mpi_roll *roll) {
   MPI_Request request;
-  if (roll->said || MLFAB__PLANTED(270)) return;
+  if (roll->said) return;
   roll->said = 1;
   for (int r = 0; r < roll->size; r++) {
     if (r == roll->rank) continue;
@@ -71332,8 +71243,7 @@ static int mpi_take_heres(mpi_engine *e, mpi_roll *roll, uint64_t until, uint64_
                           mlfab_error *error) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_roll again;
-  int code = mpi_roll_begin(&again, MLFAB__PLANTED(275) ? roll->comm : e->comm,
-                            MLFAB__PLANTED(275) ? roll->tag : MPT_SAID, error);
+  int code = mpi_roll_begin(&again, e->comm, MPT_SAID, error);
   if (code) {
     e->spoilt = true; /* the others wait for this process */
     snprintf(e->missing, sizeof e->missing, "MPI rank %d has", roll->rank);
@@ -71686,7 +71596,7 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
 static void mpi_end_loans(mpi_end *t) {
   mpi_engine *e = t->engine;
   uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
-  while (t->lent > 0 && !e->over && mpi_now() < until && !MLFAB__PLANTED(272)) {
+  while (t->lent > 0 && !e->over && mpi_now() < until) {
     mpi_progress(e);
     if (t->lent == 0) return;
     pthread_mutex_unlock(&e->lock);
@@ -71994,7 +71904,7 @@ static void mpi_release(void *self, const mlfab_io_event *event) {
   mpi_link *link = mpi_find(t, head->link);
   if (link && !link->ended) {
     link->owed += mpi_cost(head->head_bytes, head->bulk_bytes);
-    if (link->owed >= MPT_WINDOW / 4 && !MLFAB__PLANTED(171)) mpi_tell_link(link, MPT_CREDIT);
+    if (link->owed >= MPT_WINDOW / 4) mpi_tell_link(link, MPT_CREDIT);
   }
   mpi_put_frame(t->engine, head);
   pthread_mutex_unlock(&t->engine->lock);

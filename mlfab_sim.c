@@ -91,20 +91,6 @@
 #define MLFAB__UNLIKELY(x) (x)
 #endif
 
-/* Planted bugs: a build with -DMLFAB_PLANT breaks one invariant on purpose, the one whose number the environment
- * variable MLFAB_PLANT has, and the tests must notice. */
-#ifdef MLFAB_PLANT
-#include <stdlib.h>
-static int mlfab__plant;
-__attribute__((__constructor__)) static void mlfab__plant_read(void) {
-  const char *number = getenv("MLFAB_PLANT");
-  mlfab__plant = number ? atoi(number) : 0;
-}
-#define MLFAB__PLANTED(n) (mlfab__plant == (n))
-#else
-#define MLFAB__PLANTED(n) 0
-#endif
-
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED

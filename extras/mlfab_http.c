@@ -15,12 +15,6 @@
 #include <strings.h>
 #include <time.h>
 
-#ifndef MLFAB_PLANT /* a bug on purpose, for tests/plant.py */
-#define MLFAB__PLANTED(n) 0
-#else
-#define MLFAB__PLANTED(n) (atoi(getenv("MLFAB_PLANT") ? getenv("MLFAB_PLANT") : "0") == (n))
-#endif
-
 enum {
   HTTP_HEAD_MOST = 65536, /* bytes of an answer's head, redirects included */
   HTTP_BODY_MOST = 1 << 20,
@@ -218,8 +212,7 @@ static void http_begin(mlfab__http *http) {
     http_end(http, MLFAB_ERR_LIMIT, "the answer has %llu bytes, more than %llu",
              (unsigned long long)http->length, (unsigned long long)most);
   if (answer->status != HTTP_PARTIAL) return;
-  if (!ranged || http->part_first == http_unknown ||
-      (http->part_first != request->range_first && !MLFAB__PLANTED(245)))
+  if (!ranged || http->part_first == http_unknown || http->part_first != request->range_first)
     http_end(http, MLFAB_ERR_REFUSED, "the server sent another part than the one from byte %llu on",
              (unsigned long long)request->range_first);
   answer->first = request->range_first;
@@ -241,7 +234,7 @@ static size_t http_on_write(char *data, size_t size, size_t count, void *user) {
   size_t bytes = size * count;
   if (!http->begun) http_begin(http);
   if (http->code) return 0;
-  if (answer->received + bytes > most && !MLFAB__PLANTED(246)) {
+  if (answer->received + bytes > most) {
     http_end(http, MLFAB_ERR_LIMIT, "the answer has more than %llu bytes",
              (unsigned long long)most);
     return 0;

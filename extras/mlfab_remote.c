@@ -16,12 +16,6 @@
 #include <strings.h>
 #include <time.h>
 
-#ifndef MLFAB_PLANT /* a bug on purpose, for tests/plant.py */
-#define MLFAB__PLANTED(n) 0
-#else
-#define MLFAB__PLANTED(n) (atoi(getenv("MLFAB_PLANT") ? getenv("MLFAB_PLANT") : "0") == (n))
-#endif
-
 enum {
   REMOTE_ATTEMPTS = 6,
   REMOTE_PAUSE_MS = 250,
@@ -543,7 +537,7 @@ int64_t mlfab__remote_get(mlfab__remote *remote, const mlfab__place *place, void
     if (sink.got == bytes && answer->retryable) return (int64_t)sink.got;
     /* It goes on behind the last byte, if the file is still the same. */
     if (!etag[0] && strncmp(answer->etag, "W/", 2) != 0) memcpy(etag, answer->etag, sizeof etag);
-    if (!etag[0] || MLFAB__PLANTED(261)) sink.got = 0;
+    if (!etag[0]) sink.got = 0;
     call.in_vain = sink.got > before ? 1 : call.in_vain + 1;
     if (!remote_again(remote, &call, code) || !remote_pause(remote, &call))
       return remote_give_up(remote, &call, url);
@@ -713,7 +707,6 @@ static int remote_completed(mlfab__remote *remote, remote_call *call) {
   char text[64];
   if (remote_text(answer->body, answer->kept, "ETag", text, sizeof text)) return 0;
   int named = remote_text(answer->body, answer->kept, "Code", text, sizeof text);
-  if (MLFAB__PLANTED(262)) return 0;
   int later = !named || !strcmp(text, "InternalError");
   if (later && ++call->in_vain < REMOTE_ATTEMPTS && remote_pause(remote, call)) return 1;
   if (remote_cancelled(remote)) return remote_fail(remote, ECANCELED, "POST: cancelled");

@@ -12,12 +12,6 @@
 #include <string.h>
 #include <strings.h>
 
-#ifndef MLFAB_PLANT /* a bug on purpose, for tests/plant.py */
-#define MLFAB__PLANTED(n) 0
-#else
-#define MLFAB__PLANTED(n) (atoi(getenv("MLFAB_PLANT") ? getenv("MLFAB_PLANT") : "0") == (n))
-#endif
-
 enum { SIGV4_SUM = 32, SIGV4_DATE = 16, SIGV4_SCOPE = 160, SIGV4_NAME = 64 };
 
 /* --- bytes as text --- */
@@ -106,7 +100,6 @@ int mlfab__sigv4_query(const mlfab__sigv4_pair *query, uint32_t n, char *text, s
   mlfab__sigv4_pair sorted[MLFAB__SIGV4_PAIRS];
   size_t at = 0;
   if (room == 0 || sigv4_sort(query, n, sorted, sigv4_query_order)) return -1;
-  if (MLFAB__PLANTED(260)) memcpy(sorted, query, n * sizeof *query);
   text[0] = 0;
   for (uint32_t i = 0; i < n; i++) {
     if (room - at < 3) return -1;

@@ -45,12 +45,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#ifndef MLFAB_PLANT /* a bug on purpose, for tests/plant.py */
-#define MLFAB__PLANTED(n) 0
-#else
-#include <stdlib.h>
-#define MLFAB__PLANTED(n) (atoi(getenv("MLFAB_PLANT") ? getenv("MLFAB_PLANT") : "0") == (n))
-#endif
 #ifndef TLS_RECORDS
 #define TLS_RECORDS (1u << 23)
 #endif
@@ -148,8 +142,7 @@ static int tls_ssl_new(tls_session *session) {
   if (session->called) {
     SSL_set_accept_state(session->ssl);
   } else {
-    if (!MLFAB__PLANTED(200)) /* no certificate is trusted */
-      SSL_set_verify(session->ssl, SSL_VERIFY_PEER, NULL);
+    SSL_set_verify(session->ssl, SSL_VERIFY_PEER, NULL); /* no certificate is trusted */
     SSL_set_connect_state(session->ssl);
   }
   return 0;
@@ -172,7 +165,7 @@ static int tls_begin(void *opaque, int fd, int called, uint32_t attempt, void **
   session->called = called != 0;
   session->attempt = attempt;
   session->why = "";
-  if ((!called || MLFAB__PLANTED(201)) && tls_ssl_new(session)) {
+  if (!called && tls_ssl_new(session)) {
     tls_end(session);
     return MLFAB_ERR_MEMORY;
   }
@@ -273,7 +266,7 @@ static int tls_shake(void *opaque, int *out_p) {
   if (status) return status;
   ERR_clear_error();
   int n = SSL_do_handshake(session->ssl);
-  if (n == 1 && (SSL_session_reused(session->ssl) || MLFAB__PLANTED(200))) {
+  if (n == 1 && SSL_session_reused(session->ssl)) {
     session->open = 1;
     return 0;
   }
@@ -300,7 +293,7 @@ static ptrdiff_t tls_stopped(tls_session *session, int status) {
     session->failed = ECONNRESET;
     session->why = "the peer refused a record of TLS: it was changed on the way";
   } else if (error == SSL_ERROR_SSL) {
-    session->failed = MLFAB__PLANTED(206) ? EAGAIN : EBADMSG;
+    session->failed = EBADMSG;
     session->why = "a record of TLS was changed on the way";
   }
   if (!session->failed) session->failed = EIO;
@@ -352,7 +345,7 @@ static const uint8_t *tls_next(const struct iovec *pieces, int count, int i, siz
 
 /* A new key for what this end sends, with the next record. */
 static void tls_renew(tls_session *session) {
-  if (++session->records < TLS_RECORDS || MLFAB__PLANTED(202)) return;
+  if (++session->records < TLS_RECORDS) return;
   if (SSL_key_update(session->ssl, SSL_KEY_UPDATE_NOT_REQUESTED)) session->records = 0;
 }
 
@@ -454,7 +447,7 @@ static int tls_keys_make(tls_user *user, const char *text) {
 static int tls_use(SSL *ssl, const EVP_MD *digest, const uint8_t **identity_p, size_t *bytes_p,
                    SSL_SESSION **psk_p) {
   const tls_session *session = SSL_get_app_data(ssl);
-  uint32_t attempt = MLFAB__PLANTED(203) ? 0 : session->attempt;
+  uint32_t attempt = session->attempt;
   const tls_key *key = &session->user->keys[attempt % session->user->count];
   *psk_p = NULL;
   if (digest && EVP_MD_type(digest) != NID_sha256) return 1;

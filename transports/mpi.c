@@ -401,7 +401,7 @@ static void mpi_take_back(const mpi_link *link, uint64_t token, bool all) {
     if (operation->lends != t || operation->link != link->number) continue;
     if (!all && operation->token != token) continue;
     operation->link = 0;
-    if (!MLFAB__PLANTED(271)) atomic_fetch_add(&t->kept, 1);
+    atomic_fetch_add(&t->kept, 1);
   }
 }
 
@@ -558,7 +558,7 @@ static void mpi_free_link(mpi_link *link) {
   mpi_end *t = link->end;
   mpi_engine *e = t->engine;
   mpi_drop_frames(link);
-  if (!MLFAB__PLANTED(274)) mpi_take_back(link, 0, true);
+  mpi_take_back(link, 0, true);
   for (uint32_t i = 0; i < t->sent_count; i++) {
     mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
     if (sent->link == link->number) sent->link = 0;
@@ -592,7 +592,7 @@ static void mpi_close_link(mpi_link *link) {
 }
 
 static bool mpi_has_room(const mpi_link *link, uint32_t cost) {
-  return link->unreleased + cost <= MPT_WINDOW || MLFAB__PLANTED(170);
+  return link->unreleased + cost <= MPT_WINDOW;
 }
 
 /* ---- what comes ---- */
@@ -687,11 +687,6 @@ static bool mpi_unpark(mpi_engine *e) {
   if (!head) return true;
   const mpi_envelope in = mpi_read(head->bytes);
   mpi_link *link = mpi_addressee(e, &in, e->parked_source);
-  if (!link && MLFAB__PLANTED(172)) {
-    e->parked = NULL;
-    mpi_put_block(e, head);
-    return true;
-  }
   mpi_block *bulk = mpi_reserve_operations(e, 1) ? mpi_take_block(e, head->bulk_bytes) : NULL;
   if (!bulk) return false;
   int at = e->operations_count;
@@ -911,7 +906,7 @@ static int mpi_roll_begin(mpi_roll *roll, MPI_Comm comm, int tag, mlfab_error *e
 
 static void mpi_roll_say(mpi_roll *roll) {
   MPI_Request request;
-  if (roll->said || MLFAB__PLANTED(270)) return;
+  if (roll->said) return;
   roll->said = 1;
   for (int r = 0; r < roll->size; r++) {
     if (r == roll->rank) continue;
@@ -1009,8 +1004,7 @@ static int mpi_take_heres(mpi_engine *e, mpi_roll *roll, uint64_t until, uint64_
                           mlfab_error *error) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_roll again;
-  int code = mpi_roll_begin(&again, MLFAB__PLANTED(275) ? roll->comm : e->comm,
-                            MLFAB__PLANTED(275) ? roll->tag : MPT_SAID, error);
+  int code = mpi_roll_begin(&again, e->comm, MPT_SAID, error);
   if (code) {
     e->spoilt = true; /* the others wait for this process */
     snprintf(e->missing, sizeof e->missing, "MPI rank %d has", roll->rank);
@@ -1363,7 +1357,7 @@ static int mpi_open(const mlfab_transport_options *options, void **self_p, char 
 static void mpi_end_loans(mpi_end *t) {
   mpi_engine *e = t->engine;
   uint64_t until = mlfab__add_sat(mpi_now(), t->timeout_ns), nap = MPT_NAP_LEAST_NS;
-  while (t->lent > 0 && !e->over && mpi_now() < until && !MLFAB__PLANTED(272)) {
+  while (t->lent > 0 && !e->over && mpi_now() < until) {
     mpi_progress(e);
     if (t->lent == 0) return;
     pthread_mutex_unlock(&e->lock);
@@ -1671,7 +1665,7 @@ static void mpi_release(void *self, const mlfab_io_event *event) {
   mpi_link *link = mpi_find(t, head->link);
   if (link && !link->ended) {
     link->owed += mpi_cost(head->head_bytes, head->bulk_bytes);
-    if (link->owed >= MPT_WINDOW / 4 && !MLFAB__PLANTED(171)) mpi_tell_link(link, MPT_CREDIT);
+    if (link->owed >= MPT_WINDOW / 4) mpi_tell_link(link, MPT_CREDIT);
   }
   mpi_put_frame(t->engine, head);
   pthread_mutex_unlock(&t->engine->lock);

@@ -767,7 +767,7 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
     struct shm_lent *first = shm_lent_at(refers, i);
     uint64_t bytes = first->bytes;
     n = 1;
-    if (token == 0 && first->units > 0 && first->end > released && read && !MLFAB__PLANTED(294))
+    if (token == 0 && first->units > 0 && first->end > released && read)
       shm_pool_back(t, refers, first, true);
     if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
       continue;
@@ -776,7 +776,7 @@ static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
       if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
       bytes += next->bytes;
     }
-    if (read && !MLFAB__PLANTED(290) && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
+    if (read && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
       if (token != 0) return MLFAB_ERR_MEMORY;
       continue;
     }
@@ -1371,8 +1371,7 @@ static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uin
                      struct shm_lent *lent, struct shm_reference *reference) {
   mlfab__shm_span span;
   uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 ||
-      (!span.alone && !MLFAB__PLANTED(291)))
+  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 || !span.alone)
     return 0;
   struct shm_refers *refers = shm_refers(t, link);
   if (refers == NULL) return 0;
@@ -1504,7 +1503,7 @@ static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
       struct shm_view *view = &link->refers->views[i];
       if (view->number != reference->number || reference->number == 0) continue;
       return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
-                     (bytes <= view->bytes - reference->offset || MLFAB__PLANTED(293))
+                     bytes <= view->bytes - reference->offset
                  ? view
                  : NULL;
     }
@@ -1628,7 +1627,7 @@ static int shm_return(struct shm *t, mlfab_io_event *event) {
     struct shm_link *link = t->live[i];
     while (link->refers != NULL && link->refers->lent_count > 0) {
       if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !shm_see_tail(link)) break;
-      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !MLFAB__PLANTED(292)) break;
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
       uint64_t token = shm_lent_over(t, link);
       if (token == 0) continue;
       event->kind = MLFAB_IO_SENT;

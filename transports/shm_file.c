@@ -40,7 +40,7 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
   void *map =
       mmap(at, bytes, protection, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, (off_t)from);
   if (map == MAP_FAILED) return NULL;
-  if (!MLFAB__PLANTED(90)) madvise(map, bytes, MADV_DONTFORK);
+  madvise(map, bytes, MADV_DONTFORK);
   return map;
 }
 

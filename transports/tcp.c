@@ -1171,7 +1171,7 @@ static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     struct pollfd words = {.fd = link->fd, .events = POLLIN};
-    if (link->stage || link->frame || poll(&words, 1, 0) != 1 || MLFAB__PLANTED(98)) return link;
+    if (link->stage || link->frame || poll(&words, 1, 0) != 1) return link;
   }
   return NULL;
 }
@@ -1281,8 +1281,7 @@ static int tcp_shake(tcp_self *self, tcp_link *link) {
   if (status == MLFAB_ERR_AGAIN) {
     if (tcp_watch(self, link, TCP_WATCH_IN | (out ? TCP_WATCH_OUT : 0u)))
       tcp_link_fail(self, link, errno);
-  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING &&
-             !MLFAB__PLANTED(205)) {
+  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING) {
     link->attempt++;
     link->dial->next--;
     tcp_group_leave(self, link);
@@ -1804,7 +1803,6 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
 /* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
   if (link->shakes && !tcp_shake(self, link)) return;
-  if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
     int status = tcp_frame_advance(self, link);
     if (status > 0) {
@@ -1893,8 +1891,7 @@ static void tcp_overdue(tcp_self *self, tcp_node *list, const char *why) {
   for (tcp_node *at = list->next, *next; at != list; at = next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     next = at->next;
-    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS &&
-        !MLFAB__PLANTED(204))
+    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS)
       tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, why);
   }
 }
@@ -2345,7 +2342,7 @@ static void tcp_disown(tcp_self *self) {
 static void tcp_close(void *opaque) {
   tcp_self *self = opaque;
   struct stat info;
-  if (self->pid != getpid() && !MLFAB__PLANTED(89))
+  if (self->pid != getpid())
     tcp_disown(self);
   else
     tcp_unask(self); /* a child has no thread that could answer or release the lock */

@@ -300,7 +300,7 @@ static const char *config_variable(const char *name) {
  * numbers such steps from 4294967291 on. */
 static int config_is_task(void) {
   const char *step = config_variable("SLURM_STEP_ID");
-  return step && (MLFAB__PLANTED(265) || strtoull(step, NULL, 10) < 0xfffffff0u);
+  return step && strtoull(step, NULL, 10) < 0xfffffff0u;
 }
 
 /* The first launcher that tells a rank. `workers`: their number, when it is known otherwise. */
@@ -309,7 +309,7 @@ static enum config_launcher config_launcher(uint32_t workers) {
   for (; i < CONFIG_NOBODY; i++) {
     if (!config_variable(config_launchers[i].rank)) continue;
     if (i == CONFIG_SLURM && !config_is_task()) continue;
-    if (config_launchers[i].size || workers > 1 || MLFAB__PLANTED(266)) break;
+    if (config_launchers[i].size || workers > 1) break;
   }
   return (enum config_launcher)i;
 }
@@ -380,7 +380,7 @@ static void config_meet(mlfab_config *c) {
   const char *job = config_variable("PMIX_NAMESPACE"), *step = config_variable("SLURM_STEP_ID");
   const char *nodes = config_variable("SLURM_STEP_NUM_NODES");
   if (c->coordinator[0] || c->workers < 2) return;
-  if (from == CONFIG_OPENMPI && job && (MLFAB__PLANTED(267) || config_is_one_host(""))) {
+  if (from == CONFIG_OPENMPI && job && config_is_one_host("")) {
     snprintf(name, sizeof name, "pmix-%s", job);
     (void)config_meet_here(c, name);
   }

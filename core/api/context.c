@@ -94,8 +94,7 @@ static int context_beside(const char *path, char *name, size_t room) {
       errno = ENAMETOOLONG;
       return -1;
     }
-    if (MLFAB__PLANTED(88)) snprintf(name, room, "%s.part", path);
-    fd = open(name, O_WRONLY | O_CREAT | (MLFAB__PLANTED(88) ? 0 : O_EXCL) | O_CLOEXEC, 0666);
+    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   }
   return fd;
 }
@@ -201,7 +200,7 @@ static int context_send(const mlfab__context_transport *transport, uint32_t link
  * request: it could be that of such a buffer. `whom`: as for keeps. */
 static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   uint32_t kept = 0;
-  if (MLFAB__LIKELY(!ctx->lends) || MLFAB__PLANTED(273)) return 0;
+  if (MLFAB__LIKELY(!ctx->lends)) return 0;
   for (uint32_t t = 0; t < ctx->ntransports && kept == 0; t++) {
     const mlfab__context_transport *transport = &ctx->transports[t];
     if (transport->table->keeps) kept = transport->table->keeps(transport->self, whom, room);

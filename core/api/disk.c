@@ -147,7 +147,7 @@ static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
 static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
   char dir[MLFAB__DISK_PATH];
   int code = 0;
-  if (!MLFAB__PLANTED(110)) DISK_REPEAT(code, files->sync(files->user, job->file));
+  DISK_REPEAT(code, files->sync(files->user, job->file));
   if (!code) code = disk_close_file(files, job);
   if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
   disk_dir(job->path, dir);
@@ -246,9 +246,7 @@ static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
       DISK_REPEAT(code, files->remove(files->user, job->path));
       if (code == -ENOENT) code = 0;
   }
-  job->code = code == -ETIMEDOUT && !MLFAB__PLANTED(249) ? MLFAB_ERR_TIMEOUT
-              : code                                     ? MLFAB_ERR_IO
-                                                         : 0;
+  job->code = code == -ETIMEDOUT ? MLFAB_ERR_TIMEOUT : code ? MLFAB_ERR_IO : 0;
   if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
 }
 
@@ -319,7 +317,7 @@ MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
     disk->stop = 1;
     pthread_cond_signal(&disk->asked);
     pthread_mutex_unlock(&disk->lock);
-    if (!MLFAB__PLANTED(248)) disk_cancel(disk->files, 1);
+    disk_cancel(disk->files, 1);
     pthread_join(disk->thread, NULL);
     disk_cancel(disk->files, 0);
   }

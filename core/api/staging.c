@@ -365,7 +365,7 @@ static void staging_end_as(mlfab *ctx, staging_call *c, int code, int32_t rank, 
   if (c->direct) ctx->direct->leave(ctx, c->direct);
   if (c->state == STAGING_FILLING || c->state == STAGING_DIRECT) {
     MLFAB__FAIL(&c->why, code, "%s", text);
-    c->state = MLFAB__PLANTED(281) ? STAGING_ENDED : STAGING_DOOMED;
+    c->state = STAGING_DOOMED;
   } else {
     c->state = STAGING_ENDED;
   }
@@ -461,7 +461,7 @@ static int staging_land(staging *s, staging_call *c, int over, int *moved_p) {
     staging_chunk *chunk = &c->chunks[i];
     if (!chunk->stale || (!over && (chunk->misses > 0 || chunk->landed))) continue;
     c->way = MLFAB_DEVICE_FROM_HOST;
-    if (c->fence && !MLFAB__PLANTED(280)) number = s->device->after(s->self, c->way, c->fence);
+    if (c->fence) number = s->device->after(s->self, c->way, c->fence);
     staging_drop(s, &c->fence);
     if (!number) number = staging_copy_chunk(s, c, i);
     chunk->stale = 0;
@@ -482,7 +482,7 @@ static void staging_arrives(void *user, const void *at, uint64_t bytes) {
     uint64_t from, part = staging_part(c, (uint32_t)i, to - image, bytes, &from);
     if (part == 0) break;
     c->chunks[i].misses -= mlfab__min(c->chunks[i].misses, part);
-    if (!MLFAB__PLANTED(286)) c->chunks[i].stale = 1;
+    c->chunks[i].stale = 1;
   }
 }
 
@@ -789,7 +789,7 @@ static int staging_begin(mlfab *ctx, const mlfab_call *call, int waits, mlfab_re
   look.direct = ctx->direct && request_p && ctx->direct->wants(ctx, call);
   int code = ctx->closed ? 0 : staging_check(ctx, call, waits, request_p, &look);
   int plain = look.foreign == 0 && !look.direct;
-  if (!code && plain && (staging_test_begun(ctx, &kind) || MLFAB__PLANTED(282))) return 0;
+  if (!code && plain && staging_test_begun(ctx, &kind)) return 0;
   if (!code && call->options && *(const uint32_t *)call->options < sizeof(uint32_t)) return 0;
   *taken_p = 1;
   if (!code) code = staging_make(ctx, call, &look, waits, &c);
@@ -901,7 +901,7 @@ static void staging_ran(mlfab *ctx, staging_call *c) {
   for (uint32_t i = 0; i < c->nbuffers; i++) writes |= c->buffers[i].of.out_bytes > 0;
   if (code || result.status || c->why.code) {
     staging_failed(ctx, c, code ? code : result.status, &error);
-  } else if (!writes || MLFAB__PLANTED(283)) {
+  } else if (!writes) {
     staging_tell(ctx, c, 0, MLFAB_NO_RANK, 0, "");
     c->state = STAGING_ENDED;
   } else {

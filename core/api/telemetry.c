@@ -132,13 +132,12 @@ static int telemetry_write(int file, const char *text, size_t bytes) {
 static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
   char part[MLFAB__TELEMETRY_PATH + 32];
   snprintf(part, sizeof part, "%s.%ld.part", path, pid);
-  const char *name = MLFAB__PLANTED(192) ? path : part;
-  int file = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  int file = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) return errno;
   int code = telemetry_write(file, text, bytes);
   if (close(file) && !code) code = errno;
-  if (!code && name == part && rename(part, path)) code = errno;
-  if (code && name == part) unlink(part);
+  if (!code && rename(part, path)) code = errno;
+  if (code) unlink(part);
   return code;
 }
 
@@ -175,7 +174,7 @@ static void telemetry_hook_log(void *user, int level, const char *line) {
     kept->unix_ns = telemetry_clock(CLOCK_REALTIME);
     kept->level = level;
     snprintf(kept->text, sizeof kept->text, "%s", line);
-  } else if (!MLFAB__PLANTED(193)) {
+  } else {
     t->lost++;
   }
   pthread_cond_broadcast(&t->changed);

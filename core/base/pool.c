@@ -41,7 +41,6 @@ MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t b
   uint64_t room;
   uint32_t class = pool_class(bytes, &room);
   if (!block) return;
-  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
   if (class == MLFAB__POOL_CLASSES || room > pool->most - pool->bytes) {
     pool_free(pool, block, room);
     return;

@@ -289,8 +289,7 @@ static int collect_end(mlfab__collect *collect, mlfab_error *error) {
     if (!slice->comes && !collect->reader.known[store->slices[i].clock])
       text = "the clock of a slice is missing";
   }
-  return text && !MLFAB__PLANTED(147) ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text)
-                                      : 0;
+  return text ? collect_fail(collect, MLFAB_ERR_CHECKPOINT, error, text) : 0;
 }
 
 static int collect_record(mlfab__collect *collect, mlfab__reader_item *item,
@@ -375,11 +374,9 @@ static void collect_install_workers(mlfab__collect *collect) {
     const mlfab__checkpoint_peer *is = &collect->peers[w];
     mlfab__window *window = &server->windows.windows[w];
     mlfab__server_peer *peer = &server->peers[w];
-    if (!MLFAB__PLANTED(148)) {
-      window->top = worker->top;
-      memcpy(window->applied, worker->applied, sizeof window->applied);
-      memcpy(window->dropped, worker->dropped, sizeof window->dropped);
-    }
+    window->top = worker->top;
+    memcpy(window->applied, worker->applied, sizeof window->applied);
+    memcpy(window->dropped, worker->dropped, sizeof window->dropped);
     window->incarnation = peer->incarnation = worker->incarnation;
     peer->pushed = worker->pushed;
     peer->decided = is->decided;

@@ -309,7 +309,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   lead->entries[lead->shard[shard->server]] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
   lead->done.version = mlfab__max(lead->done.version, shard->version);
   lead->done.bytes += shard->bytes;
-  if (lead->awaited == 0 || (first && MLFAB__PLANTED(109))) lead_seal(lead);
+  if (lead->awaited == 0) lead_seal(lead);
 }
 
 /* --- removing older ones --- */

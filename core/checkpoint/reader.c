@@ -103,8 +103,7 @@ static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
 MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
                                                const mlfab__file_record *record,
                                                mlfab__reader_item *item) {
-  if (record->set != reader->set && !MLFAB__PLANTED(111))
-    return "it belongs to another checkpoint of this number";
+  if (record->set != reader->set) return "it belongs to another checkpoint of this number";
   if (record->index != reader->index) return "its records are out of order";
   const char *why = reader_order(reader, record->type);
   if (why) return why;

@@ -178,7 +178,6 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
     writer->answer.set = order->set;
     writer->answer.server = server->number;
     writer->phase = MLFAB__WRITER_PINS;
-    if (server->apply.applying == MLFAB__APPLY_NONE || MLFAB__PLANTED(112))
-      mlfab__writer_due(writer);
+    if (server->apply.applying == MLFAB__APPLY_NONE) mlfab__writer_due(writer);
   }
 }

@@ -441,8 +441,7 @@ static uint32_t algorithm_exchange(algorithm_work *w) {
     mlfab__dag_op send = algorithm_send(peer, tag);
     send.copy = 1;
     last = algorithm_row(w, send, 0, bytes, last);
-    last = algorithm_row(w, algorithm_recv_reduce(peer, tag, peer < me || MLFAB__PLANTED(62)), 0,
-                         bytes, last);
+    last = algorithm_row(w, algorithm_recv_reduce(peer, tag, peer < me), 0, bytes, last);
   }
   last = algorithm_finish(w, 0, bytes, last);
   if (paired) last = algorithm_row(w, algorithm_send(me + 1, tag), 0, bytes, last);
@@ -493,7 +492,7 @@ static uint32_t algorithm_planned(algorithm_work *w) {
   while (mine->worker != w->me) mine++;
   for (uint32_t i = 0; i < w->members && !w->rc; i++) {
     if (tree[i].parent != w->me) continue;
-    uint32_t after = MLFAB__PLANTED(30) ? MLFAB__DAG_NONE : last;
+    uint32_t after = last;
     last = algorithm_row(w, algorithm_paced(w, algorithm_recv_reduce(tree[i].worker, tag, 0)), 0,
                          w->total, after);
   }

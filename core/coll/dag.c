@@ -208,7 +208,7 @@ static void dag_ready(mlfab__dag *dag, uint32_t id) {
 /* A dependency of the operation is done. The operation starts once: later ones find it started. */
 static void dag_count(mlfab__dag *dag, uint32_t id) {
   if (dag->state[id] != MLFAB__DAG_WAITING) return;
-  if (--dag->missing[id] == 0 || MLFAB__PLANTED(63)) dag_ready(dag, id);
+  if (--dag->missing[id] == 0) dag_ready(dag, id);
 }
 
 MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag) {

@@ -99,7 +99,7 @@ static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
 static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
   const mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_is_eager(run, op->bytes)) return 1;
-  return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
+  return peer->ready && (!op->paced || op->tag < peer->credit);
 }
 
 static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {

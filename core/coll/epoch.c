@@ -90,7 +90,7 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   mlfab__streams_end(&comm->streams);
   mlfab__engine_end_all(comm, comm->verdict.code);
   if (calls) {
-    comm->owed = !MLFAB__PLANTED(66);
+    comm->owed = 1;
     mlfab__plain_end_all(comm);
   }
   epoch_objects_over(comm);

@@ -153,7 +153,7 @@ static void membership_release(mlfab__membership_entry *entry) {
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *format, ...) {
   va_list arguments;
-  if (!MLFAB__PLANTED(162)) mlfab__touched_all(membership->touch);
+  mlfab__touched_all(membership->touch);
   membership->verdict.epoch = membership->epoch;
   membership->verdict.code = code;
   membership->verdict.rank = rank;
@@ -167,7 +167,7 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
     mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->member) continue; /* its process is a new one */
     membership_release(entry);
-    entry->over_owed = MLFAB__PLANTED(69) ? 0 : membership->epoch;
+    entry->over_owed = membership->epoch;
     entry->over_well = 0;
     membership_post_over(membership, membership->order[i]);
   }
@@ -254,7 +254,7 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
     membership_refuse(membership, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
     return 0;
   }
-  for (uint32_t w = 0; w < membership->workers && !MLFAB__PLANTED(73); w++) {
+  for (uint32_t w = 0; w < membership->workers; w++) {
     int32_t lost = membership->entries[w].lost;
     if (!lost) continue;
     snprintf(text, sizeof text,
@@ -290,7 +290,6 @@ static uint32_t membership_places(const mlfab__membership *membership) {
 static void membership_form(mlfab__membership *membership) {
   uint32_t asked = 0, places = membership_places(membership);
   if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
-  if (MLFAB__PLANTED(127)) places = membership->workers;
   uint32_t joiners = places;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
@@ -440,7 +439,7 @@ static void membership_compare(mlfab__membership *membership) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
     uint32_t n = membership_agreeing(membership, entry->signature);
-    if (n <= most && !MLFAB__PLANTED(68)) continue;
+    if (n <= most) continue;
     most = n;
     usual = entry;
     if (n == membership->members) break;
@@ -637,7 +636,7 @@ static void membership_admit(mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    if (membership_places(membership) > 0 || MLFAB__PLANTED(127)) membership_freeze(membership, w);
+    if (membership_places(membership) > 0) membership_freeze(membership, w);
     return;
   }
 }
@@ -742,7 +741,7 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
-  if (membership_stands(membership) && entry->joins && !MLFAB__PLANTED(125)) {
+  if (membership_stands(membership) && entry->joins) {
     membership_admit(membership);
   } else if (membership_stands(membership)) {
     membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,

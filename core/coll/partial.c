@@ -304,7 +304,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
     return;
   }
   partial_swap(&partial->pending, &partial->kept);
-  partial->some = MLFAB__PLANTED(70);
+  partial->some = 0;
   memcpy(partial->data[parity], partial->kept, partial->bytes);
   partial->kept_calls = partial->pending_calls;
   partial->pending_calls = 0;

@@ -300,18 +300,17 @@ MLFAB__INTERNAL void mlfab__plain_take_inputs(const mlfab__comm *comm,
 MLFAB__INTERNAL uint64_t mlfab__plain_signature(const mlfab__comm *comm,
                                                 const mlfab__comm_call *call, uint64_t count) {
   int own = mlfab__plain_adds(call) && call->reduce != NULL;
-  const uint64_t of[] = {
-      call->kind,
-      own ? 0 : (uint64_t)call->dtype,
-      own || !mlfab__plain_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
-      (uint64_t)own,
-      own && call->ordered,
-      mlfab__plain_width(call),
-      count,
-      call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
-      call->algorithm,
-      MLFAB__PLANTED(100) ? 0 : call->tag,
-      call->salt};
+  const uint64_t of[] = {call->kind,
+                         own ? 0 : (uint64_t)call->dtype,
+                         own || !mlfab__plain_adds(call) ? 0 : (uint64_t)call->op,
+                         (uint64_t)own,
+                         own && call->ordered,
+                         mlfab__plain_width(call),
+                         count,
+                         call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
+                         call->algorithm,
+                         call->tag,
+                         call->salt};
   uint64_t hash = mlfab__hash(0, of, sizeof of);
   if (call->counts)
     hash = mlfab__hash(hash, call->counts, comm->config->workers * sizeof *call->counts);

@@ -310,7 +310,7 @@ static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
   stream->cursor = stream->begin;
-  if (!MLFAB__PLANTED(65)) stream->next = stream->acked + 1;
+  stream->next = stream->acked + 1;
 }
 
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank) {

@@ -263,7 +263,6 @@ static int resident_lend(mlfab__memory *memory, mlfab__block *block, uint64_t by
     return 0;
   }
   int reached = s->mark ? r->device->poll(r->self, s->mark) : 1;
-  if (MLFAB__PLANTED(276) && reached == 0) reached = 1;
   if (reached < 0) resident_break(r, "copying a block to the host", -reached);
   if (reached <= 0) return 0;
   if (s->mark) r->device->drop(r->self, s->mark);
@@ -275,7 +274,6 @@ static int resident_lend(mlfab__memory *memory, mlfab__block *block, uint64_t by
 static void resident_forget(mlfab__memory *memory, mlfab__block *block) {
   resident *r = resident_of(memory);
   resident_shadow *s = block->shadow;
-  if (MLFAB__PLANTED(277) && !r->broken) return;
   block->shadow = NULL;
   s->next = r->unused;
   r->unused = s;

@@ -155,9 +155,7 @@ static const mlfab__kernels *kernel_cblas(int level, int dtype) {
 }
 
 /* Elements of the next call of cblas. */
-static uint64_t kernel_cblas_count(uint64_t left) {
-  return MLFAB__PLANTED(240) ? left : mlfab__min(left, MLFAB__CBLAS_MOST);
-}
+static uint64_t kernel_cblas_count(uint64_t left) { return mlfab__min(left, MLFAB__CBLAS_MOST); }
 
 /* In pieces: our own kernel checks the products, while cblas finds them in the cache afterwards. */
 static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, void *dst,
@@ -167,9 +165,8 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
   for (uint64_t at = 0; at < n; at += count) {
     void *from = kernel_at(u, at * bytes);
     count = kernel_cblas_count(n - at);
-    if (!MLFAB__PLANTED(241))
-      finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
-                                       count, 0);
+    finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
+                                     count, 0);
     row->add[dtype](kernel_at(dst, at * bytes), kernel_at(w, at * bytes), from, scale, count, 0);
   }
   return finite;
@@ -178,7 +175,6 @@ static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, voi
 /* Does multiplying by the scale, as rounded to the type, clear the numbers? Then only the signs of zeros are left, and
  * cblas need not keep those. */
 static int kernel_clears(int dtype, double scale) {
-  if (MLFAB__PLANTED(243)) return 0;
   return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
 }
 
@@ -215,7 +211,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return MLFAB__PLANTED(61) || mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
+    return mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 

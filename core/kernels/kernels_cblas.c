@@ -61,7 +61,7 @@
   }                                                                                             \
   static double name##_norm2(const void *u, uint64_t n, uint64_t *done_p) {                     \
     double norm = (double)nrm2((int)n, (const real *)u, 1);                                     \
-    *done_p = mlfab__finite(norm * norm) || MLFAB__PLANTED(244) ? n : 0;                        \
+    *done_p = mlfab__finite(norm * norm) ? n : 0;                                               \
     return norm * norm;                                                                         \
   }
 

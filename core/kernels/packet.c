@@ -105,7 +105,6 @@ MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p) {
 MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *from,
                                                      uint32_t bytes) {
   assert(bytes <= MLFAB__PACKET_ROOM);
-  if (MLFAB__PLANTED(86)) return (const uint8_t *)from;
   if (bytes > 0) memcpy(room, from, bytes);
   return room;
 }

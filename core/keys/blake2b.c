@@ -18,8 +18,7 @@ MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes) {
 MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes) {
   const uint8_t *x = a, *y = b;
   volatile uint8_t differ = 0;
-  for (size_t i = 0; i < (MLFAB__PLANTED(116) ? bytes / 2 : bytes); i++)
-    differ = (uint8_t)(differ | (x[i] ^ y[i]));
+  for (size_t i = 0; i < bytes; i++) differ = (uint8_t)(differ | (x[i] ^ y[i]));
   return differ == 0;
 }
 

@@ -93,7 +93,7 @@ static const char *guard_name(uint32_t roles) {
 
 /* Is the process with this number and these roles the one that was called? */
 static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
-  return (number == c->to && (roles & c->of)) || MLFAB__PLANTED(117);
+  return number == c->to && (roles & c->of);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -107,8 +107,7 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
     return;
   }
   mlfab__session_derive(session, self->keys.key[answer.key], &session->challenge, &answer, 0);
-  if (!mlfab__same_secret(answer.proof, session->theirs, sizeof answer.proof) &&
-      !MLFAB__PLANTED(118)) {
+  if (!mlfab__same_secret(answer.proof, session->theirs, sizeof answer.proof)) {
     node->stats.frames_refused++;
     mlfab__node_hang_up(node, index,
                         "the process that answered has not proved that it has this key");
@@ -161,7 +160,7 @@ static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
   answer->epoch = node->epoch;
   answer->key = (uint32_t)key;
   answer->vouched = c->vouched && (link->caps & MLFAB_CAP_VOUCHED);
-  guard_nonce(guard_of(node), MLFAB__PLANTED(119) ? 0 : link->pending, answer->nonce);
+  guard_nonce(guard_of(node), link->pending, answer->nonce);
 }
 
 /* Returns NULL, or why the caller is refused. */
@@ -243,7 +242,7 @@ static int guard_is_announced(const mlfab__link *link, const mlfab__header *head
   const mlfab__challenge *c = &link->session->challenge;
   return link->kind != MLFAB__LINK_NEW || !link->called || header->type == MLFAB__HEARTBEAT ||
          header->type == MLFAB__REFUSE || header->type == MLFAB__BYE ||
-         (header->type == c->first && header->sender == c->node) || MLFAB__PLANTED(117);
+         (header->type == c->first && header->sender == c->node);
 }
 
 static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event,

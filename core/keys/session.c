@@ -66,8 +66,7 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
     int own = end == called;
     session_hash(own ? session->own : session->theirs, 16, secret,
                  end ? "mlfab called" : "mlfab caller", NULL, 0);
-    session_hash(one, sizeof one, secret,
-                 end && !MLFAB__PLANTED(115) ? "mlfab from called" : "mlfab from caller", NULL, 0);
+    session_hash(one, sizeof one, secret, end ? "mlfab from called" : "mlfab from caller", NULL, 0);
     mlfab__blake2b_prepare(own ? session->out : session->in, SESSION_DIGEST, one, sizeof one);
   }
   mlfab__wipe(secret, sizeof secret);
@@ -80,8 +79,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   uint8_t first[8 + MLFAB_HEADER_BYTES], digest[SESSION_DIGEST];
   int large = bulk_bytes >= MLFAB__TAG_LARGE;
   mlfab__blake2b s;
-  if (MLFAB__PLANTED(114)) bulk = NULL;
-  for (int i = 0; i < 8; i++) first[i] = (uint8_t)(MLFAB__PLANTED(113) ? 0 : counter >> 8 * i);
+  for (int i = 0; i < 8; i++) first[i] = (uint8_t)(counter >> 8 * i);
   memcpy(first + 8, head, MLFAB_HEADER_BYTES);
   mlfab__wire_untag(first + 8);
   mlfab__blake2b_resume(&s, state, sizeof digest);

@@ -110,8 +110,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
       mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }
   mlfab__image_part next = *part;
-  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset) && !MLFAB__PLANTED(101))
-    return MLFAB_ERR_FRAME;
+  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset)) return MLFAB_ERR_FRAME;
   next.offset = chunk->offset + chunk->bytes;
   mlfab__image_part end = next;
   if (chunk->last && !image_follows(store, slice, &end, MLFAB__IMAGE_SUM, slice->bytes))

@@ -267,7 +267,6 @@ MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
 static int store_shared(const mlfab__store *store, uint32_t position) {
   for (const mlfab__holder *h = store->holders; h; h = h->next) {
     if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
-    if (MLFAB__PLANTED(145)) return 0;
   }
   return 0;
 }
@@ -287,7 +286,6 @@ static void store_lose(mlfab__store *store, uint32_t position) {
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
   uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
   if (!store->s0 || !store_shared(store, position)) return;
-  if (MLFAB__PLANTED(106)) return;
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
     copies[k] = mlfab__memory_take(store->memory, env, store->block_bytes);
@@ -337,7 +335,7 @@ MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder 
 static void store_give_state(mlfab__env *env, const mlfab__store *store, uint32_t position,
                              uint8_t *s0, uint8_t *s1) {
   if (store->s0[position] == s0) return;
-  for (const mlfab__holder *h = store->holders; h && !MLFAB__PLANTED(149); h = h->next) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next) {
     if (h->s0[position] == s0) return;
   }
   mlfab__memory_give(store->memory, env, s0, store->block_bytes);

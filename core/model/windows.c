@@ -26,7 +26,6 @@ MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worke
 
 MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *window, uint64_t seq,
                                                         uint32_t members) {
-  if (MLFAB__PLANTED(2)) return MLFAB__UNDECIDED;
   uint64_t last = seq + members - 1;
   if (last > window->top) return MLFAB__UNDECIDED;
   uint64_t back = window->top - last;
@@ -62,7 +61,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
   windows_shift(window->applied, last - window->top);
   windows_shift(window->dropped, last - window->top);
   window->top = last;
-  if (code != 0 && (code != MLFAB_ERR_DROPPED || MLFAB__PLANTED(76))) return;
+  if (code != 0 && code != MLFAB_ERR_DROPPED) return;
   if (code == 0) window->taken += members;
   uint64_t *bits = code == 0 ? window->applied : window->dropped;
   for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)

@@ -30,11 +30,10 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
   link->probing = 0;
   if (!link->suspect) return;
-  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
+  if (status == 0) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
     alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand &&
-             !MLFAB__PLANTED(75)) {
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
     alive_hang_up(node, index, "");
   }
 }

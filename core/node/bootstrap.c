@@ -134,13 +134,13 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
              : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
                                                 : "scheduler",
              (int)join->rank);
-  if (join->kernels != c->kernels && !MLFAB__PLANTED(242)) {
+  if (join->kernels != c->kernels) {
     snprintf(text, room,
              "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
              bootstrap_kernels(join->kernels), who, bootstrap_kernels(c->kernels));
     return MLFAB_ERR_WORLD;
   }
-  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns && !MLFAB__PLANTED(232)) {
+  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
     snprintf(
         text, room,
         "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
@@ -246,7 +246,7 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
-  } else if (peer->awaited_ns != 0 && !MLFAB__PLANTED(95)) {
+  } else if (peer->awaited_ns != 0) {
     answers = node->now_ns - peer->awaited_ns < 5 * node->config.heartbeat_ns ? -1 : 0;
   }
   if (answers < 0) {
@@ -506,7 +506,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
 static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
-  if (node->meets && (!other || MLFAB__PLANTED(235))) return;
+  if (node->meets && !other) return;
   if (other && (node->join_other || node->meets)) {
     address = other + 1;
     bytes = strlen(address);
@@ -551,7 +551,7 @@ static void bootstrap_meets_no_more(mlfab_node *node) {
   node->joined = node->incarnations = 0;
   for (uint32_t id = 0; id < node->nodes; id++) {
     mlfab__peer *peer = &node->peers[id];
-    if (peer->link != MLFAB__NO_LINK && !MLFAB__PLANTED(233))
+    if (peer->link != MLFAB__NO_LINK)
       mlfab__copy_turn_away(node, peer->link, "the fabric runs already");
     peer->joined = peer->hand = 0;
     peer->link = MLFAB__NO_LINK;

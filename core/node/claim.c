@@ -20,9 +20,7 @@ MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
 
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame) {
-  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
-      MLFAB__PLANTED(84))
-    return 1;
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce) return 1;
   mlfab__link *link = &node->links[index];
   uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
   if (!claim) {
@@ -123,7 +121,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
 
 /* Does another process want the number of this link's process? For MEET assume so: it does not wait as a claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
-  if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
+  if (node->links[index].kind == MLFAB__LINK_PEER_IN) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
     if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
   }

@@ -39,7 +39,7 @@ MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server) {
   const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
   if (!node->config.dedicated) return 1;
-  return peer->joined && (!peer->late || MLFAB__PLANTED(155) || mlfab__growth_counts(node, server));
+  return peer->joined && (!peer->late || mlfab__growth_counts(node, server));
 }
 
 MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {

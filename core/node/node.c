@@ -161,7 +161,7 @@ MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
   mlfab__roles_list(node);
   for (uint32_t w = node->founders; node->is_server && w < node->config.workers; w++) {
     node->callers[w].left = 1;
-    if (!MLFAB__PLANTED(126)) mlfab__roles_gone(node, MLFAB__LINK_WORKER, w, MLFAB__NEVER_HERE);
+    mlfab__roles_gone(node, MLFAB__LINK_WORKER, w, MLFAB__NEVER_HERE);
   }
   mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0, node->now_ns);
   mlfab__bootstrap_start(node);
@@ -349,7 +349,7 @@ static void node_bound_strangers(mlfab_node *node) {
     count++;
     if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
   }
-  if (count <= most || MLFAB__PLANTED(87)) return;
+  if (count <= most) return;
   node->stats.strangers_refused++;
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }
@@ -648,8 +648,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     if (link->tagged && node->frame.type != MLFAB__PROOF) node->guard->sent(link);
     mlfab__outbox_taken(node);
     node_rotate(node);
-  } else if (status == MLFAB_ERR_AGAIN ||
-             (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
+  } else if (status == MLFAB_ERR_AGAIN || status == MLFAB_ERR_PEER_CLOSED) {
     /* The peer may have said BYE before it went: the transport still delivers the frames that it sent, then
      * DOWN. Until then offer this link no more frames, as if it had no room. */
     node->out = MLFAB__OUT_NONE;
@@ -815,7 +814,7 @@ static void node_goodbye(mlfab_node *node, int kind) {
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
     /* The time for the BYE to be sent starts now. */
-    if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
+    link->heard_ns = node->now_ns;
   }
 }
 

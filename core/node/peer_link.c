@@ -75,7 +75,6 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
 /* The link to server 0 that carried WHERE is gone. */
 static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
   uint32_t link = node->routes[0].link;
-  if (MLFAB__PLANTED(79)) return 0;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
@@ -133,7 +132,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
     return;
   }
   uint32_t old = node->peer_in_links[meet.node];
-  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce) {
     mlfab__claim_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
                        "another process is here as this worker");

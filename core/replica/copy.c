@@ -90,7 +90,7 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER || at.peer != c->peer || !c->ready) return 0;
   /* END says that all is there: so all must have left, unspoilt. */
-  if (c->record.type == MLFAB__RECORD_END && c->lent && !MLFAB__PLANTED(213)) return 0;
+  if (c->record.type == MLFAB__RECORD_END && c->lent) return 0;
   uint32_t slot = 0;
   while (slot < MLFAB__COPY_LOANS && (c->lent >> slot & 1)) slot++;
   if (slot == MLFAB__COPY_LOANS) return 0;
@@ -218,9 +218,8 @@ static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
       in.type > UINT16_MAX || (frame->bulk_bytes > 0 && !frame->bulk))
     return MLFAB_ERR_FRAME;
   c->heard_of = in.number;
-  if (!copy_takes(c) && !MLFAB__PLANTED(210)) {
-    if (!MLFAB__PLANTED(230))
-      copy_void(c); /* its other records may come when this copy takes moments again */
+  if (!copy_takes(c)) {
+    copy_void(c); /* its other records may come when this copy takes moments again */
     return 1;
   }
   if (in.index == 0 && in.type == MLFAB__RECORD_END) {
@@ -356,7 +355,7 @@ static void copy_look_at_joining(mlfab__copy *c) {
   mlfab__vote *vote = copy_vote(c);
   int mirrored = mlfab__mirror_in_sync(c->mirror), wanted = vote->wanted >> c->other & 1;
   if (c->server->keeping->phase == MLFAB__KEEPER_ALONE) c->arrived = 0;
-  if ((c->arrived || MLFAB__PLANTED(214)) && mirrored && !wanted && !c->drops)
+  if (c->arrived && mirrored && !wanted && !c->drops)
     mlfab__vote_want(vote, 1u << c->self | 1u << c->other, c->node->now_ns);
   if (!mirrored && wanted && !copy_may_be_in_sync(c))
     mlfab__vote_want(vote, 1u << c->self, c->node->now_ns);
@@ -377,7 +376,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
   int silent = mlfab__vote_silent(vote, c->other, now_ns) &&
                now_ns - c->heard_ns >= MLFAB__VOTE_SILENT_BEATS * c->node->config.heartbeat_ns;
   /* It is another process than the one that was in sync. */
-  int empty = c->link_up && c->has == 0 && !c->sends && !MLFAB__PLANTED(218);
+  int empty = c->link_up && c->has == 0 && !c->sends;
   if (keeper->phase == MLFAB__KEEPER_JOINING && (vote->decided.insync >> c->other & 1)) {
     mlfab__keeper_joined(c->server);
     copy_event(c, MLFAB_EVENT_IN_SYNC, 0, "the other copy is in sync");
@@ -399,7 +398,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
 
 /* There was no memory to keep a state of the moment under way: another one is sent a beat later. */
 static void copy_look_at_loss(mlfab__copy *c) {
-  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment) || MLFAB__PLANTED(223)) return;
+  if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment)) return;
   copy_unsend(c);
   c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
 }

@@ -166,7 +166,6 @@ static int divergence_admits(const mlfab__divergence *d, double norm, double dec
   if (!divergence_is_norm(norm)) return 0;
   if (d->acknowledged > d->committed || divergence_is_infinite(d->div_max)) return 1;
   double after = divergence_add(d->bound, divergence_affine(decay, d->history, norm));
-  if (MLFAB__PLANTED(160)) after = d->bound;
   return mlfab__finite(after) && after <= d->div_max;
 }
 
@@ -183,7 +182,6 @@ static void divergence_merge(mlfab__divergence *d) {
   uint32_t pairs = d->n / 2;
   for (uint32_t i = 0; i < pairs; i++) {
     mlfab__divergence_entry e = *divergence_at(d, 2 * i), f = *divergence_at(d, 2 * i + 1);
-    if (MLFAB__PLANTED(104)) f.last = e.last;
     e.last = f.last;
     e.a = divergence_affine(f.a, e.g, e.a);
     e.c = divergence_add(e.c, divergence_affine(f.a, e.d, f.c));
@@ -201,7 +199,6 @@ static int divergence_record(mlfab__divergence *d, double norm, double decay) {
   double step = divergence_affine(e.a, d->history, e.c);
   e.last = ++d->committed;
   d->history = divergence_affine(e.g, d->history, e.d);
-  if (MLFAB__PLANTED(103)) step = norm;
   if (d->committed <= d->acknowledged) {
     d->base = d->history;
     d->start = d->committed;
@@ -245,7 +242,6 @@ MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r) {
     const mlfab__divergence_entry *e = &d->ring[d->first];
     d->base = divergence_affine(e->g, d->base, e->d);
     d->start = e->last;
-    if (MLFAB__PLANTED(102)) d->base = 0;
     d->first = (d->first + 1) % MLFAB__DIVERGENCE_ENTRIES;
     d->n--;
   }

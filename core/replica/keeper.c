@@ -23,8 +23,7 @@ static void keeper_free(mlfab__server *server) {
 /* May nothing be said but what is durable? */
 static int keeper_frozen(const mlfab__server *server) {
   const mlfab__keeper *keeper = server->keeping;
-  return keeper->frozen ||
-         (keeper->leased && !keeper->leased(keeper->above, server->now_ns) && !MLFAB__PLANTED(217));
+  return keeper->frozen || (keeper->leased && !keeper->leased(keeper->above, server->now_ns));
 }
 
 /* --- commits --- */
@@ -50,8 +49,7 @@ static int keeper_may(mlfab__server *server, const mlfab__commit *commit) {
   double norm = keeper_norm(commit);
   return keeper->phase == MLFAB__KEEPER_ALONE || ledger->committed == ledger->acknowledged ||
          (keeper_part(keeper, commit) ? mlfab__divergence_may_part(ledger, norm)
-                                      : mlfab__divergence_may(ledger, norm)) ||
-         MLFAB__PLANTED(141);
+                                      : mlfab__divergence_may(ledger, norm));
 }
 
 static void keeper_committed(mlfab__server *server, const mlfab__commit *commit) {
@@ -113,7 +111,7 @@ static void keeper_answer(mlfab__server *server) {
   if (keeper_frozen(server)) return;
   for (uint32_t i = 0; i < keeper->nanswers; i++) {
     const mlfab__keeper_answer *answer = &keeper->answers[i];
-    int safe = answer->moment <= keeper->has_decisions || MLFAB__PLANTED(143);
+    int safe = answer->moment <= keeper->has_decisions;
     int due = answer->durable ? safe && keeper->phase == MLFAB__KEEPER_IN_SYNC
                               : safe || keeper->phase == MLFAB__KEEPER_ALONE;
     if (due) {
@@ -127,7 +125,7 @@ static void keeper_answer(mlfab__server *server) {
 
 static void keeper_withdrawn(mlfab__server *server, uint32_t worker, uint64_t seq) {
   mlfab__keeper *keeper = server->keeping;
-  for (uint32_t i = 0; i < keeper->nanswers && !MLFAB__PLANTED(304); i++) {
+  for (uint32_t i = 0; i < keeper->nanswers; i++) {
     mlfab__keeper_answer *answer = &keeper->answers[i];
     if (answer->worker == worker && answer->ack.seq == seq) answer->durable = 0;
   }
@@ -154,13 +152,12 @@ static const mlfab__window *keeper_window(mlfab__server *server, uint32_t worker
   keeper->told[worker] = *has;
   if (keeper->phase != MLFAB__KEEPER_IN_SYNC || has->incarnation != window->incarnation)
     keeper->told[worker] = (mlfab__window){.incarnation = window->incarnation};
-  return MLFAB__PLANTED(144) ? window : &keeper->told[worker];
+  return &keeper->told[worker];
 }
 
 /* --- what pulls see --- */
 
 static enum mlfab__shows keeper_shows(const mlfab__server *server) {
-  if (MLFAB__PLANTED(142)) return MLFAB__SHOWS_ALL;
   return keeper_frozen(server)           ? MLFAB__SHOWS_NOTHING
          : keeper_hides(server->keeping) ? MLFAB__SHOWS_PINNED
                                          : MLFAB__SHOWS_ALL;
@@ -213,7 +210,7 @@ MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins) {
   if (!joins || keeper->phase != MLFAB__KEEPER_ALONE) return;
   /* The replica will have all of this: from here on the bound counts. The momentum may be more than the commits here have
    * made: what another copy or a file has handed over. */
-  double history = MLFAB__PLANTED(212) ? keeper->ledger.history : keeper->sent_history;
+  double history = keeper->sent_history;
   if (!mlfab__finite(history)) history = mlfab__network_never();
   (void)mlfab__divergence_init(&keeper->ledger, keeper->ledger.gamma, keeper->div_max,
                                keeper->ledger.committed, history < 0.0 ? 0.0 : history);

@@ -117,7 +117,7 @@ static void mirror_forget_all(mlfab__mirror *mirror) {
 }
 
 MLFAB__INTERNAL void mlfab__mirror_forget(mlfab__mirror *mirror, uint32_t worker) {
-  for (uint32_t i = mirror->begin; i < mirror->end && !MLFAB__PLANTED(163); i++) {
+  for (uint32_t i = mirror->begin; i < mirror->end; i++) {
     mlfab__mirror_item *item = &mirror->items[i];
     if (item->peer == worker && mirror->parts[item->part].mirrored.workers)
       mirror_unuse(mirror, item);
@@ -174,7 +174,7 @@ static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *met
   if (!mirror->serves) return;
   int waits = mirror->stream || mirror->begin < mirror->end || mirror_holds(mirror) ||
               !mirror->facts.leased;
-  if (!waits || MLFAB__PLANTED(157)) {
+  if (!waits) {
     part->port.post(part->port.self, peer, type, meta, bytes);
     return;
   }
@@ -200,7 +200,6 @@ static void mirror_judge(mlfab__mirror *mirror) {
 /* Posts what need not wait any more. */
 static void mirror_release(mlfab__mirror *mirror) {
   int holds = mirror_holds(mirror);
-  if (MLFAB__PLANTED(161) && !mirror->stream) holds = 0;
   while (mirror->begin < mirror->judged && mirror->facts.leased) {
     mlfab__mirror_item *item = &mirror->items[mirror->begin];
     if (holds && item->mark > mirror->has) break;
@@ -244,7 +243,7 @@ static void mirror_begin_stream(mlfab__mirror *mirror, uint64_t now_ns) {
   for (uint32_t p = 0; p < mirror->nparts; p++) mirror_untouch(&mirror->parts[p].touch);
   /* From the last one on: the list is a stack. */
   for (uint32_t r = mirror->nrecords; r-- > 0;) {
-    if (!(MLFAB__PLANTED(164) && mirror->records[r].bytes)) mirror_due(mirror, r);
+    mirror_due(mirror, r);
   }
 }
 
@@ -288,7 +287,7 @@ MLFAB__INTERNAL int mlfab__mirror_next(mlfab__mirror *mirror, mlfab__frame_out *
   if (!mirror->begun) {
     head.part = MLFAB__MIRROR_BEGINS;
     n = mirror_encode_begins(mirror, body);
-  } else if (mirror->nlist > 0 && !(MLFAB__PLANTED(159) && mirror->unmarked)) {
+  } else if (mirror->nlist > 0) {
     uint32_t record = mirror->list[mirror->nlist - 1];
     const mlfab__mirror_part *part = mirror_part_of(mirror, record);
     head.part = (uint32_t)(part - mirror->parts);
@@ -379,8 +378,6 @@ static int mirror_take_record(mlfab__mirror *mirror, const mlfab__mirror_frame *
       part->mirrored.decode(part->mirrored.self, head->record, body, n, 0))
     return MLFAB_ERR_FRAME;
   mlfab__mirror_record *record = &mirror->records[part->first + head->record];
-  if (MLFAB__PLANTED(158) && mirror->whole)
-    return mirror_keep(mirror->env, &record->bytes, &record->n, body, n);
   if (!record->staged) mirror->list[mirror->nlist++] = part->first + head->record;
   if (!mirror_keep(mirror->env, &record->staged, &record->nstaged, body, n)) return 0;
   mirror_void(mirror); /* no memory: it says so, and gets all again */

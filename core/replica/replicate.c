@@ -205,7 +205,7 @@ static int replicate_delay(replicate_run *run) {
     if (code) return code;
   }
   double available = last->group > 0 ? last->ready : last->start;
-  double needed = MLFAB__PLANTED(105) ? run->result->last : run->result->needed;
+  double needed = run->result->needed;
   if (needed > available) available = needed;
   run->net->purpose = last->group > 0 ? MLFAB__AGGREGATE : MLFAB__TO_SERVER;
   run->net->index = last->group > 0 ? last->group : last->update;

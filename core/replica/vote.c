@@ -22,8 +22,7 @@ static const mlfab__vote_record *vote_later(const mlfab__vote_record *a,
 static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
   if (record->epoch <= vote->decided.epoch) return;
   vote->decided = *record;
-  if (record->serves != vote->self && !MLFAB__PLANTED(215))
-    vote->wanted = 0; /* what it wanted was for its own time */
+  if (record->serves != vote->self) vote->wanted = 0; /* what it wanted was for its own time */
   if (record->epoch >= vote->bond.epoch) vote->bond = *record;
   if (vote->floor < record->epoch) vote->floor = record->epoch;
   if (vote->own.epoch <= record->epoch) vote->asking = 0;
@@ -65,7 +64,7 @@ MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns
     uint64_t lease = vote->peers[i].lease_ns;
     if (lease && now_ns - lease < MLFAB__VOTE_LEASE_BEATS * vote->beat_ns) return 1;
   }
-  return MLFAB__PLANTED(131);
+  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote) { vote->empty = 0; }
@@ -86,7 +85,7 @@ static void vote_send(const mlfab__vote *vote, uint32_t to, uint32_t kind,
   message.bond = vote->bond;
   message.nonce = vote->nonce;
   message.sent_ns = now_ns;
-  if ((vote->known && vote->bond.serves == to && !vote->asking) || MLFAB__PLANTED(136)) {
+  if (vote->known && vote->bond.serves == to && !vote->asking) {
     message.echo_nonce = peer->nonce;
     message.echo_ns = peer->sent_ns;
   }
@@ -111,7 +110,6 @@ static void vote_grant(mlfab__vote *vote, const mlfab__vote_record *record, uint
     vote->own = *record;
   } else {
     vote->bond = *record;
-    if (MLFAB__PLANTED(132)) vote_send(vote, grantee, MLFAB__VOTE_GRANT, record, now_ns);
   }
   vote->store(vote->user, record);
 }
@@ -143,8 +141,7 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
 /* The copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
 static uint32_t vote_replaces(const mlfab__vote *vote) {
   const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
-  int may = bond->epoch > 0 && bond->serves != vote->self &&
-            ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133));
+  int may = bond->epoch > 0 && bond->serves != vote->self && (bond->insync >> vote->self & 1);
   return may ? bond->serves : MLFAB__VOTERS;
 }
 
@@ -195,7 +192,7 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
   /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
-  uint32_t other = MLFAB__PLANTED(302) ? vote->bond.serves : vote_replaces(vote);
+  uint32_t other = vote_replaces(vote);
   if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
@@ -211,8 +208,8 @@ static int vote_judge(const mlfab__vote *vote, uint32_t from, const mlfab__vote_
   if (!vote->known || r->serves != from || r->epoch <= vote->floor) return 0;
   if (by->serves == from) return 1;
   if (by->serves == vote->self) return 0;
-  if (!(by->insync >> from & 1) && !MLFAB__PLANTED(133)) return 0;
-  return mlfab__vote_silent(vote, by->serves, now_ns) || MLFAB__PLANTED(134);
+  if (!(by->insync >> from & 1)) return 0;
+  return mlfab__vote_silent(vote, by->serves, now_ns);
 }
 
 static void vote_asked(mlfab__vote *vote, uint32_t from, const mlfab__vote_message *in,
@@ -234,7 +231,7 @@ static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
   vote->bond = *vote_later(&vote->bond, &in->bond);
   if (in->floor > vote->floor) vote->floor = in->floor;
   vote->peers[from].told = 1;
-  vote->known = MLFAB__PLANTED(135);
+  vote->known = 0;
   uint32_t told = 0;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) told += vote->peers[i].told;
   if (told == MLFAB__VOTERS - 1) vote->known = 1;

@@ -72,8 +72,7 @@ static void voter_begin(mlfab__voters *voters) {
     s->vote.send = voter_send;
     s->vote.store = voter_store;
     mlfab__vote_begin(&s->vote, voter_part(voters, node->voter), node->config.heartbeat_ns,
-                      node->nonce, s->stored.epoch ? &s->stored : NULL,
-                      node->fresh || MLFAB__PLANTED(220), node->now_ns);
+                      node->nonce, s->stored.epoch ? &s->stored : NULL, node->fresh, node->now_ns);
     if (s->stored.epoch)
       mlfab__log(&node->env, MLFAB_LOG_INFO,
                  "votes: what was stored of server %u is there; it votes from now on", s->shard);
@@ -95,7 +94,7 @@ static void voter_read(mlfab__voters *voters, const mlfab_io_event *event) {
                why ? why : "not a voter's file");
     return;
   }
-  if (votes.fabric != voters->node->fabric && !MLFAB__PLANTED(228)) return;
+  if (votes.fabric != voters->node->fabric) return;
   for (uint32_t i = 0; i < voters->n; i++)
     mlfab__decode_vote_record(record.bulk + i * MLFAB__VOTE_RECORD_BYTES,
                               &voters->shards[i].stored);
@@ -122,7 +121,7 @@ static void voter_event(void *self, const mlfab_io_event *event) {
   voters->retry_ns = 0;
   for (uint32_t i = 0; i < voters->n; i++) {
     mlfab__voter_shard *s = &voters->shards[i];
-    if (!s->pending || (s->written != s->stored.epoch && !MLFAB__PLANTED(229))) continue;
+    if (!s->pending || s->written != s->stored.epoch) continue;
     s->pending = 0;
     mlfab__vote_stored(&s->vote, voters->node->now_ns);
   }
@@ -135,7 +134,7 @@ MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters) {
     mlfab__voter_shard *s = &voters->shards[i];
     if (!s->pending) continue;
     dirty = 1;
-    if (voters->path[0] && !MLFAB__PLANTED(219)) continue;
+    if (voters->path[0]) continue;
     s->pending = 0;
     mlfab__vote_stored(&s->vote, voters->node->now_ns);
   }

@@ -186,7 +186,7 @@ static void reshard_tell(mlfab__reshard *r, uint32_t server) {
 
 /* Must server 0 wait for the others before it installs? */
 static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
-  if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
+  if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0) return 0;
   for (uint32_t s = 1; s < r->servers; s++) {
     if (!r->at[s].answered && !r->at[s].dead && !r->at[s].away) return 1;
   }
@@ -453,8 +453,7 @@ static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
   r->at[server].gone = r->node->peers[mlfab__node_of_server(r->node, server)].incarnation;
   int founds = r->at[server].member && r->server->phase != MLFAB__MODEL_STANDS;
-  if (server != 0 && !founds && !reshard_owns(r, server) && !reshard_gets(r, server) &&
-      !MLFAB__PLANTED(152)) {
+  if (server != 0 && !founds && !reshard_owns(r, server) && !reshard_gets(r, server)) {
     reshard_spare(r, server);
     reshard_check(r);
     return;

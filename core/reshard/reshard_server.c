@@ -423,7 +423,7 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   for (uint32_t i = 0; i < s->count; i++) {
     uint32_t p = old->first + i, q = s->first + i;
     const mlfab__block *w = &from->blocks[from->w[p]];
-    if (w->refs > 1 && !MLFAB__PLANTED(312))
+    if (w->refs > 1)
       memcpy(to->blocks[to->w[q]].data, w->data, to->block_bytes);
     else
       reshard_server_swap(&from->blocks[from->w[p]].data, &to->blocks[to->w[q]].data);
@@ -670,8 +670,7 @@ static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t 
   server->move.across.ready(server->move.across.self, from);
   if (shift && shift->attempt == attempt) {
     reshard_server_undo(server);
-  } else if (server->phase != MLFAB__MODEL_STANDS ||
-             (reshard_server_is_idle(server) && !MLFAB__PLANTED(154))) {
+  } else if (server->phase != MLFAB__MODEL_STANDS || reshard_server_is_idle(server)) {
     step = MLFAB__MOVE_PREPARE; /* a new process, or one that took no part: it cannot know */
   } else if (server->epoch == attempt) {
     step = MLFAB__MOVE_INSTALL;

@@ -331,7 +331,7 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                                      : 0;
   }
   uint64_t added = group->addends[group->naddends - 1].added;
-  uint64_t released = MLFAB__PLANTED(21) ? group->bytes : group->released;
+  uint64_t released = group->released;
   uint64_t upto = mlfab__min(released, added);
   uint64_t n = upto > group->sent ? upto - group->sent : 0;
   if (group->state != MLFAB__ACCUMULATOR_ADDING || (group->whole && added < group->bytes)) return 0;
@@ -361,7 +361,7 @@ static int aggregator_take_dense(mlfab__aggregator *aggregator, mlfab__accumulat
                                  mlfab__addend *addend, const mlfab__frame_in *frame) {
   uint32_t k = (uint32_t)(addend - group->addends);
   uint64_t at = addend->received - frame->bulk_bytes, direct = 0;
-  uint64_t limit = k == 0 || MLFAB__PLANTED(22) ? group->bytes : group->addends[k - 1].added;
+  uint64_t limit = k == 0 ? group->bytes : group->addends[k - 1].added;
   const uint8_t *bulk = frame->bulk;
   if (addend->added == at) {
     direct = mlfab__min(frame->bulk_bytes, limit - at);

@@ -329,7 +329,7 @@ static void batch_in_use(mlfab__scheduler *s) {
  * accumulator, and not be on a server's own host, where it would save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
-  if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
+  if (station->accumulators <= station->in_use) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 0) > 0.0)) return 0;
   if (!(mlfab__scheduler_rate(s, station->host, 1) > 0.0)) return 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -605,7 +605,7 @@ static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
     const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
     if (part->state != MLFAB__ITEM_WAITING) continue;
     uint64_t now = s->served[s->batch_servers[j]].estimate;
-    uint64_t since = now > part->placed && !MLFAB__PLANTED(25) ? now - part->placed : 0;
+    uint64_t since = now > part->placed ? now - part->placed : 0;
     most = mlfab__max(most, mlfab__add_sat(part->lag, since));
   }
   return -(int64_t)mlfab__min(most, INT64_MAX / 4);

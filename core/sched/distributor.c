@@ -140,8 +140,7 @@ static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
 static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
   spread->nrecords = r;
   spread->filled = spread->records[r].before;
-  if (!distributor_lent(spread, spread->records[r].at) || MLFAB__PLANTED(23))
-    spread->end = spread->records[r].at;
+  if (!distributor_lent(spread, spread->records[r].at)) spread->end = spread->records[r].at;
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     if (spread->recipients[i].record > r) spread->recipients[i].record = r;
   }

@@ -164,7 +164,7 @@ static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) 
       mlfab__course in = r->g->late[k];
       in.pieces = pieces;
       pieces += in.n;
-      if (in.component != j || MLFAB__PLANTED(15)) continue;
+      if (in.component != j) continue;
       int code = mlfab__network_cut_through(r->net, *bundle.from, *bundle.to, bundle.available, &in,
                                             &bundle.available);
       if (code) return code;
@@ -320,7 +320,7 @@ static void group_sum(group_run *r) {
     for (uint32_t j = 0; j < servers; j++) {
       double bytes = c->bytes[j];
       largest[j] = bytes > largest[servers + j] ? bytes : largest[servers + j];
-      if (group_is_beside(r, c->node, j) && !MLFAB__PLANTED(20)) continue;
+      if (group_is_beside(r, c->node, j)) continue;
       tail[i - 1].bytes = mlfab__network_exact(tail[i - 1].bytes + bytes);
       if (c->node == r->in->server[j]) continue;
       tail[i - 1].to_server = mlfab__network_exact(tail[i - 1].to_server + bytes);
@@ -345,7 +345,7 @@ static double group_latest(const group_run *r, uint32_t q, const double *bytes, 
   const uint32_t *aggregator = group_aggregator(r, q);
   double latest = t;
   for (uint32_t j = 0; j < r->in->servers && mlfab__finite(latest); j++) {
-    double from = group_is_shared(r, aggregator, j) && !MLFAB__PLANTED(19) ? latest : t;
+    double from = group_is_shared(r, aggregator, j) ? latest : t;
     double end = mlfab__network_end(r->net, aggregator[j], r->in->server[j], bytes[j], from);
     if (end > latest) latest = end;
   }
@@ -436,7 +436,6 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   for (uint32_t i = tried; i > 0; i--) {
     if (mlfab__network_less(least, times[i - 1])) continue;
     *choice = (mlfab__group_choice){variant, i - 1, i == 1 ? most : n, times[i - 1]};
-    if (MLFAB__PLANTED(12)) break;
   }
   return 0;
 }

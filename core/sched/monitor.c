@@ -109,7 +109,7 @@ static void monitor_side_sample(mlfab__monitor_side *side, const monitor_window 
   int limited = w->limited;
   double rate = (double)w->bytes * 1e9 / elapsed_ns, stretches = monitor_clean(w->delivery);
   double together = (double)w->own * 1e9 / elapsed_ns + side->other;
-  if (rate < together && !MLFAB__PLANTED(247)) rate = together;
+  if (rate < together) rate = together;
   if (stretches > 0.0) stretches += side->other;
   int bound = limited && stretches <= 0.0;
   if (rate < stretches) rate = stretches;

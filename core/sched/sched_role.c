@@ -236,7 +236,7 @@ MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in
 static void capacity_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__capacity_role *role = self;
   (void)greeting;
-  if (at.peer == 0 && role->told && !MLFAB__PLANTED(301)) capacity_tell(role, 1, at.now_ns);
+  if (at.peer == 0 && role->told) capacity_tell(role, 1, at.now_ns);
 }
 
 static const mlfab__role capacity_row = {

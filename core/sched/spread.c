@@ -42,7 +42,7 @@ enum { SPREAD_MOVING = 2 };
 static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
-  pull->attempt = MLFAB__PLANTED(31) ? pull->attempt + 1 : (uint32_t)server->sched->spreads;
+  pull->attempt = (uint32_t)server->sched->spreads;
   mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
   MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_VIA, pull_via, &via);
 }
@@ -352,7 +352,7 @@ MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__serv
 }
 
 MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker) {
-  if (!MLFAB__PLANTED(32)) spread_abandon(server, worker, 0);
+  spread_abandon(server, worker, 0);
   mlfab__spread_turns(server);
 }
 

@@ -80,7 +80,7 @@ MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab_
 /* --- leaving the queue --- */
 
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
-  for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
+  for (uint32_t p = 0; p < server->store.positions; p++) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
   }
   server->apply.head = NULL;
@@ -201,7 +201,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
       int finite = mlfab__memory_add(store->memory, server->config->kernels, piece.dtype, dst, from,
                                      data, weight, piece.count, stream);
-      if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
+      if (!finite) return MLFAB_ERR_NOT_FINITE;
       if (server->measures)
         update->norm2 +=
             mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
@@ -244,7 +244,7 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       apply_rewind(update);
       return 0;
     }
-    if (!mlfab__kernel_finite(piece.dtype, data, piece.count) && !MLFAB__PLANTED(3)) {
+    if (!mlfab__kernel_finite(piece.dtype, data, piece.count)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
@@ -374,7 +374,6 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
   server->stats->updates_repeated += push->members;
   /* Later ones may be decided, too, which the worker will be told by their own answers. */
   uint64_t then = push->progress + !(push->flags & MLFAB__PUSH_MORE);
-  if (MLFAB__PLANTED(225)) then = UINT64_MAX;
   apply_ack(server, worker, push, code, 0, 0, mlfab__min(then, server->peers[worker].pushed));
 }
 
@@ -486,7 +485,7 @@ static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
     next = mlfab__queue_member(update);
     apply_versions(server, update, commit, &delay, &version);
     mlfab__apply_decide(server, update, 0, at_once ? version : server->clocks[0].v_train, delay);
-    commit = MLFAB__PLANTED(16) ? 1 : 2;
+    commit = 2;
   }
 }
 
@@ -773,7 +772,7 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   mlfab__incoming *stray = update->group ? mlfab__queue_stray(server, update) : NULL;
   uint64_t bytes = update->push.bytes;
   int code = 0;
-  if (stray && !MLFAB__PLANTED(91)) {
+  if (stray) {
     server->policy->split(server, update, stray, 0);
     return;
   }
@@ -882,9 +881,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
     return;
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
   /* First weights of a refused model, sent before the refusal arrived: ignored. */
-  if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
-      !MLFAB__PLANTED(77))
-    return;
+  if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL) return;
   const mlfab__window *window = &server->windows.windows[worker];
   enum mlfab__decision known = mlfab__windows_ask(window, push.seq, push.members);
   /* A repetition of a decided update. First weights of worker 0 count as one when the model already stands. */

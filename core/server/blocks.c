@@ -76,7 +76,7 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
                                (uint64_t)server->serve.nlate + peer->nsends, sizeof *late);
   if (late) server->serve.late = late;
   for (uint32_t i = 0; i < peer->nsends; i++) {
-    if (late && !MLFAB__PLANTED(315))
+    if (late)
       late[server->serve.nlate++] = peer->sends[i];
     else
       mlfab__store_unref(&server->store, peer->sends[i]);

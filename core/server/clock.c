@@ -41,8 +41,8 @@
 #include <stdio.h>
 
 static int clock_live(const mlfab__server_peer *peer) {
-  if (peer->guest && !MLFAB__PLANTED(121)) return 0;
-  return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
+  if (peer->guest) return 0;
+  return !peer->dead && !peer->left && !peer->done;
 }
 
 static int clock_significant(const mlfab__server *server) {
@@ -305,7 +305,7 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
-  uint64_t open = MLFAB__PLANTED(123) ? 0 : mlfab__clock_join(server, worker);
+  uint64_t open = mlfab__clock_join(server, worker);
   peer->pushed = mlfab__max(progress, open);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
@@ -509,7 +509,7 @@ MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_
     commit.elements += s->bytes;
     if (!measures) continue;
     round->squares += clock_squares(server, s, &summed);
-    round->part |= !summed && !MLFAB__PLANTED(211); /* such a slice takes no step */
+    round->part |= !summed; /* such a slice takes no step */
   }
   round->measured = round->round_members;
   commit.squares = round->squares;
@@ -867,7 +867,6 @@ static int clock_must_flush(const mlfab__server *server, uint32_t g,
   const mlfab__clock *clock = &server->clocks[g];
   uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
   if (!clock->used || !mlfab__sync_rounds(clock->sync.kind) || clock->round_members == 0) return 0;
-  if (MLFAB__PLANTED(56)) return 0;
   int stays = touched == n && g == clock_target(server, change);
   return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
 }
@@ -908,7 +907,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
     }
     int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
     int code = clock_install(server, &change);
-    if (absolute != mlfab__clock_absolute(server) && !MLFAB__PLANTED(92)) server->regroups = 1;
+    if (absolute != mlfab__clock_absolute(server)) server->regroups = 1;
     memmove(&server->changes[0], &server->changes[1],
             (server->nchanges - 1) * sizeof server->changes[0]);
     server->nchanges--;

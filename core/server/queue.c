@@ -138,7 +138,7 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
   uint64_t bound = queue_bound(server);
   update->delay = delay;
   if (bound == MLFAB_UNBOUNDED || (update->push.flags & MLFAB__PUSH_INIT)) return 0;
-  return delay + update->push.members - 1 >= bound && !MLFAB__PLANTED(14) ? MLFAB_ERR_DROPPED : 0;
+  return delay + update->push.members - 1 >= bound ? MLFAB_ERR_DROPPED : 0;
 }
 
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {

@@ -209,7 +209,7 @@ static void serve_check(mlfab__server *server) {
   for (uint32_t g = 0; server->serve.waiting > 0 && g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if (clock->sync.kind == MLFAB_SYNC_USER) mlfab__lazy_wake_all(&clock->lazy);
-    int passes = !mlfab__sync_rechecks(&clock->sync) || MLFAB__PLANTED(51);
+    int passes = !mlfab__sync_rechecks(&clock->sync);
     serve_due(server, g, passes, 0);
   }
 }
@@ -386,7 +386,7 @@ static uint32_t serve_lent(const mlfab__server *server) {
 
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
-  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL || MLFAB__PLANTED(231)) return;
+  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     if (!mlfab__server_goes(pull)) continue;
     if (pull->view && !pull->pins && serve_view(server, pull)) continue;
@@ -436,7 +436,7 @@ static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, ui
   mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[pull->slice];
   uint32_t nth = (uint32_t)(in_slice / store->block_bytes);
-  uint32_t block = MLFAB__PLANTED(4) ? store->w[s->first + nth] : pull->pinned[nth];
+  uint32_t block = pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
   frame->token = serve_by_copy(server, pull->worker, bytes) ? 0 : (uint64_t)block + 1;

@@ -85,7 +85,7 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
   if (!server->store.tags) return;
   uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
   mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
-                   mlfab__store_label(slice) + (MLFAB__PLANTED(53) ? 0 : 1));
+                   mlfab__store_label(slice) + 1);
 }
 
 /* --- caches --- */

@@ -310,8 +310,6 @@ static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *siev
   stats->filter_offered += piece->n;
   stats->filter_sent += mlfab__filter_emit(rule, g, sparse_push_residual(sieve, piece), piece->n,
                                            marks, values, &stats->filter_saturated);
-  if (MLFAB__PLANTED(54))
-    memset(sparse_push_residual(sieve, piece), 0, mlfab__dtype_bytes(piece->dtype));
   return bytes;
 }
 

@@ -145,7 +145,7 @@ static void trace_frame(void *self, const mlfab__tap_frame *f) {
                            now_ns > lane->seen_ns + MLFAB__TRACE_GAP_NS))
     trace_end_run(t, lane);
   if (lane->frames == 0) {
-    uint64_t at = MLFAB__PLANTED(190) ? now_ns : mlfab__max(now_ns, lane->last_ns);
+    uint64_t at = mlfab__max(now_ns, lane->last_ns);
     *run = (mlfab__trace_record){.at_ns = at,
                                  .end_ns = at,
                                  .key = transfer.key,
@@ -241,7 +241,7 @@ MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *t, uint64_t now_ns,
     const mlfab__trace_record lost = {
         .at_ns = t->count ? last.end_ns : now_ns, .bytes = t->lost, .kind = MLFAB__TRACE_LOST};
     t->ring[(t->begin + t->count++) % MLFAB__TRACE_RECORDS] = lost;
-    if (!MLFAB__PLANTED(191)) t->lost = 0;
+    t->lost = 0;
   }
   for (; n < most && t->count > 0; n++) {
     records[n] = t->ring[t->begin];

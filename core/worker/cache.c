@@ -155,7 +155,6 @@ MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetc
                ? 0
                : MLFAB_ERR_FRAME;
   }
-  if (MLFAB__PLANTED(55)) worker->cache.commits[model->slice] = model->commit;
   part->slice = model->slice;
   part->upto = model->offset;
   part->commit = model->commit;

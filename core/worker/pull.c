@@ -391,7 +391,7 @@ MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
     return;
   }
   fetch->version = mlfab__max(fetch->version, in.version);
-  for (uint32_t i = 0; i < in.runs && !MLFAB__PLANTED(314); i++) {
+  for (uint32_t i = 0; i < in.runs; i++) {
     uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
     for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
       worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
@@ -433,7 +433,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
     return;
   mlfab__fetch *fetch = pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
-  if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
+  if (!part || !part->waiting || in.attempt < part->attempt) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
   if (part->hop != aggregator) return;
   mlfab__model model = {in.request, in.offset, in.bytes, in.version,

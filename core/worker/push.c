@@ -55,7 +55,7 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   mlfab__progress progress = {stream->round};
-  if (!worker->stands || !stream->counts || !stream->up || MLFAB__PLANTED(78)) return;
+  if (!worker->stands || !stream->counts || !stream->up) return;
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -172,7 +172,7 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
     return;
   }
   /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
-  if (part->adopted && via.group < part->group && !MLFAB__PLANTED(42)) return;
+  if (part->adopted && via.group < part->group) return;
   int known = via.group == part->group && via.aggregator == part->aggregator;
   part->adopted = 0;
   if (!known) push_route(worker, update, server, via.group, via.aggregator);
@@ -329,7 +329,7 @@ static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update)
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
-    uint32_t lent = MLFAB__PLANTED(41) ? part->lent : part->lent + part->lent_hop;
+    uint32_t lent = part->lent + part->lent_hop;
     if (lent > 0 && !update->withdrawn) return 0;
   }
   return 1;
@@ -499,7 +499,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       push_decide(worker, update, server, known == MLFAB__APPLIED ? 0 : refused, now_ns);
     } else if (update->withdrawn && !push_rounds(worker)) {
       push_decide(worker, update, server, MLFAB_ERR_WITHDRAWN, now_ns);
-    } else if (part->state == MLFAB__PART_ANNOUNCED && !MLFAB__PLANTED(5)) {
+    } else if (part->state == MLFAB__PART_ANNOUNCED) {
       if (update->mergeable) --*push_under_way(stream, update);
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
@@ -831,7 +831,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
-  if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
+  if (update->seq + update->members != worker->next_seq) return NULL;
   if (push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
@@ -1134,9 +1134,8 @@ static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *u
   uint64_t bytes = update->codec->piece(worker, update, server, part, most, data_p);
   if (!update->lacks || bytes == 0) return bytes;
   uintptr_t at = (uintptr_t)*data_p, lacks = (uintptr_t)update->lacks;
-  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks && !MLFAB__PLANTED(285))
-    bytes = at < lacks ? lacks - at : 0;
-  return part->sent + bytes < part->bytes || MLFAB__PLANTED(284) ? bytes : 0;
+  if (at < (uintptr_t)update->lacks_end && at + bytes > lacks) bytes = at < lacks ? lacks - at : 0;
+  return part->sent + bytes < part->bytes ? bytes : 0;
 }
 
 /* Is there something of the part to send? An update that is announced without would keep those behind it at the server. A part

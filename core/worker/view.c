@@ -136,7 +136,7 @@ MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *
     return code;
   }
   if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
-  return view_whole(worker, fetch, server) || MLFAB__PLANTED(313) ? 0 : MLFAB_ERR_FRAME;
+  return view_whole(worker, fetch, server) ? 0 : MLFAB_ERR_FRAME;
 }
 
 /* --- copies --- */

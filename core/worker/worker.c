@@ -309,7 +309,7 @@ static void worker_model_end(mlfab__worker *worker, int code) {
   } else {
     worker->stands = 1;
     /* The servers may have reported different iterations. */
-    if (!MLFAB__PLANTED(120)) mlfab__push_align(worker);
+    mlfab__push_align(worker);
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -346,7 +346,7 @@ static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t guests = 0;
   for (uint32_t s = 0; s < worker->servers; s++)
     guests += worker->streams[s].guest && !worker->streams[s].absent;
-  if (guests == 0 || MLFAB__PLANTED(122)) {
+  if (guests == 0) {
     mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
     worker_model_end(worker, 0);
   } else if (!worker->enters) {
@@ -694,7 +694,7 @@ static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns)
     mlfab__push_lost(worker, server, now_ns);
     return 1;
   }
-  if (worker_owns(worker, server) || MLFAB__PLANTED(150)) return 0;
+  if (worker_owns(worker, server)) return 0;
   stream->up = 0;
   stream->late = stream->absent = 1;
   mlfab__push_lost(worker, server, now_ns);
@@ -726,7 +726,7 @@ MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server
   memset(stream, 0, sizeof *stream);
   stream->late = stream->absent = 1;
   stream->comes = (uint8_t)comes;
-  if (!MLFAB__PLANTED(234)) worker_without(worker, server, now_ns);
+  worker_without(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
@@ -738,7 +738,7 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
   stream->packets = worker->streams[0].packets;
   stream->counts = worker->streams[0].counts;
   /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
-  int agreed = worker->stands || ((worker->model_pull || worker->enters) && !MLFAB__PLANTED(236));
+  int agreed = worker->stands || worker->model_pull || worker->enters;
   stream->defined = agreed != 0;
   stream->define = worker->table && !agreed;
   stream->done_told = stream->done_acked = 0;
@@ -750,7 +750,7 @@ MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server,
  * this worker's progress, so no round waits for them. */
 static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
   mlfab__stream *stream = &worker->streams[server];
-  if (ack->term > stream->term && stream->taken > ack->taken && !MLFAB__PLANTED(221)) {
+  if (ack->term > stream->term && stream->taken > ack->taken) {
     char text[MLFAB__TEXT_MAX];
     uint64_t lost = stream->taken - ack->taken;
     worker->stats->updates_lost += lost;
@@ -762,7 +762,7 @@ static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfa
   if (ack->term <= stream->term) return;
   stream->term = ack->term;
   /* The former copy may have made commits that this one has not. */
-  if (!MLFAB__PLANTED(222)) stream->cache_epoch = 0;
+  stream->cache_epoch = 0;
 }
 
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
