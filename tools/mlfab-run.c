@@ -1097,18 +1097,22 @@ static void parse(int argc, char **argv) {
     usage("--replicas does not go with --max-servers: servers with replicas do not come and go");
 }
 
-/* A TCP port that was free a moment ago, or 0. */
+/* A TCP port that was free, or 0. This process keeps it bound and does not listen: so a rank that allows it by SO_REUSEADDR
+ * can listen there, also when it is started again, and the system gives the port to nobody else. */
 static int free_port(void) {
   struct sockaddr_in address;
+  const int one = 1;
   socklen_t length = sizeof address;
   memset(&address, 0, sizeof address);
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = socket(AF_INET, SOCK_STREAM, 0), port = 0;
-  if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+  if (fd >= 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 &&
+      setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+      bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
       getsockname(fd, (struct sockaddr *)&address, &length) == 0)
     port = ntohs(address.sin_port);
-  if (fd >= 0) close(fd);
+  if (fd >= 0 && port == 0) close(fd);
   return port;
 }
 

@@ -4,22 +4,10 @@
  *
  * LAST is one of the names in `table` below, which are printed when it is missing. Success prints nothing
  * and returns 0; a failure is printed on stderr. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-
-#include "mlfab.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "node.h"
 
 enum { COUNT = 250000, SMALL = 100, PARTS = 4, WORKERS_MAX = 64 };
 
-static mlfab *fabric;
-static int32_t rank;
-static uint32_t workers;
 static float weights[COUNT], gradient[COUNT]; /* zeros */
 
 static int begin_model(void) {
@@ -159,9 +147,8 @@ static int everything(void) {
 
 /* Odd ranks close later than even ones. */
 static int late(void) {
-  struct timespec nap = {0, 30000000l * (rank % 2)};
   int code = allreduce_start();
-  nanosleep(&nap, NULL);
+  nap(30.0 * (rank % 2));
   return code;
 }
 
@@ -193,26 +180,16 @@ static const struct {
              {"late", late}};
 
 int main(int argc, char **argv) {
-  mlfab_error error;
   mlfab_config config;
   size_t n = sizeof table / sizeof table[0], i = 0;
-  memset(&error, 0, sizeof error);
   while (argc == 2 && i < n && strcmp(table[i].name, argv[1])) i++;
   if (argc != 2 || i == n) {
     for (i = 0; i < n; i++) printf("%s\n", table[i].name);
     return 2;
   }
-  mlfab_config_init(&config);
-  int code = mlfab_config_from_env(&config, &error);
-  if (!code) code = mlfab_open(&config, &fabric, &error);
-  if (!code) {
-    mlfab_rank(fabric, &rank, &workers, NULL);
-    code = table[i].call();
-    if (code) mlfab_last_error(fabric, &error);
-    int closed = mlfab_close(&fabric);
-    if (closed) fprintf(stderr, "close: %s\n", mlfab_error_name(closed));
-    if (closed && !code) return 1;
-  }
-  if (code) fprintf(stderr, "%s: %s: %s\n", argv[1], mlfab_error_name(code), error.text);
-  return code != 0;
+  configure(&config);
+  open_node(&config);
+  int status = table[i].call() ? failed(argv[1]) : 0, code = mlfab_close(&fabric);
+  if (code) fprintf(stderr, "close: %s\n", mlfab_error_name(code));
+  return status || code;
 }

@@ -13,83 +13,58 @@ A third worker pulls, and is stopped or killed meanwhile: what it was lent of th
 others pull and view stays whole (puller.c).
 
 MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Seeds are printed."""
-import contextlib
 import os
 import random
-import re
 import signal
-import sys
 import tempfile
-import threading
 import time
 
-from process import RUN, SCALE, expect, expect_nothing_left, helper, main, shared_memory_names, start, wait_until
+from fabrics import Watched
+from process import SCALE, cases, expect, expect_nothing_left, helper, main, send, shared_memory_names, tell, wait_until
 
 WORKERS = 4
 ELEMENTS = 400000  # 1.6 MB: granted, in several chunks, over several slices
 ROUNDS = max(10, round(200 * SCALE / 100))
 KILLS_A_RUN = 20   # mlfab-run starts a rank again ten times at most
 SCHEDULER_KILLS = 6
-READERS = 8
+READERS = 4 if SCALE < 10 else 8
+SEED = int(os.environ.get("MLFAB_SEED", "1"))
 SCHEDULED = ("--scheduler=own", "--server", helper("kill_worker"))
 
 
-class Fabric:
-    """One mlfab-run, and the output of its workers."""
+class Fabric(Watched):
+    """A run, and what its workers and readers have said."""
 
     def __init__(self, workers, options, *program):
-        self.process = start(RUN, "-n", workers, "-s", 1, *options, "--on-failure=restart",
-                             "--timeout", 240, *program)
         self.pid = {}
         self.ready = [0] * WORKERS      # processes that have pushed
         self.started = [0] * WORKERS
         self.done = [0] * WORKERS
-        self.barriers = 0
-        self.stopped = set()
+        self.barriers = self.added = 0
+        self.stopped, self.dead = set(), []
         self.finals = []
-        self.added = 0
         self.torn = []                  # of readers: what is of no commit,
         self.ends = []                  # and how many pulls and copied views each had
-        self.errors = []
-        self.threads = [threading.Thread(target=self.read, daemon=True),
-                        threading.Thread(target=self.read_errors, daemon=True)]
-        for thread in self.threads:
-            thread.start()
+        super().__init__("-n", workers, "-s", 1, *options, "--on-failure=restart", "--timeout", 600, *program)
 
-    def read(self):
-        for line in self.process.stdout:
-            match = re.match(r"\[worker (\d+)\] (\w+) ?(.*)", line)
-            if not match:
-                continue
-            rank, word, rest = int(match.group(1)), match.group(2), match.group(3)
-            if word == "pid":
-                self.pid[rank] = int(rest)
-                self.stopped.discard(rank)
-            elif word == "ready":
-                self.ready[rank] += 1
-            elif word == "start":
-                self.started[rank] += 1
-            elif word == "done":
-                self.done[rank] += 1
-            elif word == "barrier":
-                self.barriers += 1
-            elif word == "stopped":
-                self.stopped.add(rank)
-            elif word == "added":
-                self.added += int(rest)
-            elif word == "final":
-                self.finals.append([float(v) for v in rest.split()])
-            elif word == "torn":
-                self.torn.append(line)
-            elif word == "end":
-                self.ends.append([int(v) for v in rest.split()])
-
-    def read_errors(self):
-        for line in self.process.stderr:
-            self.errors.append(line.rstrip())
-
-    def told(self):
-        return "\n".join(self.errors[-60:])
+    def said(self, role, rank, word, rest):
+        if word == "pid":
+            self.pid[rank] = int(rest)
+            self.stopped.discard(rank)
+        elif word in ("ready", "start", "done"):
+            {"ready": self.ready, "start": self.started, "done": self.done}[word][rank] += 1
+        elif word == "barrier":
+            self.barriers += 1
+        elif word == "stopped":
+            self.stopped.add(rank)
+        elif word == "added":
+            self.added += int(rest)
+        elif word in ("final", "end"):
+            {"final": self.finals, "end": self.ends}[word].append([float(v) for v in rest.split()])
+        elif word == "torn":
+            self.torn.append((rank, rest))
+        elif word == "dead":
+            self.dead.append(int(rest))
 
 
 def kill_one(fabric, rank, dice):
@@ -97,36 +72,20 @@ def kill_one(fabric, rank, dice):
     lives = fabric.ready[rank]
     time.sleep(dice.random() * 0.15)
     os.kill(fabric.pid[rank], signal.SIGKILL)
-    wait_until(lambda: fabric.ready[rank] > lives or fabric.process.poll() is not None, 30,
-               lambda: "worker %d is back\n%s" % (rank, fabric.told()))
-    expect(fabric.process.poll() is None, "the run goes on", fabric.told())
-
-
-def scheduler_of(fabric):
-    """The scheduler process, or None while it is being restarted."""
-    run = fabric.process.pid
-    with open("/proc/%d/task/%d/children" % (run, run), encoding="ascii") as file:
-        children = [int(child) for child in file.read().split()]
-    for child in children:
-        try:
-            with open("/proc/%d/environ" % child, "rb") as file:
-                if b"MLFAB_ROLE=scheduler" in file.read().split(b"\0"):
-                    return child
-        except OSError:
-            pass
-    return None
+    fabric.until(lambda: fabric.ready[rank] > lives, "worker %d is back" % rank)
 
 
 def kill_scheduler(fabric, dice):
     """Kills the scheduler; pushes continue at once, and it is restarted."""
+    def there():
+        return fabric.processes().get(("scheduler", 0))
+
     time.sleep(dice.random() * 0.15)
-    pid = scheduler_of(fabric)
+    pid = wait_until(there, "there is a scheduler")
     os.kill(pid, signal.SIGKILL)
     done = sum(fabric.done)
-    wait_until(lambda: sum(fabric.done) > done + WORKERS or fabric.process.poll() is not None, 30,
-               lambda: "pushes go on\n" + fabric.told())
-    wait_until(lambda: scheduler_of(fabric) not in (None, pid), 30,
-               lambda: "the scheduler is back\n" + fabric.told())
+    fabric.until(lambda: sum(fabric.done) > done + WORKERS, "pushes go on")
+    fabric.until(lambda: there() not in (None, pid), "the scheduler is back")
 
 
 def writers(options, folder):
@@ -134,39 +93,29 @@ def writers(options, folder):
     return Fabric(WORKERS, options, helper("kill_worker"), folder, ELEMENTS)
 
 
+def end_writers(fabric, folder):
+    """All stop, and read the model when all have stopped."""
+    open(folder + "/stop", "w", encoding="ascii").close()
+    fabric.until(lambda: len(fabric.stopped) == WORKERS, "all workers have stopped")
+    open(folder + "/read", "w", encoding="ascii").close()
+    fabric.until_end()
+
+
 def one_run(options, kills, seed):
     dice = random.Random(seed)
-    before = shared_memory_names()
-    with tempfile.TemporaryDirectory() as folder:
-        fabric = writers(options, folder)
-        scheduled = "--scheduler=own" in options
-        try:
-            wait_until(lambda: all(fabric.ready) or fabric.process.poll() is not None, 60,
-                       lambda: "all workers push\n" + fabric.told())
-            victims = [rank for rank in range(WORKERS) for _ in range(9)]
-            dice.shuffle(victims)
-            for number, rank in enumerate(victims[:kills]):
-                if scheduled and number % 3 == 2 and number < 3 * SCHEDULER_KILLS:
-                    kill_scheduler(fabric, dice)
-                else:
-                    kill_one(fabric, rank, dice)
-            barriers = fabric.barriers
-            wait_until(lambda: fabric.barriers >= barriers + (3 if scheduled else 1) * WORKERS, 60,
-                       lambda: "barriers are released\n" + fabric.told())
-            open(folder + "/stop", "w", encoding="ascii").close()
-            wait_until(lambda: len(fabric.stopped) == WORKERS or fabric.process.poll() is not None,
-                       60, lambda: "all workers have stopped\n" + fabric.told())
-            open(folder + "/read", "w", encoding="ascii").close()
-            wait_until(lambda: fabric.process.poll() is not None, 60,
-                       lambda: "all end, finals %s\n%s" % (fabric.finals, fabric.told()))
-            for thread in fabric.threads:
-                thread.join(10)
-        finally:
-            if fabric.process.poll() is None:
-                fabric.process.terminate()
-                fabric.process.wait(20)
-    expect(fabric.process.returncode == 0, "exit status %s" % fabric.process.returncode,
-           fabric.told())
+    before, scheduled = shared_memory_names(), "--scheduler=own" in options
+    with tempfile.TemporaryDirectory() as folder, writers(options, folder) as fabric:
+        fabric.until(lambda: all(fabric.ready), "all workers push")
+        victims = [rank for rank in range(WORKERS) for _ in range(9)]
+        dice.shuffle(victims)
+        for number, rank in enumerate(victims[:kills]):
+            if scheduled and number % 3 == 2 and number < 3 * SCHEDULER_KILLS:
+                kill_scheduler(fabric, dice)
+            else:
+                kill_one(fabric, rank, dice)
+        barriers = fabric.barriers
+        fabric.until(lambda: fabric.barriers >= barriers + (3 if scheduled else 1) * WORKERS, "barriers are released")
+        end_writers(fabric, folder)
     check(fabric, options, seed)
     expect_nothing_left(before)
     return sum(fabric.done), fabric.added
@@ -184,76 +133,45 @@ def check(fabric, options, seed):
     expect(least == most == sum(small), "none is applied in part", about)
 
 
-def rounds(*options):
-    left, updates, added, seed = ROUNDS, 0, 0, int(os.environ.get("MLFAB_SEED", "1"))
+@cases(("--tcp",), ("--shm",), ("--tcp", *SCHEDULED), ("--shm", *SCHEDULED))
+def test_kill_9(*options):
+    """With SCHEDULED, of workers and scheduler."""
+    left, updates, added, seed = ROUNDS, 0, 0, SEED
     while left > 0:
         kills = min(left, KILLS_A_RUN)
         done, grouped = one_run(options, kills, seed)
-        updates += done
-        added += grouped
-        left -= kills
-        seed += 1
-    print("# %s: %d kills, %d acknowledged updates, %d added up on the way"
-          % (" ".join(options[:2]), ROUNDS, updates, added))
-    sys.stdout.flush()
-    return added
-
-
-def test_kill_9_over_tcp():
-    rounds("--tcp")
-
-
-def test_kill_9_over_shared_memory():
-    rounds("--shm")
-
-
-def test_kill_9_of_workers_and_scheduler_over_tcp():
-    expect(rounds("--tcp", *SCHEDULED) > 0, "aggregators add up")
-
-
-def test_kill_9_of_workers_and_scheduler_over_shared_memory():
-    expect(rounds("--shm", *SCHEDULED) > 0, "aggregators add up")
+        updates, added, left, seed = updates + done, added + grouped, left - kills, seed + 1
+    tell("%s: %d kills, %d acknowledged updates, %d added up on the way" % (" ".join(options[:2]), ROUNDS, updates, added))
+    expect(added > 0 or len(options) == 1, "aggregators add up")
 
 
 def stop_or_kill(fabric, stops, dice):
     """Kills the third reader at a random moment, perhaps after it was stopped until the server has declared it dead."""
-    victim = fabric.pid.pop(2)
+    victim, deaths = fabric.pid.pop(2), len(fabric.dead)
     time.sleep(dice.random() * 0.2)
-    with contextlib.suppress(ProcessLookupError):  # after that it ends by itself
-        if stops:
-            os.kill(victim, signal.SIGSTOP)
-            time.sleep(0.6)
-            os.kill(victim, signal.SIGCONT)
-            time.sleep(0.1)
-        os.kill(victim, signal.SIGKILL)
+    if stops:
+        send(victim, signal.SIGSTOP)
+        fabric.until(lambda: len(fabric.dead) > deaths, "the server declares it dead")
+        send(victim, signal.SIGCONT)
+        time.sleep(0.1)
+    send(victim, signal.SIGKILL)  # unless it has ended by itself
 
 
 def test_a_reader_that_is_stopped_or_killed():
     """What the others pull and view stays whole, and is in place again after each loss."""
-    seed = int(os.environ.get("MLFAB_SEED", "1"))
-    dice = random.Random(seed)
+    dice = random.Random(SEED)
     with tempfile.TemporaryDirectory() as folder:
-        fabric = Fabric(3, ("--shm", "--server", helper("puller")), helper("puller"), folder)
-        try:
+        with Fabric(3, ("--shm", "--server", helper("puller")), helper("puller"), folder) as fabric:
             for number in range(READERS + 1):
-                wait_until(lambda: len(fabric.pid) == 3 or fabric.process.poll() is not None, 60,
-                           lambda: "all read\n" + fabric.told())
-                expect(fabric.process.poll() is None, "the run goes on", fabric.told())
+                fabric.until(lambda: len(fabric.pid) == 3, "all read")
                 if number < READERS:
                     stop_or_kill(fabric, number % 2 == 0, dice)
             open(folder + "/stop", "w", encoding="ascii").close()
-            wait_until(lambda: fabric.process.poll() is not None, 60,
-                       lambda: "all end\n" + fabric.told())
-            for thread in fabric.threads:
-                thread.join(10)
-        finally:
-            if fabric.process.poll() is None:
-                fabric.process.terminate()
-                fabric.process.wait(20)
-    about = "seed %d\ntorn %s\nends %s\n%s" % (seed, fabric.torn, fabric.ends, fabric.told())
-    expect(fabric.process.returncode == 0, "exit status %s" % fabric.process.returncode, about)
+            fabric.until_end()
+    about = "seed %d\ntorn %s\nends %s\n%s" % (SEED, fabric.torn, fabric.ends, fabric.told())
     expect(not fabric.torn, "what is pulled is of one commit", about)
     expect(len(fabric.ends) == 3, "all have pulled", about)
+    expect(set(fabric.dead) == {2}, "only the victims are declared dead", fabric.dead)
     # A view is a copy when pages are renewed between the making of its answer and its sending: at most once a loss.
     expect(all(copied <= READERS for _, copied in fabric.ends), "views are in place again", about)
 

@@ -1,9 +1,15 @@
-"""Shared by the tests of real processes: where programs are, cases as TAP, running mlfab-run."""
+"""Shared by the tests of real processes: where programs are, ports and names that nobody else has, running mlfab-run, and
+cases as TAP."""
 import concurrent.futures
+import functools
+import inspect
+import itertools
 import os
 import random
 import re
+import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -13,16 +19,71 @@ import traceback
 BUILD = os.path.abspath(os.environ.get("MLFAB_BUILD", "build"))
 RUN = os.path.join(BUILD, "mlfab-run")
 SCALE = float(os.environ.get("MLFAB_SCALE", "1"))
+KEY = "0123456789abcdef" * 4
+JOBS = 4        # cases of a script at a time
+PATIENCE = 120  # seconds until what should end, or come true, has failed; a busy machine is slow, and nothing is timed
 
 
 class Skip(Exception):
     """Raised by a case that cannot run here; its text is the reason."""
 
 
+def need(*programs, why="%s is not installed"):
+    """Skips the case unless these programs are there: names, or paths of what `make` builds."""
+    for program in programs:
+        if not (os.path.exists(program) if "/" in program else shutil.which(program)):
+            raise Skip(why % program if "%" in why else why)
+
+
 def helper(name):
     """The path of the program made from tests/process/NAME.c."""
     return os.path.join(BUILD, "tests", "process", name)
 
+
+# ---- ports and names
+
+NUMBERS, CLAIMS = itertools.count(), []
+
+
+def unique(name):
+    """A name that no other case has, of this script or another."""
+    return "mlfab-%s-%d-%d" % (name, os.getpid(), next(NUMBERS))
+
+
+@functools.lru_cache(maxsize=None)
+def has_loopback():
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+            return True
+    except OSError:
+        return False
+
+
+def free_port():
+    """A port of loopback, below those that the system gives out. It belongs to this script until the script ends: an
+    abstract socket with its number says so to other scripts."""
+    if not has_loopback():
+        raise Skip("this machine has no loopback network")
+    while True:
+        port, claim = random.randrange(12000, 32000), socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind("\0mlfab-port-%d" % port)
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", port))
+            CLAIMS.append(claim)
+            return port
+        except OSError:
+            claim.close()
+
+
+def address(transport):
+    """A new address where a fabric may meet: "tcp", "shm" or "unix"."""
+    if transport == "tcp":
+        return "tcp:127.0.0.1:%d" % free_port()
+    return ("shm:" if transport == "shm" else "unix:@") + unique("test")
+
+
+# ---- processes
 
 def clean_environment(**more):
     """This environment without the variables that change a rank's place, colour or transport."""
@@ -36,6 +97,8 @@ def clean_environment(**more):
 
 
 def start(*command, **more):
+    if "--tcp" in command and not has_loopback():
+        raise Skip("this machine has no loopback network")
     environment = more.pop("env", None) or clean_environment()
     more.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen([str(c) for c in command], env=environment, text=True, stdout=subprocess.PIPE,
@@ -51,7 +114,7 @@ class Result:
             self.code, self.seconds, self.out, self.err)
 
 
-def finish(process, timeout=60):
+def finish(process, timeout=PATIENCE):
     """Returns the exit status and output of a process. One that does not end is killed, and that is a failure."""
     began = time.monotonic()
     try:
@@ -64,19 +127,32 @@ def finish(process, timeout=60):
     return Result(process, out, err, time.monotonic() - began)
 
 
+def end(*processes):
+    """Kills those that still run."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish_all(*processes):
+    """The results of all; none is left."""
+    try:
+        return [finish(process) for process in processes]
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                end(process)
+
+
 def run(*command, **more):
-    timeout = more.pop("timeout", 60)
+    timeout = more.pop("timeout", PATIENCE)
     return finish(start(*command, **more), timeout)
 
 
 def launch(*arguments, **more):
     """Starts mlfab-run with these arguments."""
     return run(RUN, *arguments, **more)
-
-
-def expect(condition, what, result=""):
-    if not condition:
-        raise AssertionError("%s\n%s" % (what, result))
 
 
 def is_alive(pid):
@@ -88,29 +164,75 @@ def is_alive(pid):
         return False
 
 
-def wait_until(condition, seconds, what):
-    until = time.monotonic() + seconds
+def send(pid, number):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def children(pid):
+    """The processes that mlfab-run `pid` has started: (role, number) -> pid."""
+    found = {}
+    try:
+        with open("/proc/%d/task/%d/children" % (pid, pid), encoding="ascii") as file:
+            numbers = [int(child) for child in file.read().split()]
+    except OSError:
+        return found
+    for child in numbers:
+        try:
+            with open("/proc/%d/environ" % child, "rb") as file:
+                values = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+            found[values[b"MLFAB_ROLE"].decode(), int(values[b"MLFAB_RANK"])] = child
+        except (OSError, KeyError):
+            pass
+    return found
+
+
+def kill_run(process):
+    """kill -9 of an mlfab-run, and so of all its ranks. Returns what it had said on stderr."""
+    ranks = children(process.pid).values()
+    process.kill()
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, ranks)), "its ranks die with it")
+    return error
+
+
+# ---- what is expected
+
+def tell(text):
+    """A comment, in one piece beside those of other cases."""
+    sys.stdout.write("# %s\n" % text)
+    sys.stdout.flush()
+
+
+def expect(condition, what, result=""):
+    if not condition:
+        raise AssertionError("%s\n%s" % (what, result))
+
+
+def wait_until(condition, what):
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         value = condition()
         if value:
             return value
         time.sleep(0.01)
-    raise AssertionError("waited %g s in vain: %s" % (seconds, what() if callable(what) else what))
+    raise AssertionError("waited %g s in vain: %s" % (PATIENCE, what() if callable(what) else what))
 
 
 def shared_memory_names():
-    """Names in /dev/shm but for those of the MPI libraries, with which another program may come and go meanwhile."""
+    """The library's names in /dev/shm. It has none but those of extras/mlfab_curl.c."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return {name for name in names if not name.startswith(("vader_segment.", "sm_segment.", "mpich_"))}
+    return {name for name in names if name.startswith("mlfab")}
 
 
 def expect_nothing_left(before):
     """Names in /dev/shm that are new since `before` go away. Another test may have names of its own for a while."""
-    left, until = shared_memory_names() - before, time.monotonic() + 60
-    while left and time.monotonic() < until:
-        time.sleep(0.1)
-        left &= shared_memory_names()
-    expect(not left, "nothing is left in /dev/shm", left)
+    wait_until(lambda: not shared_memory_names() - before, "nothing is left in /dev/shm")
 
 
 def write_mnist(folder, prefix, count, seed):
@@ -133,6 +255,16 @@ def write_mnist(folder, prefix, count, seed):
         file.write(struct.pack(">II", 2049, count) + labels)
 
 
+# ---- cases
+
+def cases(*arguments):
+    """Runs the function once for each of these arguments, a value or a tuple. Each is a case."""
+    def mark(function):
+        function.arguments = [a if isinstance(a, tuple) else (a,) for a in arguments]
+        return function
+    return mark
+
+
 def alone(why):
     """Marks a case that needs the machine for itself, and says why."""
     def mark(function):
@@ -141,11 +273,13 @@ def alone(why):
     return mark
 
 
-def result_of(function):
-    """The TAP line of a case, without its number, and the lines of a failure."""
+def result_of(function, arguments):
+    """Has the case passed, its TAP line without its number, and the lines of a failure."""
     title = function.__name__[5:].replace("_", " ")
+    if arguments:
+        title += ": " + " ".join(str(a).strip("-") for a in arguments)
     try:
-        function()
+        function(*arguments)
         return True, title, []
     except Skip as skip:
         return True, "%s # SKIP %s" % (title, skip), []
@@ -154,16 +288,22 @@ def result_of(function):
         return False, title, text.splitlines()
 
 
-def main(namespace, jobs=1):
-    """Runs every function test_* of a module and prints TAP; arguments pick some by a pattern. jobs: so many cases run at a
-    time, and then, one by one, those that are marked with alone()."""
-    pattern = re.compile("|".join(sys.argv[1:]))
-    cases = [function for name, function in namespace.items() if name.startswith("test_") and pattern.search(name)]
-    print("1..%d" % len(cases), flush=True)
+def main(namespace, each=(), jobs=JOBS):
+    """Runs every function test_* of a module and prints TAP; arguments pick some by a pattern, and --jobs N says how many run
+    at a time (jobs). Those marked with alone() follow, one by one. each: the arguments of functions that have no cases()."""
+    words = sys.argv[1:]
+    jobs = int(words.pop(words.index("--jobs") + 1)) if "--jobs" in words else jobs
+    pattern = re.compile("|".join(word for word in words if word != "--jobs"))
+    found = []
+    for function in [f for name, f in namespace.items() if name.startswith("test_") and pattern.search(name)]:
+        plain = not inspect.signature(function).parameters
+        found += [(function, a) for a in getattr(function, "arguments", [()] if plain else [(e,) for e in each])]
+    print("1..%d" % len(found), flush=True)
     failures = number = 0
-    for some, threads in ([c for c in cases if not hasattr(c, "alone")], jobs), ([c for c in cases if hasattr(c, "alone")], 1):
+    for apart, threads in (False, jobs), (True, 1):
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            for future in concurrent.futures.as_completed([pool.submit(result_of, case) for case in some]):
+            some = [pool.submit(result_of, *case) for case in found if hasattr(case[0], "alone") == apart]
+            for future in concurrent.futures.as_completed(some):
                 passed, title, lines = future.result()
                 number, failures = number + 1, failures + (not passed)
                 print("\n".join(["%sok %d - %s" % ("" if passed else "not ", number, title)] + ["# " + line for line in lines]),

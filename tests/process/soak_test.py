@@ -22,13 +22,12 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
-from kill9_test import WORKERS, writers
-from process import SCALE, expect, expect_nothing_left, main, shared_memory_names, is_alive, wait_until
-from replicas import Group, children, send
+from fabrics import Group
+from kill9_test import SEED, WORKERS, end_writers, writers
+from process import SCALE, cases, expect, is_alive, main, send, tell, wait_until
 
 SECONDS = max(16.0, 1800.0 * SCALE / 100)  # in all
 RUN_SECONDS = 90.0                         # a run
@@ -58,28 +57,21 @@ class Busy:
 
 
 class Soak:
-    def __init__(self, options, seed, folder):
+    def __init__(self, transport, seed, folder):
         self.dice = random.Random(seed)
-        self.fabric = writers(("-s", SERVERS, *options, "--scheduler=own"), folder)
+        self.fabric = writers(("-s", SERVERS, transport, "--scheduler=own"), folder)
         self.folder = folder
         self.killed = {}  # (role, number) -> how often
         self.stops = 0
-        wait_until(lambda: all(self.fabric.ready) or self.ended(), 120,
-                   lambda: "all workers push\n" + self.fabric.told())
-
-    def ended(self):
-        return self.fabric.process.poll() is not None
 
     def goes_on(self, what):
         """Checks that every worker has pushed since."""
         done = list(self.fabric.done)
-        wait_until(lambda: all(now > then for now, then in zip(self.fabric.done, done)) or self.ended(),
-                   90, lambda: "pushes go on after %s\n%s" % (what, self.fabric.told()))
-        expect(not self.ended(), "the run goes on after %s" % what, self.fabric.told())
+        self.fabric.until(lambda: all(now > then for now, then in zip(self.fabric.done, done)), "pushes go on after " + what)
 
     def stop_some(self):
         """Stops one or two processes at a time, of any role."""
-        there = children(self.fabric.process.pid)
+        there = self.fabric.processes()
         names = self.dice.sample(sorted(there), min(len(there), self.dice.randint(1, 2)))
         try:
             for name in names:
@@ -92,38 +84,29 @@ class Soak:
         self.goes_on("a stop of %s" % names)
 
     def kill_one(self, role):
-        choices = [name for name in sorted(children(self.fabric.process.pid))
+        choices = [name for name in sorted(self.fabric.processes())
                    if name[0] == role and self.killed.get(name, 0) < KILLS]
         if not choices:
             return
         name = self.dice.choice(choices)
-        pid, lives = children(self.fabric.process.pid)[name], self.fabric.ready[name[1] % WORKERS]
+        pid, lives = self.fabric.processes()[name], self.fabric.ready[name[1] % WORKERS]
         self.killed[name] = self.killed.get(name, 0) + 1
         send(pid, signal.SIGKILL)
-        wait_until(lambda: children(self.fabric.process.pid).get(name) not in (None, pid) or self.ended(), 60,
-                   lambda: "%s is started again\n%s" % (name, self.fabric.told()))
+        self.fabric.until(lambda: self.fabric.processes().get(name) not in (None, pid), "%s is started again" % (name,))
         if role == "worker":
-            wait_until(lambda: self.fabric.ready[name[1]] > lives or self.ended(), 90,
-                       lambda: "%s pushes again\n%s" % (name, self.fabric.told()))
+            self.fabric.until(lambda: self.fabric.ready[name[1]] > lives, "%s pushes again" % (name,))
         self.goes_on("a kill of %s %d" % name)
 
     def kill_server(self):
         """The only copy of its shard is lost: the run ends, and names the server."""
         name = "server", self.dice.randrange(SERVERS)
         self.killed[name] = 1
-        send(children(self.fabric.process.pid)[name], signal.SIGKILL)
-        wait_until(self.ended, 90, lambda: "a run without its server ends\n" + self.fabric.told())
+        send(self.fabric.processes()[name], signal.SIGKILL)
+        self.fabric.until_end(status=None)
         expect("server %d" % name[1] in self.fabric.told(), "it says why it ends", self.fabric.told())
 
     def end_well(self):
-        open(self.folder + "/stop", "w", encoding="ascii").close()
-        wait_until(lambda: len(self.fabric.stopped) == WORKERS or self.ended(), 90,
-                   lambda: "all workers have stopped\n" + self.fabric.told())
-        open(self.folder + "/read", "w", encoding="ascii").close()
-        wait_until(self.ended, 90, lambda: "all end\n" + self.fabric.told())
-        for thread in self.fabric.threads:
-            thread.join(10)
-        expect(self.fabric.process.returncode == 0, "exit status", self.fabric.told())
+        end_writers(self.fabric, self.folder)
         expect(len(self.fabric.finals) == WORKERS, "every worker has read the model", self.fabric.told())
         small = self.fabric.finals[0]
         for rank in range(WORKERS):
@@ -145,7 +128,8 @@ class Soak:
         return sum(told.values())
 
     def run(self, until, kills_server):
-        try:
+        with self.fabric:
+            self.fabric.until(lambda: all(self.fabric.ready), "all workers push")
             while time.monotonic() < until or not self.stops:
                 self.stop_some()
                 if time.monotonic() < until:
@@ -153,42 +137,29 @@ class Soak:
                 self.check_deaths()
             self.kill_server() if kills_server else self.end_well()
             return self.check_deaths()
-        finally:
-            if not self.ended():
-                self.fabric.process.terminate()
-                self.fabric.process.wait(30)
 
 
-def soak(*options):
-    end, seed = time.monotonic() + SECONDS / 2, int(os.environ.get("MLFAB_SEED", "1"))
-    runs = stops = kills = updates = deaths = 0
+@cases("--tcp", "--shm")
+def test_nobody_is_taken_for_dead(transport):
+    end, runs, stops, kills, updates, deaths = time.monotonic() + SECONDS / 2, 0, 0, 0, 0, 0
     with Busy():
         while runs < 2 or time.monotonic() < end:
             until = min(end, time.monotonic() + (RUN_SECONDS if SECONDS > 4 * RUN_SECONDS else SECONDS / 4))
             with tempfile.TemporaryDirectory() as folder:
-                one = Soak(options, seed + runs, folder)
+                one = Soak(transport, SEED + runs, folder)
                 deaths += one.run(until, runs % 2 == 1)
             runs, stops, kills = runs + 1, stops + one.stops, kills + sum(one.killed.values())
             updates += sum(one.fabric.done)
-    print("# %s: %d runs, %d stops, %d kills, %d deaths told, all of them true, %d acknowledged updates"
-          % (" ".join(options), runs, stops, kills, deaths, updates))
-    sys.stdout.flush()
-
-
-def test_nobody_is_taken_for_dead_over_tcp():
-    soak("--tcp")
-
-
-def test_nobody_is_taken_for_dead_over_shared_memory():
-    soak("--shm")
+    tell("%s: %d runs, %d stops, %d kills, %d deaths told, all of them true, %d acknowledged updates"
+         % (transport, runs, stops, kills, deaths, updates))
 
 
 class Copies:
     """One run with replicas: its processes are killed and stopped."""
 
-    def __init__(self, transport, seed, folder):
+    def __init__(self, transport, seed):
         self.dice = random.Random(seed)
-        self.group = Group(folder, transport, "--verbose", "--set", "div_max=inf", "--on-failure=restart",
+        self.group = Group(transport, "--verbose", "--set", "div_max=inf", "--on-failure=restart",
                            workers=GROUP_WORKERS, servers=GROUP_SERVERS, MLFAB_HEARTBEAT_MS=50)
         self.killed = {}
         self.pids = set()
@@ -265,39 +236,26 @@ class Copies:
             failed = [line for line in self.group.errors if re.search(r"(durable|applied) push: ", line)]
             expect(not failed, "every push was answered by its deadline", "\n".join(failed) + "\n" + self.group.told())
             self.durable = sum(c.done_durable for c in self.group.counters)
-        left = [pid for pid in self.pids if is_alive(pid)]
-        expect(not left, "no process is left", left)
+        wait_until(lambda: not any(map(is_alive, self.pids)), "no process is left")
 
 
-def soak_replicas(transport):
-    seed, kills, pairs, stops, beats, updates = int(os.environ.get("MLFAB_SEED", "1")), 0, 0, 0, [], 0
-    before, total = shared_memory_names(), GROUP_KILLS // 2
+@cases("--tcp", "--shm")
+def test_copies_are_killed(transport):
+    seed, kills, pairs, stops, beats, updates, total = SEED, 0, 0, 0, [], 0, GROUP_KILLS // 2
     while kills < total:
-        with tempfile.TemporaryDirectory() as folder:
-            one = Copies(transport, seed, folder)
-            share = min(GROUP_RUN, total - kills)
-            one.run(share, max(1, GROUP_STOPS * share // GROUP_KILLS))
-            updates += one.durable
+        one = Copies(transport, seed)
+        share = min(GROUP_RUN, total - kills)
+        one.run(share, max(1, GROUP_STOPS * share // GROUP_KILLS))
         kills, pairs, stops, seed = kills + one.kills, pairs + one.pairs, stops + one.stops, seed + 1
-        beats += one.beats
+        updates, beats = updates + one.durable, beats + one.beats
         expect(one.kills > 0, "something is killed")
-    expect_nothing_left(before)
-    print("# %s with replicas: %d kills, %d times two at a time, %d stops, %d durable updates, 0 lost, 0 doubled"
-          % (transport, kills, pairs, stops, updates))
+    tell("%s with replicas: %d kills, %d times two at a time, %d stops, %d durable updates, 0 lost, 0 doubled"
+         % (transport, kills, pairs, stops, updates))
     for what in sorted({one[0] for one in beats}):
         waits = sorted(one[1:] for one in beats if one[0] == what)
-        print("# %s, %s: %d times, pushes again after %.1f heartbeats (median), at most %.1f (%s)"
-              % (transport, what, len(waits), statistics.median(wait for wait, _ in waits), *waits[-1]))
-    sys.stdout.flush()
-
-
-def test_copies_are_killed_over_tcp():
-    soak_replicas("--tcp")
-
-
-def test_copies_are_killed_over_shared_memory():
-    soak_replicas("--shm")
+        tell("%s, %s: %d times, pushes again after %.1f heartbeats (median), at most %.1f (%s)"
+             % (transport, what, len(waits), statistics.median(wait for wait, _ in waits), *waits[-1]))
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=1)  # its busy loops, and heartbeats of 50 ms, are for one run at a time

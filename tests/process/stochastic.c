@@ -11,47 +11,14 @@
  *       worker 2 dies (WHAT die) or does not call (WHAT sleep) at its 20th iteration.
  *       The others print "failed <code> <rank> <iterations> <text>", then after five more iterations:
  * "on <senders>" */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-
-#include "mlfab.h"
+#include "node.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { WARM = 30, VICTIM = 2, INPUTS = 16 };
-#define SECOND 1000000000ull
+enum { WARM = 20, VICTIM = 2, INPUTS = 16, PATIENCE_MS = 2000 };
 
-static mlfab *fabric;
-static int32_t rank;
-static uint32_t workers;
 static uint64_t count;
 static float *data;
-
-static int failed(const char *what) {
-  mlfab_error error;
-  memset(&error, 0, sizeof error);
-  mlfab_last_error(fabric, &error);
-  fprintf(stderr, "worker %d: %s: %s: %s\n", (int)rank, what, mlfab_error_name(error.code),
-          error.text);
-  return 1;
-}
-
-static double seconds(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void pause_us(double us) {
-  struct timespec t = {(time_t)(us / 1e6), (long)(fmod(us, 1e6) * 1e3)};
-  nanosleep(&t, NULL);
-}
 
 static double uniform(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
@@ -81,122 +48,109 @@ static int check(const mlfab_stochastic_info *info, uint32_t k, uint32_t mode) {
   return whole != info->whole || info->whole + info->torn + info->stale != info->senders;
 }
 
-static int open_one(uint32_t graph, uint32_t mode, uint32_t *id_p) {
+/* Ends the program: a mean is impossible. */
+static void wrong(const char *what) { exit(failed(what)); }
+
+static uint32_t open_one(uint32_t graph, uint32_t mode) {
   mlfab_stochastic_options options = {.size = sizeof options, .graph = graph, .mode = mode};
-  return mlfab_stochastic_open(fabric, count, MLFAB_F32, &options, id_p);
+  uint32_t id;
+  must("open", mlfab_stochastic_open(fabric, count, MLFAB_F32, &options, &id));
+  return id;
 }
 
-static int meet(void) {
+static void meet(void) {
   mlfab_request request;
-  int code = mlfab_barrier_start(fabric, NULL, &request);
-  return code ? code : mlfab_wait(fabric, request, 0, NULL);
+  must("barrier", mlfab_barrier_start(fabric, NULL, &request));
+  must("barrier", mlfab_wait(fabric, request, 0, NULL));
 }
 
 /* Measures the time of writing: iterations without computing. */
-static int warm_up(double *us_p) {
+static double warm_up(void) {
   mlfab_stochastic_info info = {.size = sizeof info};
-  uint32_t id;
-  if (open_one(MLFAB_GRAPH_ALL, MLFAB_STOCHASTIC_NOTIFY_ACK, &id) || meet()) return failed("open");
-  double begin = seconds();
+  uint32_t id = open_one(MLFAB_GRAPH_ALL, MLFAB_STOCHASTIC_NOTIFY_ACK);
+  meet();
+  double begin = seconds_now();
   for (uint32_t k = 1; k <= WARM; k++) {
     fill(k);
-    if (mlfab_stochastic_reduce(fabric, id, data, 0, &info)) return failed("reduce");
-    if (info.whole != workers - 1 || check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK))
-      return failed("a mean");
+    must("reduce", mlfab_stochastic_reduce(fabric, id, data, 0, &info));
+    if (info.whole != workers - 1 || check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) wrong("a mean");
   }
-  *us_p = (seconds() - begin) / WARM * 1e6;
-  if (meet() || mlfab_stochastic_close(fabric, id)) return failed("close");
-  return 0;
+  double us = (seconds_now() - begin) / WARM * 1e6;
+  meet();
+  must("close", mlfab_stochastic_close(fabric, id));
+  return us;
 }
 
-static int shares(uint32_t mode, uint32_t iterations, double us) {
-  double write_us = 0, pace = 0.5 + uniform((uint64_t)rank * 7 + 3);
+static void shares(uint32_t mode, uint32_t iterations, double us) {
+  double write_us = warm_up(), pace = 0.5 + uniform((uint64_t)rank * 7 + 3);
   uint64_t inputs[INPUTS] = {0}, torn = 0, stale = 0;
   mlfab_stochastic_info info = {.size = sizeof info};
-  uint32_t id, k = 0;
-  if (warm_up(&write_us)) return 1;
-  if (open_one(MLFAB_GRAPH_ALL, mode, &id) || meet()) return failed("open");
-  double begin = seconds(), end = begin + iterations * us * 1e-6;
+  uint32_t id = open_one(MLFAB_GRAPH_ALL, mode), k = 0;
+  meet();
+  double begin = seconds_now(), end = begin + iterations * us * 1e-6;
   /* Workers do not wait for each other: iterate as long as the others would need. */
-  while (mode == MLFAB_STOCHASTIC_ASYNC ? seconds() < end : k < iterations) {
-    pause_us(us * pace * (0.9 + 0.2 * uniform((uint64_t)k * 64 + (uint64_t)rank)));
+  while (mode == MLFAB_STOCHASTIC_ASYNC ? seconds_now() < end : k < iterations) {
+    nap(1e-3 * us * pace * (0.9 + 0.2 * uniform((uint64_t)k * 64 + (uint64_t)rank)));
     fill(++k);
-    if (mlfab_stochastic_reduce(fabric, id, data, 0, &info)) return failed("reduce");
-    if (check(&info, k, mode)) return failed("a mean");
+    must("reduce", mlfab_stochastic_reduce(fabric, id, data, 0, &info));
+    if (check(&info, k, mode)) wrong("a mean");
     inputs[info.whole < INPUTS ? info.whole : INPUTS - 1]++;
     torn += info.torn;
     stale += info.stale;
   }
-  double took = seconds() - begin;
-  if (meet() || mlfab_stochastic_close(fabric, id)) return failed("close");
+  double took = seconds_now() - begin;
+  meet();
+  must("close", mlfab_stochastic_close(fabric, id));
   printf("shares %u %.3f %.0f %llu %llu", k, took, write_us, (unsigned long long)torn,
          (unsigned long long)stale);
   for (uint32_t i = 0; i < workers && i < INPUTS; i++)
     printf(" %llu", (unsigned long long)inputs[i]);
   printf("\n");
-  return 0;
 }
 
-static int fail(const char *what) {
+static void fail(const char *what) {
   mlfab_stochastic_info info = {.size = sizeof info};
   mlfab_error error;
-  uint64_t patience = strcmp(what, "die") ? SECOND : 20 * SECOND;
-  uint32_t id, k = 0;
-  int code = 0;
-  if (open_one(MLFAB_GRAPH_EXPANDER, MLFAB_STOCHASTIC_NOTIFY_ACK, &id)) return failed("open");
-  while (!code) {
+  const int dies = !strcmp(what, "die");
+  uint32_t id = open_one(MLFAB_GRAPH_EXPANDER, MLFAB_STOCHASTIC_NOTIFY_ACK), k = 0;
+  for (int code = 0; !code;) {
     fill(++k);
-    if (k == 20 && rank == VICTIM && !strcmp(what, "die")) _exit(0);
-    if (k == 20 && rank == VICTIM) pause_us(3e6);
-    pause_us(2000);
-    code = mlfab_stochastic_reduce(fabric, id, data, patience, &info);
-    if (!code && check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) return failed("a mean");
+    if (k == 20 && rank == VICTIM && dies) _exit(0);
+    if (k == 20 && rank == VICTIM) nap(3.0 * PATIENCE_MS);
+    nap(2);
+    code = mlfab_stochastic_reduce(fabric, id, data, dies ? 0 : PATIENCE_MS * MS, &info);
+    if (!code && check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) wrong("a mean");
   }
   mlfab_last_error(fabric, &error);
   for (uint64_t e = 0; e < count; e++) { /* unchanged */
     float was = e % workers == (uint32_t)rank ? (float)k : 0;
-    if (!(data[e] >= was && data[e] <= was)) return failed("data of a failed call");
+    if (!(data[e] >= was && data[e] <= was)) wrong("data of a failed call");
   }
-  printf("failed %s %d %u %s\n", mlfab_error_name(code), (int)error.rank, k, error.text);
+  printf("failed %s %d %u %s\n", mlfab_error_name(error.code), (int)error.rank, k, error.text);
   for (k = 1; k <= 5; k++) {
     fill(k);
-    if (mlfab_stochastic_reduce(fabric, id, data, 10 * SECOND, &info)) return failed("go on");
-    if (check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) return failed("a mean afterwards");
+    must("go on", mlfab_stochastic_reduce(fabric, id, data, 0, &info));
+    if (check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) wrong("a mean afterwards");
   }
   printf("on %u\n", info.senders);
-  return meet() ? failed("meet") : 0;
-}
-
-static int run(int argc, char **argv) {
-  if (argc == 6 && !strcmp(argv[1], "shares")) {
-    count = strtoull(argv[4], NULL, 10);
-    data = calloc(count, sizeof *data);
-    return data == NULL || shares((uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]), atof(argv[5]));
-  }
-  if (argc == 4 && !strcmp(argv[1], "fail")) {
-    count = strtoull(argv[3], NULL, 10);
-    data = calloc(count, sizeof *data);
-    return data == NULL || fail(argv[2]);
-  }
-  fprintf(stderr, "usage: stochastic shares MODE ITERATIONS COUNT US | fail die|sleep COUNT\n");
-  return 2;
+  meet();
 }
 
 int main(int argc, char **argv) {
   mlfab_config config;
-  mlfab_error error;
-  mlfab_config_init(&config);
-  if (mlfab_config_from_env(&config, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    return 1;
+  int of_shares = argc == 6 && !strcmp(argv[1], "shares");
+  if (!of_shares && (argc != 4 || strcmp(argv[1], "fail"))) {
+    fprintf(stderr, "usage: stochastic shares MODE ITERATIONS COUNT US | fail die|sleep COUNT\n");
+    return 2;
   }
+  configure(&config);
   config.chunk_bytes = 4096;
-  if (mlfab_open(&config, &fabric, &error)) {
-    fprintf(stderr, "%s\n", error.text);
-    return 1;
-  }
-  int code = mlfab_rank(fabric, &rank, &workers, NULL) ? failed("rank") : run(argc, argv);
-  mlfab_close(&fabric);
-  free(data);
-  return code;
+  open_node(&config);
+  count = strtoull(argv[of_shares ? 4 : 3], NULL, 10);
+  data = zeros(count, sizeof *data);
+  if (of_shares)
+    shares((uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]), atof(argv[5]));
+  else
+    fail(argv[2]);
+  return close_node(0);
 }

@@ -1,26 +1,84 @@
-"""Shared by the tests of servers with replicas: a run of replica_worker.c, what its workers count, and processes of a
-fabric that are started one by one."""
+"""Shared by the tests that kill and stop processes: runs of mlfab-run that are watched, what workers of servers with replicas
+count (replica_worker.c), and processes of a fabric that are started one by one."""
 import os
 import re
 import signal
-import socket
 import struct
+import tempfile
 import threading
 import time
 
-from process import RUN, clean_environment, expect, helper, start, wait_until
+from process import (KEY, RUN, address, children, clean_environment, end, expect, expect_nothing_left, helper, send,
+                     shared_memory_names, start, wait_until)
 
 BEAT = 0.1  # seconds
 WORDS = ("control", "pid", "lives", "started_durable", "done_durable", "started_applied", "done_applied", "lost",
          "last_start", "last_done", "stopped", "sums", "expired")
 STOP, READ = 1, 2
-KEY = "0123456789abcdef" * 4
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+class Watched:
+    """One mlfab-run. Threads read its outputs: each line of a rank's goes to said()."""
+
+    def __init__(self, *arguments, **settings):
+        self.errors = []
+        self.process = start(RUN, *arguments, env=clean_environment(**settings))
+        self.threads = [threading.Thread(target=read, daemon=True) for read in (self.read, self.read_errors)]
+        for thread in self.threads:
+            thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if not self.ended():
+            for pid in self.processes().values():
+                send(pid, signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except Exception:  # it hangs
+                self.process.kill()
+                self.process.wait()
+        self.join()
+
+    def read(self):
+        for line in self.process.stdout:
+            match = re.match(r"\[(\w+) (\d+)\] (\w+) ?(.*)", line)
+            if match:
+                self.said(match[1], int(match[2]), match[3], match[4])
+
+    def read_errors(self):
+        for line in self.process.stderr:
+            self.errors.append(line.rstrip())
+
+    def said(self, role, rank, word, rest):
+        pass
+
+    def told(self):
+        return "\n".join(self.errors[-80:])
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(10)
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def until(self, condition, what):
+        """Waits for what the run is to do while it goes on."""
+        wait_until(lambda: condition() or self.ended(), lambda: "%s\n%s" % (what, self.told()))
+        if self.ended():
+            self.join()
+        expect(not self.ended(), "the run ended before: %s" % what, self.told())
+
+    def until_end(self, status=0):
+        wait_until(self.ended, lambda: "all end\n" + self.told())
+        self.join()
+        expect(status is None or self.process.returncode == status, "exit status %s" % self.process.returncode, self.told())
+
+    def processes(self):
+        return children(self.process.pid)
 
 
 class Counters:
@@ -41,100 +99,37 @@ class Counters:
         os.close(self.file)
 
 
-def children(pid):
-    """The processes that mlfab-run `pid` has started: (role, number) -> pid."""
-    found = {}
-    try:
-        with open("/proc/%d/task/%d/children" % (pid, pid), encoding="ascii") as file:
-            numbers = [int(child) for child in file.read().split()]
-    except OSError:
-        return found
-    for child in numbers:
-        try:
-            with open("/proc/%d/environ" % child, "rb") as file:
-                values = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
-            found[values[b"MLFAB_ROLE"].decode(), int(values[b"MLFAB_RANK"])] = child
-        except (OSError, KeyError):
-            pass
-    return found
+class Group(Watched):
+    """A run with replicas, whose workers push and count until they are told to stop. It leaves nothing in /dev/shm."""
 
-
-def send(pid, number):
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-class Group:
-    """One mlfab-run with replicas, whose workers push and count until they are told to stop."""
-
-    def __init__(self, folder, *options, workers=2, servers=1, count=0, collective=False, **settings):
+    def __init__(self, *options, workers=2, servers=1, count=0, collective=False, **settings):
         count = count or (100 if servers == 1 else 4000)  # a small tensor is not cut
-        self.folder, self.workers, self.servers, self.count = folder, workers, servers, count
-        self.counters = [Counters(folder, rank) for rank in range(workers)]
-        self.errors, self.finals, self.deadline = [], [], 60
-        self.killed = {}  # by name, processes that were replaced
+        self.workers, self.servers, self.count = workers, servers, count
+        self.before, self.folder = shared_memory_names(), tempfile.TemporaryDirectory()
+        self.counters = [Counters(self.folder.name, rank) for rank in range(workers)]
+        self.finals, self.killed = [], {}  # killed: by name, processes that were replaced
         settings.setdefault("MLFAB_HEARTBEAT_MS", int(BEAT * 1000))
         settings.setdefault("MLFAB_TIMEOUT_MS", 60000)
         self.beat = settings["MLFAB_HEARTBEAT_MS"] / 1000
-        self.process = start(RUN, "-n", workers, "-s", servers, "--replicas", "--timeout", 400, *options,
-                             helper("replica_worker"), folder, count, *(["collective"] if collective else []),
-                             env=clean_environment(**settings))
-        self.threads = [threading.Thread(target=self.read, daemon=True),
-                        threading.Thread(target=self.read_errors, daemon=True)]
-        for thread in self.threads:
-            thread.start()
+        super().__init__("-n", workers, "-s", servers, "--replicas", "--timeout", 400, *options, helper("replica_worker"),
+                         self.folder.name, count, *(["collective"] if collective else []), **settings)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            for pid in self.processes().values():
-                send(pid, signal.SIGCONT)
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except Exception:  # it hangs
-                self.process.kill()
-                self.process.wait()
-        self.join()
+    def __exit__(self, kind, *_):
+        super().__exit__()
         for counters in self.counters:
             counters.close()
+        self.folder.cleanup()
+        if not kind:
+            expect_nothing_left(self.before)
 
-    def join(self):
-        for thread in self.threads:
-            thread.join(10)
-
-    def read(self):
-        for line in self.process.stdout:
-            match = re.match(r"\[worker (\d+)\] final (\d+) (\S+) (\S+) (\S+) (\S+)", line)
-            if match:
-                self.finals.append((int(match.group(1)), int(match.group(2)),
-                                    tuple(float(v) for v in match.groups()[2:])))
-
-    def read_errors(self):
-        for line in self.process.stderr:
-            self.errors.append(line.rstrip())
+    def said(self, role, rank, word, rest):
+        if word == "final":
+            of, *values = rest.split()
+            self.finals.append((rank, int(of), tuple(map(float, values))))
 
     def told(self):
         return "\n".join(["%s" % [(c.started_durable, c.done_durable, c.started_applied, c.done_applied, c.lost)
-                                  for c in self.counters], "finals %s" % self.finals] + self.errors[-80:])
-
-    def ended(self):
-        return self.process.poll() is not None
-
-    def until(self, condition, what):
-        """Waits for what the run is to do while it goes on."""
-        wait_until(lambda: condition() or self.ended(), self.deadline,
-                   lambda: "%s\n%s" % (what, self.told()))
-        if self.ended():
-            self.join()
-        expect(not self.ended(), "the run ended before: %s" % what, self.told())
-
-    def processes(self):
-        return children(self.process.pid)
+                                  for c in self.counters], "finals %s" % self.finals, super().told()])
 
     def serves(self, more=3):
         """Every worker has pushed since."""
@@ -195,9 +190,7 @@ class Group:
         self.until(lambda: all(c.stopped for c in self.counters), "all workers have stopped")
         for c in self.counters:
             c.tell(READ)
-        wait_until(self.ended, self.deadline, lambda: "all end\n" + self.told())
-        self.join()
-        expect(self.process.returncode == 0, "exit status %s" % self.process.returncode, self.told())
+        self.until_end()
 
     def check(self, killed_workers=False, bound=None):
         """Compares the model with what the workers were told. Returns how many applied updates were lost."""
@@ -226,33 +219,48 @@ class Group:
 
 
 class Cast:
-    """The processes of one fabric, started one by one: nobody starts them again."""
+    """The processes of one fabric, started one by one: nobody starts them again. Its folder has the workers' counters."""
 
     def __init__(self, workers=1, servers=1, transport="tcp", **settings):
-        if transport == "tcp":
-            self.coordinator = "tcp:127.0.0.1:%d,tcp:127.0.0.1:%d" % (free_port(), free_port())
-        else:
-            name = "shm:mlfab-cast-%d-%d" % (os.getpid(), time.monotonic_ns() % 1000000)
-            self.coordinator = "%s,%s-r" % (name, name)
+        self.transport = transport
+        self.coordinator = address(transport) + "," + address(transport)
         self.settings = dict({"MLFAB_COORDINATOR": self.coordinator, "MLFAB_JOB": "cast", "MLFAB_KEY": KEY,
                               "MLFAB_WORKERS": workers, "MLFAB_SERVERS": servers, "MLFAB_DEDICATED": 1,
                               "MLFAB_REPLICAS": 1, "MLFAB_SCHEDULER": "own", "MLFAB_TRANSPORT": transport,
-                              "MLFAB_HEARTBEAT_MS": int(BEAT * 1000), "MLFAB_TIMEOUT_MS": 20000}, **settings)
-        self.all = []
+                              "MLFAB_HEARTBEAT_MS": int(BEAT * 1000), "MLFAB_TIMEOUT_MS": 60000}, **settings)
+        self.all, self.there, self.folder = [], {}, tempfile.TemporaryDirectory()
+        self.counters = Counters(self.folder.name, 0)
 
     def start(self, role, rank=0, *program, **more):
         program = program or (RUN, "--mlfab-run-server", "quiet")
         process = start(*program, env=clean_environment(**dict(self.settings, MLFAB_ROLE=role, MLFAB_RANK=rank,
                                                                **more)))
         self.all.append(process)
+        self.there[role, rank] = process
         return process
+
+    def work(self, *words, **more):
+        """Starts server, replica, scheduler and worker, as far as they are not there."""
+        for server in range(self.settings["MLFAB_SERVERS"]):
+            for name in ("server", server), ("replica", server), ("scheduler", 0):
+                if name not in self.there:
+                    self.start(*name)
+        return self.start("worker", 0, helper("replica_worker"), self.folder.name, 100, *words, **more)
+
+    def until(self, condition, what):
+        """Waits for what is to come true while the worker works."""
+        worker = self.there["worker", 0]
+        wait_until(lambda: condition() or worker.poll() is not None, what)
+        expect(worker.poll() is None, what, worker.communicate() if worker.poll() is not None else "")
+
+    def in_sync(self, more=3):
+        done = self.counters.done_durable
+        self.until(lambda: self.counters.done_durable > done + more, "durable pushes go on")
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for process in self.all:
-            if process.poll() is None:
-                process.kill()
-        for process in self.all:
-            process.communicate()
+        end(*self.all)
+        self.counters.close()
+        self.folder.cleanup()
