@@ -26,7 +26,7 @@ HELD = MPI.replace("conform", "held")
 # Likewise with cblas.
 CBLAS = any(shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", name]).returncode == 0
             for name in ("openblas", "cblas"))
-KINDS = ["unit", "sim", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
+KINDS = ["unit", "seam", "sim", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
 # The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
           17: "sim/test_schedule",
@@ -124,10 +124,11 @@ LIKELY = {16: "sim/test_schedule",
           "image": "unit/test_image",
           "distributor": "unit/test_aggregator",
           "barrier": "unit/test_api_collective",
-          "engine": "unit/test_comm",
-          "plain_check": "unit/test_comm",
-          "epoch": "unit/test_comm",
-          "trees": "unit/test_comm",
+          "engine": "seam/test_comm",
+          "plain_check": "seam/test_comm",
+          "epoch": "seam/test_comm",
+          "trees": "seam/test_comm",
+          "stream": "seam/test_comm",
           "batch": "unit/test_scheduler",
           "push": "unit/test_worker",
           "pull": "unit/test_worker",
