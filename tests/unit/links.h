@@ -5,7 +5,6 @@
 
 #include "core/base/rng.h"
 #include "core/coll/membership.h"
-#include "core/coll/trees.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -40,20 +39,16 @@ typedef struct link { /* of a worker to another */
   uint32_t incarnation;     \
   pipe to_server, from_server
 
-/* Of a world of `most` workers at most. peers_out: links of the first to the second. merged: failures that some workers
- * see as one: before an epoch, or while they call nothing. arena: all can map each other's memory. hidden: a rank, plus
- * one, that no other worker can reach. fails: one allocation in so many fails; 0: none; asked: allocations. */
-#define WORLD_FIELDS(most)                  \
-  mlfab__env env;                           \
-  mlfab_config config;                      \
-  mlfab__membership membership;             \
-  mlfab__trees trees;                       \
-  pipe to_scheduler;                        \
-  worker workers[most];                     \
-  link peers_out[most][most];               \
-  uint32_t n, merged, hidden, fails, drops; \
-  int arena;                                \
-  uint64_t now, tick_ns, asked, breaks;     \
+/* Of a world of `most` workers at most. peers_out: links of the first to the second. fails: one allocation in so many
+ * fails; 0: none; asked: allocations. */
+#define WORLD_FIELDS(most)      \
+  mlfab__env env;               \
+  mlfab_config config;          \
+  mlfab__membership membership; \
+  worker workers[most];         \
+  link peers_out[most][most];   \
+  uint32_t n, fails, drops;     \
+  uint64_t now, tick_ns, asked; \
   mlfab__rng prng
 
 static inline void *copy(const void *from, uint32_t bytes) {

@@ -30,10 +30,7 @@ static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta,
 }
 static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
   (void)self;
-  if (peer == w->n)
-    pipe_put(&w->to_scheduler, type, meta, bytes, NULL, 0, 0);
-  else if (w->workers[peer].up)
-    pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
+  if (w->workers[peer].up) pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
 }
 static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
 static void hop_ready(void *self, uint32_t peer) {
@@ -86,8 +83,7 @@ static void open_member(uint32_t rank) {
   me->requests.timeout_ns = w->config.timeout_ns;
   assert_int_equal(
       mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
-  me->comm.host = w->arena ? 1 : 1 + rank % 3; /* members are in another order than ranks */
-  me->comm.arena_nonce = (uint64_t)w->arena;
+  me->comm.host = 1 + rank % 3; /* members are in another order than ranks */
   me->alive = me->up = 1;
   mlfab__membership_hello(&w->membership, rank, ++me->incarnation, w->now);
 }
@@ -114,7 +110,6 @@ static void open_links(uint32_t n, uint64_t seed) {
   w->now = 1;
   mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
   assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
-  mlfab__trees_init(&w->trees, &w->env, &w->config, &host, &w->membership);
 }
 
 static void cut_hop(uint32_t from, uint32_t to) {
@@ -152,8 +147,6 @@ static void close_links(void) {
     }
   }
   mlfab__membership_free(&w->membership);
-  mlfab__trees_free(&w->trees);
-  pipe_free(&w->to_scheduler);
   assert_int_equal(w->env.bytes, 0);
   free(w);
   w = NULL;
@@ -164,8 +157,7 @@ static void close_links(void) {
 static void deliver_to_server(uint32_t rank) {
   message m = pipe_take(&w->workers[rank].to_server);
   mlfab__frame_in frame = frame_of(&m);
-  if (!mlfab__trees_frame(&w->trees, rank, &frame, w->now))
-    assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
+  assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
   message_free(&m);
 }
 
@@ -173,11 +165,9 @@ static void deliver_from_server(uint32_t rank) {
   worker *me = &w->workers[rank];
   message m = pipe_take(&me->from_server);
   mlfab__frame_in frame = frame_of(&m);
-  uint32_t over = me->comm.owed ? me->comm.over_epoch : UINT32_MAX;
   assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
-  if (me->comm.owed && me->comm.over_epoch > over) w->merged++;
   message_free(&m);
-  if (me->comm.phase == MLFAB__COMM_LISTED) mlfab__comm_mapped(&me->comm, w->arena);
+  if (me->comm.phase == MLFAB__COMM_LISTED) mlfab__comm_mapped(&me->comm, 0);
   look(me);
 }
 
@@ -213,14 +203,13 @@ static int yield(uint32_t from, uint32_t to) {
 
 static void break_hop(uint32_t from, uint32_t to) {
   if (!w->peers_out[from][to].stands) return;
-  w->breaks++;
   cut_hop(from, to);
   mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
 }
 
 static void connect_hop(uint32_t from, uint32_t to) {
   link *l = &w->peers_out[from][to];
-  if (!l->wanted || l->stands || !w->workers[to].alive || to + 1 == w->hidden) return;
+  if (!l->wanted || l->stands || !w->workers[to].alive) return;
   l->stands = 1;
   mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
 }
@@ -237,16 +226,13 @@ MLFAB__UNUSED static void break_up(uint32_t rank) {
 static void tick(void) {
   w->tick_ns = w->now + BEAT / 4;
   mlfab__membership_tick(&w->membership, w->now);
-  mlfab__trees_tick(&w->trees, w->now);
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
     if (!me->alive) continue;
     mlfab__request *r;
     uint32_t place = 0;
-    while ((r = mlfab__request_due(&me->requests, w->now, &place))) {
-      w->merged += me->comm.untold;
+    while ((r = mlfab__request_due(&me->requests, w->now, &place)))
       mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
-    }
     mlfab__comm_tick(&me->comm, w->now);
     for (uint32_t k = 0; k < w->n; k++) {
       if (k != i && !w->peers_out[i][k].stands && mlfab__comm_peer_missing(&me->comm, k, w->now))
