@@ -12,6 +12,7 @@
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
 #include "core/model/layout.h"
+#include "../testing.h"
 
 #include <math.h>
 #include <unistd.h>
@@ -372,8 +373,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
   scene_close(&s);
 }
 
-static void test_async_rules(void **state) {
-  (void)state;
+TEST(test_async_rules) {
   for (uint64_t seed = 1; seed <= 40; seed++) {
     async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
     for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
@@ -488,8 +488,7 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
   scene_close(&s);
 }
 
-static void test_rounds(void **state) {
-  (void)state;
+TEST(test_rounds) {
   for (uint64_t seed = 1; seed <= 24; seed++) {
     bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
     for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
@@ -501,8 +500,7 @@ static void test_rounds(void **state) {
 
 /* The version that a pull reports is the largest of its slices. Passing it to the push is right for all
  * slices, also for those with smaller versions. An older version adds to the delay. */
-static void test_versions(void **state) {
-  (void)state;
+TEST(test_versions) {
   for (uint64_t seed = 1; seed <= 30; seed++) {
     scene s;
     char what[32];
@@ -536,8 +534,7 @@ static void test_versions(void **state) {
   }
 }
 
-static void test_clipping(void **state) {
-  (void)state;
+TEST(test_clipping) {
   for (uint64_t seed = 1; seed <= 20; seed++) {
     scene s;
     char what[32];
@@ -632,8 +629,7 @@ static void together(uint64_t seed, int dtype) {
   scene_close(&s);
 }
 
-static void test_together(void **state) {
-  (void)state;
+TEST(test_together) {
   for (uint64_t seed = 1; seed <= 30; seed++) together(40000 + seed, 1 + (int)(seed % 3));
 }
 
@@ -668,8 +664,7 @@ static int witness_update(void *user, const mlfab_update_info *info, uint32_t id
   return 1;
 }
 
-static void test_callback(void **state) {
-  (void)state;
+TEST(test_callback) {
   for (uint64_t seed = 1; seed <= 30; seed++) {
     scene s;
     witness v;
@@ -733,8 +728,7 @@ static void saved_tensor(const scene *s, const tensor *t, const char *header, co
   same(s, t, data + from, "saved");
 }
 
-static void test_save(void **state) {
-  (void)state;
+TEST(test_save) {
   for (uint64_t seed = 1; seed <= 8; seed++) {
     scene s;
     update u;
@@ -775,12 +769,4 @@ static void test_save(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_async_rules), cmocka_unit_test(test_rounds),
-      cmocka_unit_test(test_versions),    cmocka_unit_test(test_clipping),
-      cmocka_unit_test(test_together),    cmocka_unit_test(test_callback),
-      cmocka_unit_test(test_save),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)
