@@ -1,6 +1,7 @@
 /* test_fabric.c - simulated fabrics in the library that was compiled with cblas: the model and the sums of collectives
  * have the bits of the own kernels, and a node with other kernels than server 0 is refused. (A process that joins later: tests/process/cblas_test.py.) */
 #include "tests/unit/world.h"
+#include "../testing.h"
 
 #include <math.h>
 
@@ -53,9 +54,8 @@ static void train(uint32_t kernels, uint32_t optimizer, double clip, float *out)
   world_close(&w);
 }
 
-static void trains_the_same_model(void **state) {
+TEST(trains_the_same_model) {
   static float own[COUNT], cblas[COUNT];
-  (void)state;
   for (uint32_t optimizer = MLFAB_OPTIMIZER_SGD; optimizer <= MLFAB_OPTIMIZER_ADAM; optimizer++) {
     train(MLFAB_KERNELS_OWN, optimizer, 0, own);
     train(MLFAB_KERNELS_CBLAS, optimizer, 0, cblas);
@@ -64,10 +64,9 @@ static void trains_the_same_model(void **state) {
 }
 
 /* A norm may differ by parts in 10^7, and the scale of the update with it. */
-static void clips_nearly_alike(void **state) {
+TEST(clips_nearly_alike) {
   static float own[COUNT], cblas[COUNT], whole[COUNT];
   double moved = 0;
-  (void)state;
   train(MLFAB_KERNELS_OWN, MLFAB_OPTIMIZER_SGD, 1.5, own);
   train(MLFAB_KERNELS_CBLAS, MLFAB_OPTIMIZER_SGD, 1.5, cblas);
   train(MLFAB_KERNELS_CBLAS, MLFAB_OPTIMIZER_SGD, 0, whole);
@@ -98,10 +97,9 @@ static void reduce(uint32_t kernels, int op, uint64_t count, float *out) {
   world_close(&w);
 }
 
-static void reduces_to_the_same_bits(void **state) {
+TEST(reduces_to_the_same_bits) {
   static const uint64_t counts[] = {1, 3, 2049, COUNT};
   static float own[COUNT], cblas[COUNT];
-  (void)state;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
     for (int op = MLFAB_OP_SUM; op <= MLFAB_OP_MAX; op++) {
       reduce(MLFAB_KERNELS_OWN, op, counts[i], own);
@@ -132,8 +130,7 @@ static void differs(uint32_t other, uint32_t common, uint32_t kernels, const cha
   world_close(&w);
 }
 
-static void refuses_other_kernels(void **state) {
-  (void)state;
+TEST(refuses_other_kernels) {
   differs(0, MLFAB_KERNELS_CBLAS, MLFAB_KERNELS_OWN,
           "kernels (MLFAB_KERNELS) is own at worker 0, cblas at server 0");
   differs(1, MLFAB_KERNELS_OWN, MLFAB_KERNELS_CBLAS,
@@ -144,9 +141,8 @@ static void refuses_other_kernels(void **state) {
 
 /* ---- what was compiled in ---- */
 
-static void says_what_was_compiled_in(void **state) {
+TEST(says_what_was_compiled_in) {
   const char *info = mlfab_build_info();
-  (void)state;
   assert_true(info == mlfab_build_info());
   assert_ptr_equal(strstr(info, "mlfab " MLFAB_VERSION), info);
   assert_null(strchr(info, '\n'));
@@ -155,10 +151,4 @@ static void says_what_was_compiled_in(void **state) {
   assert_true(with && without && cblas && with < cblas && cblas < without);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(trains_the_same_model), cmocka_unit_test(clips_nearly_alike),
-      cmocka_unit_test(reduces_to_the_same_bits), cmocka_unit_test(refuses_other_kernels),
-      cmocka_unit_test(says_what_was_compiled_in)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

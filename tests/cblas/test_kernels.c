@@ -6,13 +6,10 @@
 #include "tests/unit/scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 #include <cblas.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { ROOM = 40000, INPUTS_MAX = 64, GUARD = 0x5a };
 enum { SEPARATE, ONTO_W, ONTO_U, ALL_ONE, NO_W, NO_W_ONTO_U, SHAPES };
@@ -100,10 +97,9 @@ static void add_case(mlfab__rng *prng, arena *a, int level) {
   if (dst != u) assert_memory_equal(u, a->u_kept, n * width);
 }
 
-static void adds_the_same_bits(void **state) {
+TEST(adds_the_same_bits) {
   arena *a = malloc(sizeof *a);
   mlfab__rng prng;
-  (void)state;
   assert_non_null(a);
   for (int level = 0; level <= mlfab__kernel_level(); level++) {
     mlfab__rng_seed(&prng, 11);
@@ -112,9 +108,8 @@ static void adds_the_same_bits(void **state) {
   free(a);
 }
 
-static void refuses_infinite_products(void **state) {
+TEST(refuses_infinite_products) {
   float u[5000] = {0}, w[5000] = {0};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(u); i += 499) {
     u[i] = INFINITY;
     assert_false(mlfab__kernel_add_by(MLFAB_KERNELS_CBLAS, MLFAB_F32, w, w, u, 0.5, 5000, 0));
@@ -160,10 +155,9 @@ static void combine_case(mlfab__rng *prng, inputs *x) {
   }
 }
 
-static void combines_the_same_bits(void **state) {
+TEST(combines_the_same_bits) {
   inputs *x = malloc(sizeof *x);
   mlfab__rng prng;
-  (void)state;
   assert_non_null(x);
   mlfab__rng_seed(&prng, 12);
   for (uint64_t i = 0; i < test_cases(2500); i++) combine_case(&prng, x);
@@ -171,10 +165,9 @@ static void combines_the_same_bits(void **state) {
 }
 
 /* Types that cblas does not know go the usual way. */
-static void leaves_other_types(void **state) {
+TEST(leaves_other_types) {
   int64_t a[300], b[300], sum[300];
   uint16_t half[300], expected[300];
-  (void)state;
   for (int i = 0; i < 300; i++) {
     a[i] = i - 7;
     b[i] = 1000 - i;
@@ -221,20 +214,18 @@ static void norm_case(mlfab__rng *prng, double *array, double worst[2]) {
   if (off > worst[dtype == MLFAB_F64]) worst[dtype == MLFAB_F64] = off;
 }
 
-static void norms_are_close(void **state) {
+TEST(norms_are_close) {
   static double array[ROOM];
   double worst[2] = {0, 0};
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 13);
   for (uint64_t i = 0; i < test_cases(1500); i++) norm_case(&prng, array, worst);
   print_message("# largest relative error of |u|^2: F32 %.1e, F64 %.1e\n", worst[0], worst[1]);
 }
 
 /* A norm beyond the largest float is finite in double, and NaN and infinity arrive. */
-static void norms_of_extremes(void **state) {
+TEST(norms_of_extremes) {
   static float u[5000];
-  (void)state;
   for (int i = 0; i < 5000; i++) u[i] = 3e38f;
   double is = mlfab__kernel_norm2_by(MLFAB_KERNELS_CBLAS, MLFAB_F32, u, 5000);
   double wanted = 5000.0 * (double)u[0] * (double)u[0];
@@ -272,12 +263,11 @@ static void all_three(float *a, float *b, uint64_t n, int times) {
 
 /* The threads of OpenBLAS exist, and would be used for a vector this long: axpy as a whole shows that they can be seen.
  * They spin for a moment after their work, and after they were started. */
-static void stays_in_the_calling_thread(void **state) {
+TEST(stays_in_the_calling_thread) {
 #ifdef OPENBLAS_VERSION
   const uint64_t n = (uint64_t)1 << 20;
   float *a = calloc(n, sizeof *a), *b = calloc(n, sizeof *b);
   int before = openblas_get_num_threads();
-  (void)state;
   assert_true(a && b);
   openblas_set_num_threads(4);
   int set = openblas_get_num_threads();
@@ -303,7 +293,6 @@ static void stays_in_the_calling_thread(void **state) {
   free(a);
   free(b);
 #else
-  (void)state;
   (void)others;
   (void)all_three;
   print_message("# not OpenBLAS\n");
@@ -311,13 +300,4 @@ static void stays_in_the_calling_thread(void **state) {
 #endif
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(adds_the_same_bits),
-                                     cmocka_unit_test(refuses_infinite_products),
-                                     cmocka_unit_test(combines_the_same_bits),
-                                     cmocka_unit_test(leaves_other_types),
-                                     cmocka_unit_test(norms_are_close),
-                                     cmocka_unit_test(norms_of_extremes),
-                                     cmocka_unit_test(stays_in_the_calling_thread)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -4,11 +4,9 @@
 #include "core/kernels/kernels.h"
 
 #include <limits.h>
-#include <setjmp.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <cblas.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 static struct {
   uint64_t calls, elements, largest;
@@ -74,11 +72,10 @@ static void covers(uint64_t n, const void *array) {
 static const uint64_t lengths[] = {0,    1,    2047, 2048,  2049,  4095,
                                    4096, 4097, 9999, 10001, 65536, 100003};
 
-static void cuts_additions(void **state) {
+TEST(cuts_additions) {
   float *w = calloc(100003, sizeof *w), *u = calloc(100003, sizeof *u);
   const void *in[2] = {w, u};
   void *dst = w;
-  (void)state;
   assert_true(w && u);
   for (size_t i = 0; i < MLFAB__COUNT(lengths); i++) {
     forget();
@@ -101,9 +98,8 @@ static void cuts_additions(void **state) {
 }
 
 /* Pages that nobody may touch. */
-static void cuts_more_than_an_int_holds(void **state) {
+TEST(cuts_more_than_an_int_holds) {
   const uint64_t n = (uint64_t)INT_MAX + 5000;
-  (void)state;
   void *array = mmap(NULL, n * 8, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (array == MAP_FAILED) {
     print_message("# no address space\n");
@@ -118,8 +114,4 @@ static void cuts_more_than_an_int_holds(void **state) {
   munmap(array, n * 8);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(cuts_additions),
-                                     cmocka_unit_test(cuts_more_than_an_int_holds)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

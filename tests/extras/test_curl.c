@@ -6,11 +6,7 @@
 #include "../../extras/mlfab_curl.h"
 #include "../../extras/mlfab_http.h"
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -18,9 +14,6 @@
 #include <math.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -326,9 +319,8 @@ static void runs(const mlfab__http_request *r, int code, const char *text) {
   if (text && !strstr(error.text, text)) fail_msg("\"%s\" has no \"%s\"", error.text, text);
 }
 
-static void test_answers(void **state) {
+TEST(test_answers) {
   sink s;
-  (void)state;
   mlfab__http_request r = request_of("/ok", NULL);
   runs(&r, 0, NULL);
   assert_int_equal(answer.status, 200);
@@ -355,9 +347,8 @@ static void test_answers(void **state) {
   runs(&r, MLFAB_ERR_REFUSED, NULL); /* HTTP/0.9 */
 }
 
-static void test_parts(void **state) {
+TEST(test_parts) {
   sink s;
-  (void)state;
   mlfab__http_request r = request_of("/part", &s);
   r.range_first = 20;
   runs(&r, 0, NULL);
@@ -376,9 +367,8 @@ static void test_parts(void **state) {
   assert_int_equal(s.used, 0);
 }
 
-static void test_limits(void **state) {
+TEST(test_limits) {
   sink s;
-  (void)state;
   mlfab__http_request r = request_of("/endless", &s);
   r.body_most = 1000;
   runs(&r, MLFAB_ERR_LIMIT, "the answer has more than 1000 bytes (status 200 OK)");
@@ -406,9 +396,8 @@ static void test_limits(void **state) {
   runs(&r, MLFAB_ERR_TIMEOUT, NULL);
 }
 
-static void test_redirects(void **state) {
+TEST(test_redirects) {
   sink s;
-  (void)state;
   mlfab__http_request r = request_of("/to", &s);
   runs(&r, MLFAB_ERR_REFUSED, "the answer is 302 Found, a redirect to /ok");
   r.redirects = 1;
@@ -424,11 +413,10 @@ static void test_redirects(void **state) {
   assert_int_equal(s.used, 0);
 }
 
-static void test_mistakes(void **state) {
+TEST(test_mistakes) {
   const char *const urls[] = {"file:///etc/passwd", "ftp://127.0.0.1/", "127.0.0.1", "",
                               "http://127.0.0.1/a\r\nb"};
   const char *const broken[] = {"A: b\r\nC: d"};
-  (void)state;
   mlfab__http_request r = request_of("/ok", NULL);
   for (size_t i = 0; i < sizeof urls / sizeof urls[0]; i++) {
     r.url = urls[i];
@@ -447,7 +435,7 @@ static void test_mistakes(void **state) {
   assert_true(answer.retryable && answer.status == 0);
 }
 
-static void test_names(void **state) {
+TEST(test_names) {
   static const char *const cases[][2] = {
       {"http://a/b", "http://a/b"},
       {"http://me:word@a:80/b?key=secret#x", "http://a:80/b"},
@@ -458,7 +446,6 @@ static void test_names(void **state) {
       {"http://a/\x1b[31m\n", "http://a/?[31m?"},
   };
   char text[64], url[128];
-  (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     mlfab__http_name(cases[i][0], text, sizeof text);
     assert_string_equal(text, cases[i][1]);
@@ -474,8 +461,7 @@ static void test_names(void **state) {
 }
 
 /* A tunnel that a proxy has made is no answer of the server. */
-static void test_tunnel(void **state) {
-  (void)state;
+TEST(test_tunnel) {
   unsetenv("no_proxy");
   setenv("https_proxy", url_of(""), 1);
   mlfab__http_request r = request_of("/ok", NULL);
@@ -488,8 +474,7 @@ static void test_tunnel(void **state) {
 }
 
 /* libcurl's errors may show what is in the environment. */
-static void test_passwords_of_proxies(void **state) {
-  (void)state;
+TEST(test_passwords_of_proxies) {
   unsetenv("no_proxy");
   setenv("http_proxy", "http://me:sec/ret@nobody.invalid:80", 1);
   mlfab__http_request r = request_of("/ok", NULL);
@@ -507,10 +492,9 @@ static void *stop_soon(void *opaque) {
   return NULL;
 }
 
-static void test_stop(void **state) {
+TEST(test_stop) {
   mlfab__http *other = NULL;
   pthread_t thread;
-  (void)state;
   assert_int_equal(mlfab__http_open(&other), 0);
   mlfab__http_request r = request_of("/silent", NULL);
   assert_int_equal(pthread_create(&thread, NULL, stop_soon, other), 0);
@@ -609,11 +593,10 @@ static mlfab_curl_monitor_state state_of(mlfab_curl_monitor *m) {
 static int near(double is, double wanted) { return fabs(is - wanted) <= 0.25 * wanted; }
 
 /* The scheduler is told the capacity (125 MB/s: the speed) less the traffic of others; at its end all of it again. */
-static void test_the_traffic_of_others(void **state) {
+TEST(test_the_traffic_of_others) {
   mlfab_env env;
   mlfab_stats stats;
   mlfab_curl_monitor_state s;
-  (void)state;
   is_now(TRUE_NUMBERS, 50e6, 20e6);
   mlfab *ctx = fabric(&env);
   mlfab_curl_monitor *m = monitor(ctx, NULL);
@@ -638,10 +621,9 @@ static void test_the_traffic_of_others(void **state) {
 }
 
 /* What this node moves is not of others. A measurement comes each 10 ms. */
-static void test_own_traffic_is_not_of_others(void **state) {
+TEST(test_own_traffic_is_not_of_others) {
   mlfab_env env;
   mlfab_curl_monitor_state s;
-  (void)state;
   is_now(TRUE_NUMBERS, 50e6, 1e6);
   mlfab *ctx = fabric(&env);
   mlfab_curl_monitor *m = monitor(ctx, "eth0");
@@ -674,7 +656,7 @@ static void wait_until_alive(mlfab_curl_monitor *m) {
 }
 
 /* Each way to fail is one line; so is its end. After three failures nothing is known of others. */
-static void test_bad_exporters(void **state) {
+TEST(test_bad_exporters) {
   static const struct {
     int how;
     const char *text;
@@ -684,7 +666,6 @@ static void test_bad_exporters(void **state) {
                {NO_DEVICE, "the answer has no node_network_*_bytes_total of a network interface"},
                {TO_FILE, "GET http://127.0.0.1:"}};
   mlfab_env env;
-  (void)state;
   is_now(TRUE_NUMBERS, 50e6, 50e6);
   mlfab *ctx = fabric(&env);
   mlfab_curl_monitor *m = monitor(ctx, NULL);
@@ -711,9 +692,8 @@ static void test_bad_exporters(void **state) {
 }
 
 /* A counter that begins again, and a program with decimal commas. */
-static void test_counters_and_commas(void **state) {
+TEST(test_counters_and_commas) {
   mlfab_env env;
-  (void)state;
   (void)setlocale(LC_ALL, "de_DE.UTF-8");
   is_now(TRUE_NUMBERS, 50e6, 20e6);
   mlfab *ctx = fabric(&env);
@@ -734,13 +714,12 @@ static void test_counters_and_commas(void **state) {
   (void)setlocale(LC_ALL, "C");
 }
 
-static void test_monitor_mistakes(void **state) {
+TEST(test_monitor_mistakes) {
   mlfab_env env;
   mlfab_config c;
   mlfab_curl_monitor *m = NULL;
   mlfab_curl_monitor_options o;
   mlfab *ctx = fabric(&env), *plain = NULL;
-  (void)state;
   memset(&o, 0, sizeof o);
   assert_int_equal(mlfab_curl_monitor_start(ctx, &o, &m, &error), MLFAB_ERR_ARGUMENT);
   o.size = sizeof o;
@@ -763,10 +742,9 @@ static void test_monitor_mistakes(void **state) {
 }
 
 /* The page of a fabric whose lock somebody keeps does not hold up a start. */
-static void test_a_page_that_is_locked(void **state) {
+TEST(test_a_page_that_is_locked) {
   mlfab_env env;
   char line[512], path[256] = "";
-  (void)state;
   is_now(TRUE_NUMBERS, 50e6, 20e6);
   mlfab *ctx = fabric(&env);
   mlfab_curl_monitor *m = monitor(ctx, NULL);
@@ -803,10 +781,9 @@ static mlfab_curl_push_options push_options(void) {
 }
 
 /* A child has no thread: stop returns there, and does not touch what is the parent's. */
-static void test_fork(void **state) {
+TEST(test_fork) {
   mlfab_env env;
   int status = -1;
-  (void)state;
   is_now(TRUE_NUMBERS, 50e6, 20e6);
   mlfab *ctx = fabric(&env);
   mlfab_curl_monitor *m = monitor(ctx, NULL);
@@ -845,13 +822,12 @@ static int count_of(const int *what) {
   return n;
 }
 
-static void test_push(void **state) {
+TEST(test_push) {
   mlfab_env env;
   mlfab_curl_push *p = NULL;
   mlfab_curl_push_options o = push_options();
   uint64_t taken = 0, failed = 0;
   char wanted[128];
-  (void)state;
   mlfab *ctx = fabric(&env);
   pushes = deletes = refuses = 0;
   o.job = "a job/\xc3\xa4";
@@ -892,14 +868,13 @@ static void test_push(void **state) {
 }
 
 /* An interval without end: one scrape and one push at the beginning. */
-static void test_endless_intervals(void **state) {
+TEST(test_endless_intervals) {
   mlfab_env env;
   mlfab_curl_monitor_options how;
   mlfab_curl_monitor *m = NULL;
   mlfab_curl_push_options o = push_options();
   mlfab_curl_push *p = NULL;
   uint64_t taken = 0;
-  (void)state;
   is_now(TRUE_NUMBERS, 50e6, 20e6);
   mlfab *ctx = fabric(&env);
   memset(&how, 0, sizeof how);
@@ -921,12 +896,11 @@ static void test_endless_intervals(void **state) {
   assert_int_equal(mlfab_close(&ctx), 0);
 }
 
-static void test_push_mistakes(void **state) {
+TEST(test_push_mistakes) {
   mlfab_env env;
   mlfab_curl_push *p = NULL;
   mlfab_curl_push_options o = push_options();
   mlfab *ctx = fabric(&env);
-  (void)state;
   const char *const urls[] = {NULL, "", "file:///tmp/x", "http://a/?b=c", "a"};
   for (size_t i = 0; i < sizeof urls / sizeof urls[0]; i++) {
     o.url = urls[i];
@@ -950,27 +924,4 @@ static void test_push_mistakes(void **state) {
   assert_int_equal(mlfab_close(&ctx), 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_answers),
-      cmocka_unit_test(test_parts),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_redirects),
-      cmocka_unit_test(test_mistakes),
-      cmocka_unit_test(test_names),
-      cmocka_unit_test(test_passwords_of_proxies),
-      cmocka_unit_test(test_tunnel),
-      cmocka_unit_test(test_stop),
-      cmocka_unit_test(test_the_traffic_of_others),
-      cmocka_unit_test(test_own_traffic_is_not_of_others),
-      cmocka_unit_test(test_bad_exporters),
-      cmocka_unit_test(test_counters_and_commas),
-      cmocka_unit_test(test_monitor_mistakes),
-      cmocka_unit_test(test_fork),
-      cmocka_unit_test(test_a_page_that_is_locked),
-      cmocka_unit_test(test_push),
-      cmocka_unit_test(test_push_mistakes),
-      cmocka_unit_test(test_endless_intervals),
-  };
-  return cmocka_run_group_tests(tests, begin, end);
-}
+TESTS(begin, end)

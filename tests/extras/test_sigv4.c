@@ -8,17 +8,9 @@
 #define _GNU_SOURCE 1
 #endif
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "../../extras/mlfab_sigv4.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define NOTHING "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
@@ -205,8 +197,7 @@ static void check(const vector *v, const pair *host, const char *date, const cha
     assert_int_equal(mlfab__sigv4_sign(&r, got, room), -1);
 }
 
-static void test_published(void **state) {
-  (void)state;
+TEST(test_published) {
   const pair bucket = {"Host", "examplebucket.s3.amazonaws.com"};
   const pair host = {"Host", "example.amazonaws.com"};
   for (int turned = 0; turned < 2; turned++) {
@@ -219,8 +210,7 @@ static void test_published(void **state) {
   }
 }
 
-static void test_encoding(void **state) {
-  (void)state;
+TEST(test_encoding) {
   char text[64];
   assert_int_equal(mlfab__sigv4_path("/a b/+\xc3\xa9/%41~.txt", text, sizeof text), 0);
   assert_string_equal(text, "/a%20b/%2B%C3%A9/%2541~.txt");
@@ -243,8 +233,7 @@ static int order_of_texts(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static void test_random_order(void **state) {
-  (void)state;
+TEST(test_random_order) {
   srand(7);
   for (int round = 0; round < 5000; round++) {
     char names[MLFAB__SIGV4_PAIRS][4], text[512], want[512] = "", each[MLFAB__SIGV4_PAIRS][32];
@@ -268,11 +257,4 @@ static void test_random_order(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_published),
-      cmocka_unit_test(test_encoding),
-      cmocka_unit_test(test_random_order),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

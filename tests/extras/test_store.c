@@ -4,11 +4,7 @@
 #define _GNU_SOURCE 1
 #endif
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "../../extras/mlfab_store.h"
 
@@ -16,9 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -270,8 +263,7 @@ static int64_t read_file_of(world *w, int s3, void *data, size_t bytes, uint64_t
 
 /* --- attempts --- */
 
-static void test_repeats(void **state) {
-  (void)state;
+TEST(test_repeats) {
   static const step steps[] = {
       {.want = {"PUT /checkpoint-3.manifest.part HTTP/1.1\r\n"},
        .answer = PLAIN("503 Busy"),
@@ -303,8 +295,7 @@ static void test_repeats(void **state) {
 }
 
 /* What a server refuses is not repeated, nor is the next request sent. */
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   static const struct {
     const char *answer;
     int number;
@@ -331,8 +322,7 @@ static void test_refused(void **state) {
   }
 }
 
-static void test_gives_up(void **state) {
-  (void)state;
+TEST(test_gives_up) {
   static const step one = {.want = {"GET /checkpoint-3.manifest "}, .answer = PLAIN("500 Broken")};
   step steps[6];
   world w;
@@ -362,8 +352,7 @@ static void test_gives_up(void **state) {
   "\r\nConnection: close\r\n"
 
 /* A part that breaks off goes on behind its last byte, if the file is still the same. */
-static void test_goes_on(void **state) {
-  (void)state;
+TEST(test_goes_on) {
   static const step steps[] = {
       {.want = {"GET /checkpoint-3.manifest ", "Range: bytes=5-24\r\n"},
        .not_want = "If-Range",
@@ -380,8 +369,7 @@ static void test_goes_on(void **state) {
   end(&w);
 }
 
-static void test_changed(void **state) {
-  (void)state;
+TEST(test_changed) {
   static const step steps[] = {
       {.want = {"Range: bytes=5-24\r\n"},
        .answer = PART("5", "24", "100", "\"a\"") "Content-Length: 20\r\n\r\nabcdef"},
@@ -409,8 +397,7 @@ static void test_changed(void **state) {
 }
 
 /* Answers with other bytes than those that were asked for. */
-static void test_wrong_parts(void **state) {
-  (void)state;
+TEST(test_wrong_parts) {
   static const struct {
     const char *answer;
     size_t zeros;
@@ -437,8 +424,7 @@ static void test_wrong_parts(void **state) {
   }
 }
 
-static void test_ends(void **state) {
-  (void)state;
+TEST(test_ends) {
   static const step steps[] = {
       {.want = {"Range: bytes=5-24\r\n"},
        .answer = PART("5", "9", "10", "\"a\"") "Content-Length: 5\r\n\r\nabcde"},
@@ -455,8 +441,7 @@ static void test_ends(void **state) {
 }
 
 /* All bytes of the part have come, and then the connection breaks off. */
-static void test_broken_behind_the_part(void **state) {
-  (void)state;
+TEST(test_broken_behind_the_part) {
   static const step steps[] = {
       {.want = {"Range: bytes=5-24\r\n"},
        .answer = PART("5", "24", "100", "\"a\"") "Transfer-Encoding: chunked\r\n\r\n14\r\n"
@@ -474,8 +459,7 @@ static void test_broken_behind_the_part(void **state) {
 #define XML(status, body_bytes) \
   "HTTP/1.1 " status "\r\nContent-Length: " body_bytes "\r\nConnection: close\r\n\r\n"
 
-static void test_skew(void **state) {
-  (void)state;
+TEST(test_skew) {
   char answers[2][1024], body[512], there[32];
   for (int i = 0; i < 2; i++) {
     time_t now = time(NULL) + (i ? -7200 : 1000);
@@ -540,10 +524,7 @@ static int64_t upload(world *w, const step *steps, size_t nsteps) {
 }
 
 /* The end of an upload may be answered 200 with an error. */
-static void test_upload(void **state) {
-  (void)state;
-  static const step good[] = { UPLOAD, END, .answer = COMPLETED }
-};
+TEST(test_upload){static const step good[] = {UPLOAD, END, .answer = COMPLETED}};
 static const step again[] = {UPLOAD, END, .answer = INTERNAL}, END, .answer = COMPLETED
 }
 }
@@ -584,8 +565,7 @@ end(&w);
 }
 
 /* The answer to a MOVE was lost. */
-static void test_lost_move(void **state) {
-  (void)state;
+TEST(test_lost_move) {
   static const step good[] = {
       {.answer = PLAIN("201 Created"), .body_bytes = 10},
       {.want = {"MOVE /"}, .answer = ""},
@@ -612,8 +592,7 @@ static void test_lost_move(void **state) {
 }
 
 /* 207 says that a part of it has failed: the file has not got its name. */
-static void test_move_of_a_part(void **state) {
-  (void)state;
+TEST(test_move_of_a_part) {
   static const step steps[] = {
       {.answer = PLAIN("201 Created"), .body_bytes = 10},
       {.want = {"MOVE /"},
@@ -626,8 +605,7 @@ static void test_move_of_a_part(void **state) {
 
 /* --- lists --- */
 
-static void test_lists(void **state) {
-  (void)state;
+TEST(test_lists) {
   static const char dav[] =
       "HTTP/1.1 207 Multi-Status\r\nConnection: close\r\n\r\n<?xml "
       "version=\"1.0\"?>\n<D:multistatus xmlns:D=\"DAV:\">"
@@ -712,8 +690,7 @@ static void test_lists(void **state) {
 }
 
 /* An answer that is not a whole list is no list without checkpoints. */
-static void test_lists_that_are_cut(void **state) {
-  (void)state;
+TEST(test_lists_that_are_cut) {
 #define CUT(status, body) "HTTP/1.1 " status "\r\nConnection: close\r\n\r\n" body
   static const struct {
     int s3;
@@ -745,8 +722,7 @@ static void test_lists_that_are_cut(void **state) {
 
 /* --- removal --- */
 
-static void test_removes(void **state) {
-  (void)state;
+TEST(test_removes) {
   static const char uploads[] =
       "HTTP/1.1 200 OK\r\nConnection: "
       "close\r\n\r\n<R><Upload><Key>runs/7/checkpoint-4</Key><UploadId>one</UploadId></Upload>"
@@ -772,8 +748,7 @@ static void test_removes(void **state) {
 
 /* --- secrets --- */
 
-static void test_passwords(void **state) {
-  (void)state;
+TEST(test_passwords) {
   static const step steps[] = {
       {.want = {"GET /", "Authorization: Basic bWU6b3Blbi1zZXNhbWUtOQ==\r\n"},
        .answer = PLAIN("401 Who")}};
@@ -799,8 +774,7 @@ static void test_passwords(void **state) {
 }
 
 /* A password that may go to this host in clear does not go to a proxy. */
-static void test_no_password_for_a_proxy(void **state) {
-  (void)state;
+TEST(test_no_password_for_a_proxy) {
   static const step steps[] = {
       {.want = {"GET /checkpoint-3.manifest ", "Authorization: Basic "},
        .answer = PART("0", "9", "10", "\"a\"") "Content-Length: 10\r\n\r\nabcdefghij"}};
@@ -824,8 +798,7 @@ static void *cancels(void *user) {
   return NULL;
 }
 
-static void test_cancel(void **state) {
-  (void)state;
+TEST(test_cancel) {
   static const step hangs[] = {{.answer = NULL}};
   static const step pauses[] = {{.answer = "HTTP/1.1 503 Busy\r\nRetry-After: "
                                            "15\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"}};
@@ -859,8 +832,7 @@ static void *sends(void *user) {
 }
 
 /* A child that was forked during a transfer closes its copy, and waits for nobody. The parent's transfer goes on. */
-static void test_fork(void **state) {
-  (void)state;
+TEST(test_fork) {
   static const step steps[] = {{.want = {"PUT /"}, .answer = NULL, .body_bytes = 10}};
   world w;
   pthread_t thread;
@@ -893,8 +865,7 @@ static void test_fork(void **state) {
 
 /* --- the table --- */
 
-static void test_table(void **state) {
-  (void)state;
+TEST(test_table) {
   world w;
   char path[64], data[8] = "";
   begin(&w, NULL, 0);
@@ -953,8 +924,7 @@ static void refused(mlfab_store_options o, const char *text) {
   assert_null(strstr(error.text, SECRET));
 }
 
-static void test_options(void **state) {
-  (void)state;
+TEST(test_options) {
   mlfab_store *store = NULL;
   refused((mlfab_store_options){.size = 4}, "options.size");
   refused((mlfab_store_options){.reserved = 1}, "options.size");
@@ -986,34 +956,11 @@ static void test_options(void **state) {
   unsetenv("AWS_ENDPOINT_URL");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   static const char *variables[] = {
       "AWS_ACCESS_KEY_ID",  "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",   "AWS_REGION",
       "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",      "AWS_ENDPOINT_URL_S3", "http_proxy",
       "MLFAB_STORE_USER",   "MLFAB_STORE_PASSWORD",  "MLFAB_STORE_CA",      "TMPDIR"};
   for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) unsetenv(variables[i]);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_repeats),
-      cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_gives_up),
-      cmocka_unit_test(test_goes_on),
-      cmocka_unit_test(test_changed),
-      cmocka_unit_test(test_wrong_parts),
-      cmocka_unit_test(test_ends),
-      cmocka_unit_test(test_skew),
-      cmocka_unit_test(test_upload),
-      cmocka_unit_test(test_lost_move),
-      cmocka_unit_test(test_lists),
-      cmocka_unit_test(test_removes),
-      cmocka_unit_test(test_passwords),
-      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_table),
-      cmocka_unit_test(test_options),
-      cmocka_unit_test(test_broken_behind_the_part),
-      cmocka_unit_test(test_move_of_a_part),
-      cmocka_unit_test(test_lists_that_are_cut),
-      cmocka_unit_test(test_no_password_for_a_proxy),
-      cmocka_unit_test(test_fork),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

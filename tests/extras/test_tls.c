@@ -4,6 +4,7 @@
 
 #include "../../extras/mlfab_tls.h"
 #include "tls_client.h"
+#include "../testing.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -166,11 +167,10 @@ static int wire(uint16_t port) {
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-static void test_keys_at_open(void **state) {
+TEST(test_keys_at_open) {
   static const char *const bad[] = {"", "short", "0123456789abcdef,short", KEY "," KEY "," KEY,
                                     KEY ","};
   end e;
-  (void)state;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     assert_int_equal(end_try(&e, mlfab_transport_tls(), bad[i], ""), MLFAB_ERR_CONFIG);
     assert_non_null(strstr(e.error.text, "key"));
@@ -186,9 +186,8 @@ static void test_keys_at_open(void **state) {
   end_close(&e);
 }
 
-static void test_frames(void **state) {
+TEST(test_frames) {
   end a, b;
-  (void)state;
   end_open(&a, KEY);
   end_open(&b, KEY);
   end_call(&a, b.address);
@@ -204,14 +203,13 @@ static void test_frames(void **state) {
 }
 
 /* Whoever has a key of the called node's gets through. */
-static void test_two_keys(void **state) {
+TEST(test_two_keys) {
   static const struct {
     const char *caller, *called;
     int fits;
   } cases[] = {{KEY, OTHER "," KEY, 1}, {OTHER "," KEY, KEY, 1},
                {KEY "," OTHER, KEY, 1}, {KEY "," OTHER, OTHER "," KEY, 1},
                {KEY, OTHER, 0},         {KEY "," OTHER, "a-third-key-unlike-the-others", 0}};
-  (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     end a, b;
     end_open(&a, cases[i].caller);
@@ -235,9 +233,8 @@ static void test_two_keys(void **state) {
 
 /* --- peers of another kind ---------------------------------------------------------------------- */
 
-static void test_plain_calls_tls(void **state) {
+TEST(test_plain_calls_tls) {
   end a, b;
-  (void)state;
   assert_int_equal(end_try(&a, mlfab_transport_tcp(), KEY, "tcp:127.0.0.1:0"), 0);
   end_open(&b, KEY);
   char address[64];
@@ -253,9 +250,8 @@ static void test_plain_calls_tls(void **state) {
   end_close(&b);
 }
 
-static void test_tls_calls_plain(void **state) {
+TEST(test_tls_calls_plain) {
   end a, b;
-  (void)state;
   end_open(&a, KEY);
   assert_int_equal(end_try(&b, mlfab_transport_tcp(), KEY, "tcp:127.0.0.1:0"), 0);
   end_call(&a, b.address);
@@ -294,8 +290,7 @@ static int no_psk(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *
   return 1;
 }
 
-static void test_other_clients(void **state) {
-  (void)state;
+TEST(test_other_clients) {
   for (int kind = 0; kind < 4; kind++) {
     end b;
     client c = {.done = 0};
@@ -358,14 +353,13 @@ static int listen_here(uint16_t *port_p) {
   return fd;
 }
 
-static void test_server_with_a_certificate(void **state) {
+TEST(test_server_with_a_certificate) {
   uint16_t port;
   int listener = listen_here(&port);
   char address[64];
   pthread_t thread;
   void *accepted;
   end a;
-  (void)state;
   snprintf(address, sizeof address, "tls:127.0.0.1:%u", port);
   assert_int_equal(pthread_create(&thread, NULL, server_run, &listener), 0);
   end_open(&a, KEY);
@@ -383,12 +377,11 @@ static void test_server_with_a_certificate(void **state) {
 /* --- strangers ---------------------------------------------------------------------------------- */
 
 /* Callers that say nothing, or half a hello, get no SSL object, and go after two seconds. */
-static void test_strangers(void **state) {
+TEST(test_strangers) {
   enum { MANY = 40 };
   static const uint8_t half[] = {22, 3, 1, 1, 0, 1, 0, 0};
   int fds[MANY];
   end b;
-  (void)state;
   end_open(&b, KEY);
   int64_t before = __atomic_load_n(&openssl_bytes, __ATOMIC_RELAXED), bytes = b.bytes;
   for (int i = 0; i < MANY; i++) {
@@ -414,10 +407,9 @@ static void test_strangers(void **state) {
   end_close(&b);
 }
 
-static void test_left_in_the_middle(void **state) {
+TEST(test_left_in_the_middle) {
   static const uint8_t half[] = {22, 3, 1, 1, 0, 1, 0, 0};
   end b;
-  (void)state;
   end_open(&b, KEY);
   uint64_t begin = conform_now(NULL);
   for (size_t n = 0; n <= sizeof half; n++) {
@@ -434,12 +426,11 @@ static void test_left_in_the_middle(void **state) {
 }
 
 /* A server that accepts and says nothing fails the call after two seconds. */
-static void test_silent_server(void **state) {
+TEST(test_silent_server) {
   uint16_t port;
   int listener = listen_here(&port);
   char address[64];
   end a;
-  (void)state;
   snprintf(address, sizeof address, "tls:127.0.0.1:%u", port);
   end_open(&a, KEY);
   end_call(&a, address);
@@ -539,10 +530,9 @@ static int contains(const uint8_t *data, size_t bytes, const char *text) {
 }
 
 /* What was sent is not in the traffic, nor anything that a frame or the key contains. */
-static void test_traffic_is_encrypted(void **state) {
+TEST(test_traffic_is_encrypted) {
   end a, b;
   static middle m;
-  (void)state;
   end_open(&a, KEY);
   end_open(&b, KEY);
   middle_open(&m, port_of(&b));
@@ -561,11 +551,10 @@ static void test_traffic_is_encrypted(void **state) {
 
 /* Every byte of the handshake and of the frames, changed in one bit: never a changed frame, never both frames; and one of
  * the ends counts it. */
-static void test_changed_bytes(void **state) {
+TEST(test_changed_bytes) {
   end a, b;
   static middle m;
   size_t all[2], again = 0;
-  (void)state;
   end_open(&a, KEY);
   end_open(&b, KEY);
   middle_open(&m, port_of(&b));
@@ -597,12 +586,11 @@ static void test_changed_bytes(void **state) {
 }
 
 /* What was recorded is worth nothing to the called node, nor to a caller. */
-static void test_repeated_traffic(void **state) {
+TEST(test_repeated_traffic) {
   end a, b;
   static middle m;
   uint16_t port;
   char address[64];
-  (void)state;
   end_open(&a, KEY);
   end_open(&b, KEY);
   middle_open(&m, port_of(&b));
@@ -633,10 +621,9 @@ static void test_repeated_traffic(void **state) {
 }
 
 /* A child that closes what it inherited says nothing to the parent's peers. */
-static void test_fork(void **state) {
+TEST(test_fork) {
   end a, b;
   int status;
-  (void)state;
   end_open(&a, KEY);
   end_open(&b, KEY);
   end_call(&a, b.address);
@@ -658,24 +645,8 @@ static void test_fork(void **state) {
   end_close(&b);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_keys_at_open),
-      cmocka_unit_test(test_frames),
-      cmocka_unit_test(test_two_keys),
-      cmocka_unit_test(test_plain_calls_tls),
-      cmocka_unit_test(test_tls_calls_plain),
-      cmocka_unit_test(test_other_clients),
-      cmocka_unit_test(test_server_with_a_certificate),
-      cmocka_unit_test(test_strangers),
-      cmocka_unit_test(test_left_in_the_middle),
-      cmocka_unit_test(test_silent_server),
-      cmocka_unit_test(test_traffic_is_encrypted),
-      cmocka_unit_test(test_changed_bytes),
-      cmocka_unit_test(test_repeated_traffic),
-      cmocka_unit_test(test_fork),
-  };
+int main(int argc, char **argv) {
   CRYPTO_set_mem_functions(counted_allocate, counted_change, counted_free);
   signal(SIGPIPE, SIG_DFL); /* the transport raises none */
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "../unit/world.h"
 #include "core/api/context.h"
 #include "gpu/mlfab_gpu.h"
+#include "../testing.h"
 
 #include <cuda_runtime_api.h>
 
@@ -294,12 +295,11 @@ static void said(mlfab *node, int code, const char *text) {
 
 /* Sums of a worker that is alone come back as they were, through the device's memory of every kind; the caller's device and
  * last error stay what they are. */
-static void test_memories(void **state) {
+TEST(test_memories) {
   static int64_t made[COUNT], got[COUNT], host[COUNT];
   world w;
   void *pinned = NULL;
   mlfab_error error;
-  (void)state;
   begin(&w);
   OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
   assert_int_equal(played_pin(cuda.device, sizeof made, &pinned), 0);
@@ -330,11 +330,10 @@ static void test_memories(void **state) {
   assert_int_equal(cuda.events, 0);
 }
 
-static void test_refused(void **state) {
+TEST(test_refused) {
   world w;
   mlfab_error error;
   mlfab_request request;
-  (void)state;
   begin(&w);
   mlfab *node = w.node[0];
   mlfab_vec vec = {played_alloc(cuda.device, 64), 4};
@@ -373,10 +372,9 @@ static void test_refused(void **state) {
 
 /* Every call of the runtime fails in turn: the call of mlfab that it belongs to says so in CUDA's words, and the next one
  * is right. */
-static void test_failures(void **state) {
+TEST(test_failures) {
   int64_t made[4] = {1, 2, 3, 4}, got[4];
   uint32_t failures = 0;
-  (void)state;
   for (uint32_t n = 1; n <= 40; n++) {
     world w;
     mlfab_error error;
@@ -410,14 +408,13 @@ static void test_failures(void **state) {
 }
 
 /* What the table says of memory that other processes may read. */
-static void test_sharing(void **state) {
+TEST(test_sharing) {
   world w;
   mlfab_error error;
   unsigned char own[MLFAB_DEVICE_ID], again[MLFAB_DEVICE_ID], handle[MLFAB_DEVICE_HANDLE];
   uint64_t offset = 0;
   void *mapped = NULL;
   int shared = 0;
-  (void)state;
   uint64_t bytes = 0;
   begin(&w);
   OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
@@ -464,13 +461,12 @@ static void test_sharing(void **state) {
 }
 
 /* Each of its calls of the runtime fails in turn: an error number, nothing is left behind, and the next call works. */
-static void test_sharing_failures(void **state) {
+TEST(test_sharing_failures) {
   world w;
   mlfab_error error;
   unsigned char id[MLFAB_DEVICE_ID], handle[MLFAB_DEVICE_HANDLE];
   uint64_t offset = 0;
   uint32_t failures = 0;
-  (void)state;
   uint64_t bytes = 0;
   begin(&w);
   OK(w.node[0], mlfab_gpu_attach(w.node[0], 0, caller(), 0, &error));
@@ -531,10 +527,9 @@ static int train(world *w, mlfab_config *config, float *got) {
 }
 
 /* A model on the GPU gets the bits of one on the host; each call of the runtime fails in turn, which ends the server. */
-static void test_model(void **state) {
+TEST(test_model) {
   float want[COUNT], got[COUNT];
   uint32_t failures = 0, poor = 0, n = 0;
-  (void)state;
   for (int over = 0; !over; n++) {
     world w = {.nodes = 0};
     mlfab_error error;
@@ -569,10 +564,4 @@ static void test_model(void **state) {
   assert_true(failures > 20 && poor < failures / 2);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_memories), cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_model),    cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_sharing),  cmocka_unit_test(test_sharing_failures)};
-  return cmocka_run_group_tests_name("attaching a GPU", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

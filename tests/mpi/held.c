@@ -4,6 +4,7 @@
  * The functions below take MPI's place by its profiling interface. `hold`: a send from this memory does not end before
  * `let_go`. `world_of`: communicators seem to have so many processes, and the last one never opens. */
 #include "tests/conform/conform.h"
+#include "../testing.h"
 
 #include <mpi.h>
 
@@ -189,9 +190,8 @@ static uint32_t kept(const pair *p) {
   return n;
 }
 
-static void test_sent_when_mpi_has_let_go(void **state) {
+TEST(test_sent_when_mpi_has_let_go) {
   pair p;
-  (void)state;
   begin(&p, 1);
   hold(data, BYTES);
   send_frame(&p, BYTES);
@@ -205,9 +205,8 @@ static void test_sent_when_mpi_has_let_go(void **state) {
   end(&p);
 }
 
-static void test_without_the_option_it_is_a_copy(void **state) {
+TEST(test_without_the_option_it_is_a_copy) {
   pair p;
-  (void)state;
   begin(&p, 0);
   send_frame(&p, BYTES);
   memset(data, 0, BYTES);
@@ -217,9 +216,8 @@ static void test_without_the_option_it_is_a_copy(void **state) {
   end(&p);
 }
 
-static void test_detach_while_in_flight(void **state) {
+TEST(test_detach_while_in_flight) {
   pair p;
-  (void)state;
   begin(&p, 1);
   hold(data, BYTES);
   send_frame(&p, BYTES);
@@ -237,9 +235,8 @@ static void test_detach_while_in_flight(void **state) {
   end(&p);
 }
 
-static void test_disconnect_while_in_flight(void **state) {
+TEST(test_disconnect_while_in_flight) {
   pair p;
-  (void)state;
   begin(&p, 1);
   hold(data, BYTES);
   send_frame(&p, BYTES);
@@ -253,9 +250,8 @@ static void test_disconnect_while_in_flight(void **state) {
   end(&p);
 }
 
-static void test_down_while_in_flight(void **state) {
+TEST(test_down_while_in_flight) {
   pair p;
-  (void)state;
   begin(&p, 1);
   hold(data, BYTES);
   send_frame(&p, BYTES);
@@ -277,11 +273,10 @@ static void *let_go_soon(void *began) {
   return NULL;
 }
 
-static void test_close_while_in_flight(void **state) {
+TEST(test_close_while_in_flight) {
   pair p;
   pthread_t thread;
   uint64_t let_ns = 0;
-  (void)state;
   begin(&p, 1);
   hold(data, BYTES);
   send_frame(&p, BYTES);
@@ -304,9 +299,8 @@ static void keep_log(void *user, int level, const char *line) {
   if (level == MLFAB_LOG_ERROR) snprintf(logged, sizeof logged, "%s", line);
 }
 
-static void test_close_when_mpi_does_not_let_go(void **state) {
+TEST(test_close_when_mpi_does_not_let_go) {
   pair p;
-  (void)state;
   timeout_ns = 100000000;
   env.log = keep_log;
   env.log_level = MLFAB_LOG_ERROR;
@@ -419,12 +413,11 @@ static float weight(mlfab *ctx) {
   return first;
 }
 
-static void test_a_cancelled_push_keeps_its_buffer(void **state) {
+TEST(test_a_cancelled_push_keeps_its_buffer) {
   mlfab_request push = 0;
   mlfab_error error = {.code = 0};
   mlfab_result result;
   int done = 1;
-  (void)state;
   open_nodes();
   for (int again = 0; again < 2; again++) {
     float *update = (float *)(void *)data, before = weight(nodes[1]);
@@ -467,9 +460,8 @@ static void test_a_cancelled_push_keeps_its_buffer(void **state) {
 /* ---- errors ---- */
 
 /* After this one nothing goes over MPI_COMM_WORLD. */
-static void test_a_call_of_mpi_that_fails(void **state) {
+TEST(test_a_call_of_mpi_that_fails) {
   pair p;
-  (void)state;
   begin(&p, 1);
   hold(data, BYTES);
   send_frame(&p, BYTES);
@@ -506,10 +498,9 @@ static int open_four(uint64_t wait_ns, void **end_p, mlfab_error *error) {
   return code;
 }
 
-static void test_who_is_missing(void **state) {
+TEST(test_who_is_missing) {
   void *end = NULL;
   mlfab_error error = {.code = 0};
-  (void)state;
   int code = open_four(200000000, &end, &error);
   assert_int_equal(code, MLFAB_ERR_TIMEOUT);
   if (!strstr(error.text, "MPI rank 3 has not called mlfab_open")) fail_msg("%s", error.text);
@@ -518,10 +509,9 @@ static void test_who_is_missing(void **state) {
 
 /* This process comes last: the duplicate is made before it hears the others. It says nothing over the program's
  * communicator any more, because nobody would take it there. */
-static void test_no_message_is_left(void **state) {
+TEST(test_no_message_is_left) {
   void *end = NULL;
   mlfab_error error = {.code = 0};
-  (void)state;
   all_come = 1;
   int code = open_four(5000000000, &end, &error);
   all_come = 0;
@@ -534,22 +524,11 @@ static void test_no_message_is_left(void **state) {
 
 int main(int argc, char **argv) {
   int level = 0;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_sent_when_mpi_has_let_go),
-                                     cmocka_unit_test(test_without_the_option_it_is_a_copy),
-                                     cmocka_unit_test(test_detach_while_in_flight),
-                                     cmocka_unit_test(test_disconnect_while_in_flight),
-                                     cmocka_unit_test(test_down_while_in_flight),
-                                     cmocka_unit_test(test_close_while_in_flight),
-                                     cmocka_unit_test(test_close_when_mpi_does_not_let_go),
-                                     cmocka_unit_test(test_a_cancelled_push_keeps_its_buffer),
-                                     cmocka_unit_test(test_a_call_of_mpi_that_fails),
-                                     cmocka_unit_test(test_who_is_missing),
-                                     cmocka_unit_test(test_no_message_is_left)};
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   data = malloc(BYTES);
   should = malloc(BYTES);
   if (!data || !should || level != MPI_THREAD_MULTIPLE) return 1;
-  int failed = cmocka_run_group_tests_name("held", tests, NULL, NULL);
+  int failed = testing_run(argc - 1, argv + 1, NULL, NULL);
   free(data);
   free(should);
   MPI_Finalize();

@@ -5,20 +5,13 @@
  *
  * Every failure is an error in time: no crash, no hang, no leak (the allocator counts); the model holds
  * exactly the pushes that succeeded, and a failed call succeeds when it is repeated. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "../testing.h" /* and cmocka.h */
 
 #include "../unit/memory_disk.h"
 #include "../unit/scale.h"
 #include "mlfab_sim.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* COUNT: a collective of so many elements is not eager, and succeeds on both workers or on none. */
 enum { COUNT = 9000, NODES = 3, PLANNED_NODES = 5, MOST = 5000 };
@@ -309,8 +302,7 @@ static int alone_checkpoints(uint64_t fail_at) {
   return fired;
 }
 
-static void test_checkpoints(void **state) {
-  (void)state;
+TEST(test_checkpoints) {
   uint64_t k = 1;
   /* Odd numbers fail in the first life, even ones in the second. */
   while (k < MOST && (alone_checkpoints(k) | alone_checkpoints(k + 1))) k += 2;
@@ -380,18 +372,11 @@ static void world_of_one(int lasts) {
   assert_true(k > 10 && k < MOST);
 }
 
-static void test_world_of_one(void **state) {
-  (void)state;
-  world_of_one(0);
-}
+TEST(test_world_of_one) { world_of_one(0); }
 
-static void test_world_of_one_without_memory(void **state) {
-  (void)state;
-  world_of_one(1);
-}
+TEST(test_world_of_one_without_memory) { world_of_one(1); }
 
-static void test_files(void **state) {
-  (void)state;
+TEST(test_files) {
   alone *a = calloc(1, sizeof *a);
   assert_non_null(a);
   assert_int_equal(alone_open(a), 0);
@@ -906,9 +891,8 @@ static int object_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
   return fired;
 }
 
-static void test_objects(void **state) {
+TEST(test_objects) {
   uint64_t stride = test_scale() < 1.0 ? (uint64_t)(1.0 / test_scale()) : 1;
-  (void)state;
   for (uint32_t victim = 0; victim < OBJECT_NODES; victim++) {
     uint64_t k = 1 + victim, failures = 0, cut = 0, sessions = 1;
     for (; k < MOST && object_session(victim, k, &failures, &cut); k += stride) sessions++;
@@ -919,8 +903,7 @@ static void test_objects(void **state) {
   }
 }
 
-static void test_fabric(void **state) {
-  (void)state;
+TEST(test_fabric) {
   for (uint32_t victim = 0; victim < NODES; victim++) {
     uint64_t k = 1, failures = 0;
     while (k < MOST && fabric_session(victim, k, &failures)) k++;
@@ -930,8 +913,7 @@ static void test_fabric(void **state) {
   }
 }
 
-static void test_planned_fabric(void **state) {
-  (void)state;
+TEST(test_planned_fabric) {
   for (uint32_t victim = 0; victim < PLANNED_NODES; victim++) {
     uint64_t k = 1, failures = 0, groups = 0;
     while (k < MOST && planned_session(victim, k, &failures, &groups)) k++;
@@ -941,12 +923,4 @@ static void test_planned_fabric(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_world_of_one),   cmocka_unit_test(test_world_of_one_without_memory),
-      cmocka_unit_test(test_files),          cmocka_unit_test(test_fabric),
-      cmocka_unit_test(test_planned_fabric), cmocka_unit_test(test_objects),
-      cmocka_unit_test(test_checkpoints),
-  };
-  return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -7,13 +7,9 @@
  * as many. */
 #include "core/base/rng.h"
 #include "core/coll/algorithm.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { SPACE = 3, GUARD = 24, TASKS = 4, GARBAGE = 0xa5, MEMBERS = 1024 };
 
@@ -382,8 +378,7 @@ static void draw_tree(uint32_t n, mlfab__rng *prng) {
 }
 
 /* A tree is taken as it is, and nothing else. */
-static void test_trees(void **state) {
-  (void)state;
+TEST(test_trees) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 77);
   uint32_t most;
@@ -492,8 +487,7 @@ static void check_again(const world *w, const mlfab__algorithm_task *task, const
 
 static void check_bytes(const world *w, const mlfab__algorithm_task *task);
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   for (uint64_t seed = first_seed(); !last_seed(seed, 3000); seed++) {
     static uint64_t counts[MEMBERS];
     mlfab__algorithm_task task;
@@ -594,8 +588,7 @@ static void check_bytes(const world *w, const mlfab__algorithm_task *task) {
 
 /* ---- all sizes */
 
-static void test_all_sizes(void **state) {
-  (void)state;
+TEST(test_all_sizes) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 1);
   for (uint32_t members = 1; members <= 64; members++) {
@@ -627,8 +620,7 @@ static void test_all_sizes(void **state) {
 }
 
 /* As many members as there may be. */
-static void test_most(void **state) {
-  (void)state;
+TEST(test_most) {
   static const uint8_t algorithms[] = {MLFAB_ALGORITHM_HALVING, MLFAB_ALGORITHM_DOUBLING,
                                        MLFAB_ALGORITHM_TREE};
   mlfab__rng prng;
@@ -654,8 +646,7 @@ static void test_most(void **state) {
 
 /* Sums of sums in one task graph: reduce-scatter and allgather make an allreduce, then another, then
  * a broadcast, which changes nothing. */
-static void test_in_turn(void **state) {
-  (void)state;
+TEST(test_in_turn) {
   for (uint64_t seed = first_seed(); !last_seed(seed, 600); seed++) {
     static uint64_t counts[MEMBERS];
     mlfab__algorithm_task tasks[TASKS];
@@ -693,8 +684,7 @@ static void test_in_turn(void **state) {
 /* ---- the order of operands, and when RECVs are ready */
 
 /* Ring: block b is ((x_b+1 o x_b+2) o ...) o x_b. */
-static void test_ring_order(void **state) {
-  (void)state;
+TEST(test_ring_order) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 1);
   for (uint32_t members = 2; members < 20; members++) {
@@ -723,8 +713,7 @@ static void test_ring_order(void **state) {
 
 /* RECVs may write from the beginning, and add where one comes to each stretch. Only DOUBLING, among
  * a power of two, copies, and always. */
-static void test_recvs_are_ready(void **state) {
-  (void)state;
+TEST(test_recvs_are_ready) {
   for (uint8_t kind = MLFAB__COLLECTIVE_ALLREDUCE; kind <= MLFAB__COLLECTIVE_BARRIER; kind++) {
     for (uint8_t algorithm = 1; algorithm <= 4; algorithm++) {
       mlfab__algorithm_task task = {.kind = kind, .algorithm = algorithm, .members = 8};
@@ -765,8 +754,7 @@ static int build_alone(const mlfab__algorithm_task *task) {
   return rc;
 }
 
-static void test_refusals(void **state) {
-  (void)state;
+TEST(test_refusals) {
   static const uint64_t counts[] = {3, 0, 7};
   mlfab__algorithm_task good = {.kind = MLFAB__COLLECTIVE_REDUCE_SCATTER,
                                 .algorithm = MLFAB_ALGORITHM_RING,
@@ -819,8 +807,7 @@ static uint8_t choice(uint8_t kind, uint32_t members, uint64_t count, int ordere
   return best;
 }
 
-static void test_choices(void **state) {
-  (void)state;
+TEST(test_choices) {
   /* Few bytes: few messages. Many: few bytes. */
   assert_int_equal(choice(MLFAB__COLLECTIVE_ALLREDUCE, 8, 100, 0), MLFAB_ALGORITHM_DOUBLING);
   assert_int_equal(choice(MLFAB__COLLECTIVE_ALLREDUCE, 4, 25000000, 0), MLFAB_ALGORITHM_RING);
@@ -837,8 +824,7 @@ static void test_choices(void **state) {
 }
 
 /* However much the data and small the segments, messages are bounded. */
-static void test_messages_are_bounded(void **state) {
-  (void)state;
+TEST(test_messages_are_bounded) {
   mlfab__algorithm_task task = {.kind = MLFAB__COLLECTIVE_ALLREDUCE, .members = 1024, .width = 4};
   task.after = MLFAB__DAG_NONE;
   task.count = UINT64_C(1) << 40;
@@ -853,14 +839,7 @@ static void test_messages_are_bounded(void **state) {
   assert_int_equal(build_alone(&task), 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_trees),           cmocka_unit_test(test_random),
-      cmocka_unit_test(test_all_sizes),       cmocka_unit_test(test_most),
-      cmocka_unit_test(test_in_turn),         cmocka_unit_test(test_ring_order),
-      cmocka_unit_test(test_recvs_are_ready), cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_choices),         cmocka_unit_test(test_messages_are_bounded),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

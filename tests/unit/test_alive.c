@@ -1,6 +1,7 @@
 /* test_alive.c - who is dead, and when: peers that are stopped, whose hosts answer, and peers behind a
  * partition, in virtual time. The states of a link are in core/node/node.h. */
 #include "world.h"
+#include "../testing.h"
 
 enum { COUNT = 4000, WORKERS = 2, SERVERS = 2 };
 #define BEAT ((uint64_t)500 * WORLD_MS)
@@ -62,9 +63,8 @@ static uint64_t push_beside(fixture *f, int what, uint64_t ns, int wanted) {
   return mlfab_sim_clock(f->w.sim) - start;
 }
 
-static void test_stopped_server_comes_back(void **state) {
+TEST(test_stopped_server_comes_back) {
   fixture f;
-  (void)state;
   begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
   uint64_t took = push_beside(&f, STOPPED, 20 * (uint64_t)WORLD_S, 0);
   assert_in_range(took, 20 * (uint64_t)WORLD_S, 21 * (uint64_t)WORLD_S);
@@ -78,10 +78,9 @@ static void test_stopped_server_comes_back(void **state) {
   world_close(&f.w);
 }
 
-static void test_stopped_server_dies(void **state) {
+TEST(test_stopped_server_dies) {
   fixture f;
   mlfab_error error;
-  (void)state;
   for (uint64_t limit = 0; limit < 13; limit += 4) { /* seconds; 0: 30; not below 5 heartbeats */
     uint64_t dies = limit ? limit * WORLD_S : 30 * (uint64_t)WORLD_S;
     begin(&f, 0, limit * WORLD_S, MLFAB_SYNC_ASYNC);
@@ -101,9 +100,8 @@ static void test_stopped_server_dies(void **state) {
 }
 
 /* An unreachable host is dead after 5 heartbeats, hand-driven or not. */
-static void test_cut_off_server_dies_soon(void **state) {
+TEST(test_cut_off_server_dies_soon) {
   fixture f;
-  (void)state;
   for (uint32_t progress = 0; progress < 3; progress += 2) {
     begin(&f, progress, 0, MLFAB_SYNC_ASYNC);
     uint64_t took = push_beside(&f, CUT_OFF, 0, MLFAB_ERR_PEER_DEAD);
@@ -115,9 +113,8 @@ static void test_cut_off_server_dies_soon(void **state) {
 
 /* A process that is stopped first and cut off later: the five heartbeats start at the last sign of its
  * host. */
-static void test_stopped_and_cut_off(void **state) {
+TEST(test_stopped_and_cut_off) {
   fixture f;
-  (void)state;
   begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
   befall(&f, WORKERS + 1, STOPPED, 100 * (uint64_t)WORLD_S);
   mlfab_sim_run(f.w.sim, 10 * (uint64_t)WORLD_S);
@@ -138,9 +135,8 @@ static uint64_t round_beside(fixture *f, int what, uint64_t ns) {
 }
 
 /* A round waits for a stopped worker until the worker is dead, and not longer. */
-static void test_stopped_worker(void **state) {
+TEST(test_stopped_worker) {
   fixture f;
-  (void)state;
   begin(&f, 0, 0, MLFAB_SYNC_BSP);
   uint64_t took = round_beside(&f, STOPPED, 100 * (uint64_t)WORLD_S);
   assert_in_range(took, 29 * (uint64_t)WORLD_S, 31 * (uint64_t)WORLD_S);
@@ -157,9 +153,8 @@ static void test_stopped_worker(void **state) {
   world_close(&f.w);
 }
 
-static void test_cut_off_worker(void **state) {
+TEST(test_cut_off_worker) {
   fixture f;
-  (void)state;
   begin(&f, 0, 0, MLFAB_SYNC_BSP);
   assert_in_range(round_beside(&f, CUT_OFF, 0), 4 * BEAT, 6 * BEAT);
   expect_text(&f.w, 1, 0, "dead, silent for 2.");
@@ -167,9 +162,8 @@ static void test_cut_off_worker(void **state) {
 }
 
 /* A worker that computes for long is not declared dead unless its host is unreachable. */
-static void test_hand_driven_worker(void **state) {
+TEST(test_hand_driven_worker) {
   fixture f;
-  (void)state;
   begin(&f, MLFAB_PROGRESS_HAND, 0, MLFAB_SYNC_BSP);
   befall(&f, 1, STOPPED, 100 * (uint64_t)WORLD_S);
   mlfab_sim_run(f.w.sim, 90 * (uint64_t)WORLD_S);
@@ -184,10 +178,9 @@ static void test_hand_driven_worker(void **state) {
 
 /* The servers give a stopped scheduler up after five heartbeats even though its host answers. Nothing is
  * lost with it, and it plans again when it resumes. */
-static void test_stopped_scheduler(void **state) {
+TEST(test_stopped_scheduler) {
   mlfab_error error;
   world w;
-  (void)state;
   if (!WORLD_COMPLETE) skip();
   world_init(&w, 1, 1, 1);
   w.nodes = 3;
@@ -215,9 +208,8 @@ static void test_stopped_scheduler(void **state) {
 
 /* Server and worker both get no processor time, as when many processes start at once. The first to run
  * again has heard nothing from the other for long, and both continue. */
-static void test_both_stopped(void **state) {
+TEST(test_both_stopped) {
   fixture f;
-  (void)state;
   for (uint32_t first = 0; first < 2; first++) {
     begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
     befall(&f, first ? 0 : WORKERS + 1, STOPPED, 8 * BEAT);
@@ -235,10 +227,9 @@ static void test_both_stopped(void **state) {
 
 /* A worker's link breaks while the worker is stopped. When it resumes it learns of the break only, and
  * calls again. */
-static void test_link_breaks_while_stopped(void **state) {
+TEST(test_link_breaks_while_stopped) {
   mlfab_sim_options faults;
   fixture f;
-  (void)state;
   begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
   memset(&faults, 0, sizeof faults);
   faults.size = sizeof faults;
@@ -255,10 +246,9 @@ static void test_link_breaks_while_stopped(void **state) {
 }
 
 /* A worker that closes before all servers have greeted it says goodbye to those that have. */
-static void test_close_before_ready(void **state) {
+TEST(test_close_before_ready) {
   fixture f;
   mlfab_error error;
-  (void)state;
   memset(&f, 0, sizeof f);
   world_init(&f.w, WORKERS, SERVERS, 1);
   f.w.config.heartbeat_ns = BEAT;
@@ -278,19 +268,4 @@ static void test_close_before_ready(void **state) {
   world_close(&f.w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_stopped_server_comes_back),
-      cmocka_unit_test(test_stopped_server_dies),
-      cmocka_unit_test(test_cut_off_server_dies_soon),
-      cmocka_unit_test(test_stopped_and_cut_off),
-      cmocka_unit_test(test_stopped_worker),
-      cmocka_unit_test(test_cut_off_worker),
-      cmocka_unit_test(test_hand_driven_worker),
-      cmocka_unit_test(test_link_breaks_while_stopped),
-      cmocka_unit_test(test_close_before_ready),
-      cmocka_unit_test(test_both_stopped),
-      cmocka_unit_test(test_stopped_scheduler),
-  };
-  return cmocka_run_group_tests_name("alive", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

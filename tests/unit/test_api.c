@@ -6,6 +6,7 @@
 #define _GNU_SOURCE 1 /* setenv */
 #include "mlfab_node.h"
 #include "world.h"
+#include "../testing.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -114,7 +115,7 @@ static void said(mlfab *node, int code, const char *text) {
 
 /* --- NULL and nonsense --- */
 
-static void test_null_context(void **state) {
+TEST(test_null_context) {
   mlfab *none = NULL;
   mlfab_config config;
   mlfab_error error;
@@ -122,7 +123,6 @@ static void test_null_context(void **state) {
   mlfab_stats stats;
   uint64_t at;
   int done, fd;
-  (void)state;
   mlfab_config_init(NULL);
   mlfab_config_init(&config);
   assert_int_equal(mlfab_config_from_env(NULL, &error), MLFAB_ERR_ARGUMENT);
@@ -197,7 +197,7 @@ static void check_calls(mlfab_node *node) {
   assert_int_equal(request, 7);
 }
 
-static void test_null_node(void **state) {
+TEST(test_null_node) {
   mlfab_node *none = NULL;
   mlfab_config config;
   mlfab_error error;
@@ -207,7 +207,6 @@ static void test_null_node(void **state) {
   mlfab_action action;
   mlfab_io_event event;
   int done;
-  (void)state;
   memset(&event, 0, sizeof event);
   memset(&action, 0, sizeof action);
   mlfab_config_init(&config);
@@ -247,14 +246,13 @@ static void test_null_node(void **state) {
   mlfab_node_close(&none);
 }
 
-static void test_null_transport_and_sim(void **state) {
+TEST(test_null_transport_and_sim) {
   mlfab_sim *sim = NULL;
   mlfab *none = NULL;
   mlfab_error error;
   uint64_t hash;
   uint32_t a, b;
   uint8_t header[64] = {0};
-  (void)state;
   assert_int_equal(mlfab_frame_check(NULL, &a, &b), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_frame_check(header, NULL, &b), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_frame_check(header, &a, NULL), MLFAB_ERR_ARGUMENT);
@@ -290,9 +288,8 @@ static int refused(const mlfab_config *config, const char *text) {
   return code;
 }
 
-static void test_configurations(void **state) {
+TEST(test_configurations) {
   mlfab_config good, c;
-  (void)state;
   mlfab_config_init(&good);
 #define WITH(...) (c = good, __VA_ARGS__, &c)
   assert_int_equal(refused(WITH(c.size = 0), "size"), MLFAB_ERR_CONFIG);
@@ -329,11 +326,10 @@ static int give_key(void *user, char *key, size_t room) {
 }
 
 /* The key may come from a function, which counts before the other sources. No error quotes it. */
-static void test_key_from(void **state) {
+TEST(test_key_from) {
   mlfab_config c;
   mlfab_error error;
   mlfab *ctx = NULL;
-  (void)state;
   mlfab_config_init(&c);
   c.key_from = give_key;
   strcpy(c.key, "short");
@@ -368,11 +364,10 @@ static int take_port(int *fd_p) {
   return ntohs(a.sin_port);
 }
 
-static void test_sockets(void **state) {
+TEST(test_sockets) {
   mlfab_config good, c;
   char port[24];
   int fd;
-  (void)state;
   mlfab_config_init(&good);
   good.workers = 2;
   good.transports = MLFAB_USE_TCP;
@@ -456,8 +451,7 @@ static void spoil_key(mlfab_config *c) { strcpy(c->key, "0123456789abcdef0123456
 static void spoil_nothing(mlfab_config *c) { (void)c; }
 static void spoil_address(mlfab_config *c) { strcpy(c->coordinator, "sim:1"); }
 
-static void test_misfits(void **state) {
-  (void)state;
+TEST(test_misfits) {
   misfit(2, spoil_workers, MLFAB_ERR_WORLD, "configurations differ");
   misfit(2, spoil_servers, MLFAB_ERR_WORLD, "configurations differ");
   misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "configurations differ");
@@ -469,8 +463,7 @@ static void test_misfits(void **state) {
 
 /* A second server under the number of one that lives is refused, whoever has called it before; one that comes
  * when the first is gone is not. */
-static void test_second_server(void **state) {
-  (void)state;
+TEST(test_second_server) {
   for (uint32_t gone = 0; gone < 2; gone++) {
     world w;
     mlfab *second = NULL;
@@ -506,11 +499,10 @@ static void test_second_server(void **state) {
 }
 
 /* Joining ends at its deadline, and names who is missing. */
-static void test_missing(void **state) {
+TEST(test_missing) {
   world w;
   mlfab_error error;
   int ready[2];
-  (void)state;
   world_init(&w, 4, 1, 0);
   w.config.timeout_ns = 5 * (uint64_t)WORLD_S;
   world_network(&w, 1);
@@ -527,9 +519,8 @@ static void test_missing(void **state) {
   world_close(&w);
 }
 
-static void test_close_twice(void **state) {
+TEST(test_close_twice) {
   fixture f;
-  (void)state;
   begin(&f, 1, 1, 0);
   world_open(&f.w, 1);
   assert_int_equal(mlfab_close(&f.w.node[0]), 0);
@@ -540,12 +531,11 @@ static void test_close_twice(void **state) {
 
 /* --- the model --- */
 
-static void test_definition(void **state) {
+TEST(test_definition) {
   fixture f;
   float first[4] = {1, 2, 3, 4}, more[5];
   mlfab_buf good = buf(5, first, 4), bad;
   mlfab_model_options o;
-  (void)state;
   begin(&f, 1, 1, 0);
   world_open(&f.w, 1);
   mlfab *n = f.w.node[0];
@@ -599,9 +589,8 @@ static void test_definition(void **state) {
   world_close(&f.w);
 }
 
-static void test_int64_options(void **state) {
+TEST(test_int64_options) {
   fixture f;
-  (void)state;
   begin(&f, 1, 1, 0);
   f.dtype = MLFAB_I64;
   world_open(&f.w, 1);
@@ -630,9 +619,8 @@ static void test_int64_options(void **state) {
 }
 
 /* Workers that define something else are told the first difference; they may try again. */
-static void test_other_models(void **state) {
+TEST(test_other_models) {
   world w;
-  (void)state;
   world_init(&w, 2, 1, 0);
   world_open(&w, 1);
   mlfab *a = w.node[0], *b = w.node[1];
@@ -698,12 +686,11 @@ static int call_pull_start(mlfab *n, const mlfab_buf *b, uint32_t count) {
   return mlfab_pull_start(n, b, count, NULL, &request);
 }
 
-static void test_before_the_model(void **state) {
+TEST(test_before_the_model) {
   fixture f;
   float data[COUNT];
   mlfab_buf b = buf(5, data, COUNT);
   mlfab_request request;
-  (void)state;
   memset(data, 0, sizeof data);
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
@@ -724,10 +711,9 @@ static void test_before_the_model(void **state) {
   world_close(&f.w);
 }
 
-static void test_wrong_lists(void **state) {
+TEST(test_wrong_lists) {
   fixture f;
   float data[COUNT];
-  (void)state;
   for (int i = 0; i < COUNT; i++) data[i] = 1.0f;
   begin(&f, 1, 1, 0);
   world_open(&f.w, 1);
@@ -747,11 +733,10 @@ static void test_wrong_lists(void **state) {
 }
 
 /* MLFAB_ALL names one array: not where tensors have several types. */
-static void test_mixed_types(void **state) {
+TEST(test_mixed_types) {
   world w;
   float data[8] = {0};
   mlfab_buf b = {MLFAB_ALL, 0, data, 4};
-  (void)state;
   world_init(&w, 1, 1, 0);
   world_open(&w, 1);
   mlfab *n = w.node[0];
@@ -765,11 +750,10 @@ static void test_mixed_types(void **state) {
   world_close(&w);
 }
 
-static void test_wrong_options(void **state) {
+TEST(test_wrong_options) {
   fixture f;
   float data[COUNT];
   mlfab_buf b = buf(5, data, COUNT);
-  (void)state;
   for (int i = 0; i < COUNT; i++) data[i] = 1.0f;
   begin(&f, 1, 1, 0);
   world_open(&f.w, 1);
@@ -798,7 +782,7 @@ static void test_wrong_options(void **state) {
   world_close(&f.w);
 }
 
-static void test_requests(void **state) {
+TEST(test_requests) {
   fixture f;
   float data[COUNT];
   mlfab_buf b = buf(5, data, COUNT);
@@ -807,7 +791,6 @@ static void test_requests(void **state) {
   mlfab_result result;
   int done = 0, status = 0, fd;
   uint64_t at;
-  (void)state;
   memset(data, 0, sizeof data);
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
@@ -937,11 +920,10 @@ static void poisoned(const poison *p, double bad, uint64_t where) {
 }
 
 /* Small ones lie whole in memory, large ones come in granted chunks; first, middle, last element. */
-static void test_not_finite(void **state) {
+TEST(test_not_finite) {
   static const uint32_t kinds[] = {MLFAB_OPTIMIZER_SGD, MLFAB_OPTIMIZER_MOMENTUM,
                                    MLFAB_OPTIMIZER_ADAM};
   static const uint64_t counts[] = {7, COUNT, LARGE};
-  (void)state;
   const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
   int turn = 0;
   for (uint32_t r = 0; r < 3; r++) {
@@ -961,11 +943,10 @@ static void test_not_finite(void **state) {
 }
 
 /* A pushed difference, and small pushes that could be merged with good ones. */
-static void test_not_finite_merged(void **state) {
+TEST(test_not_finite_merged) {
   fixture f;
   float good[8] = {1, 1, 1, 1, 1, 1, 1, 1}, bad[8] = {1, 1, 1, (float)NAN, 1, 1, 1, 1};
   mlfab_request request[40];
-  (void)state;
   begin(&f, 1, 1, 1);
   f.count = 8;
   world_open(&f.w, 1);
@@ -1013,8 +994,7 @@ static int judge_pull(void *user, const mlfab_pull_info *info) {
   return j->refuse;
 }
 
-static void test_update_callback(void **state) {
-  (void)state;
+TEST(test_update_callback) {
   for (uint32_t sync = 0; sync < 2; sync++) {
     fixture f;
     judge j = {NULL, 0, 0};
@@ -1065,12 +1045,11 @@ static void test_update_callback(void **state) {
   }
 }
 
-static void test_pull_callback(void **state) {
+TEST(test_pull_callback) {
   fixture f;
   judge j = {NULL, 0, 0};
   float data[COUNT];
   mlfab_buf b = buf(5, data, COUNT);
-  (void)state;
   begin(&f, 1, 2, 1);
   f.w.config.on_pull = judge_pull;
   f.w.config.on_event = NULL;
@@ -1132,10 +1111,9 @@ static void do_later(world *w, later *l, uint64_t in_ns) {
 }
 
 /* Whatever a call refuses, the last error is that call's, with a text. */
-static void test_errors_have_texts(void **state) {
+TEST(test_errors_have_texts) {
   fixture f;
   mlfab_error error;
-  (void)state;
   begin(&f, 1, 1, 1);
   world_open(&f.w, 1);
   model(&f, NULL);
@@ -1164,11 +1142,10 @@ static void test_errors_have_texts(void **state) {
 }
 
 /* Structs of an older header: the library does not read behind their size. */
-static void test_older_structs(void **state) {
+TEST(test_older_structs) {
   fixture f;
   float data[COUNT];
   mlfab_buf b = buf(5, data, COUNT);
-  (void)state;
   for (int i = 0; i < COUNT; i++) data[i] = 1.0f;
   mlfab_model_options o;
   memset(&o, 0x5a, sizeof o);
@@ -1197,13 +1174,12 @@ static void test_older_structs(void **state) {
 }
 
 /* Two requests of one thread that fail: whoever waits for one is told of that one. */
-static void test_errors_of_requests(void **state) {
+TEST(test_errors_of_requests) {
   fixture f;
   float data[COUNT] = {0};
   mlfab_buf b = buf(5, data, COUNT);
   mlfab_pull_options p = {.size = sizeof p};
   mlfab_request request[2];
-  (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
   mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
@@ -1268,13 +1244,12 @@ static void *make_mistakes(void *user) {
   return NULL;
 }
 
-static void test_errors_of_threads(void **state) {
+TEST(test_errors_of_threads) {
   mlfab_config config;
   mlfab_error error;
   mlfab *n = NULL;
   pthread_t thread[2];
   pthread_barrier_t meet;
-  (void)state;
   mlfab_config_init(&config);
   assert_int_equal(mlfab_open(&config, &n, &error), 0);
   OK(n, mlfab_tensor_add(n, 5, MLFAB_F32, 4));
@@ -1290,14 +1265,13 @@ static void test_errors_of_threads(void **state) {
 }
 
 /* A pull whose round another worker never completes ends at its deadline and says what it awaited. */
-static void test_pull_deadline(void **state) {
+TEST(test_pull_deadline) {
   fixture f;
   float data[COUNT] = {0};
   mlfab_buf b = buf(5, data, COUNT);
   mlfab_pull_options p;
   mlfab_result result;
   mlfab_error error;
-  (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
   mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
@@ -1325,13 +1299,12 @@ static void test_pull_deadline(void **state) {
 }
 
 /* A flush and a serve that end at their deadline name who was awaited. */
-static void test_flush_and_serve_deadlines(void **state) {
+TEST(test_flush_and_serve_deadlines) {
   fixture f;
   float data[COUNT] = {0};
   mlfab_buf b = buf(5, data, COUNT);
   mlfab_error error;
   mlfab_request request;
-  (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
   model(&f, NULL);
@@ -1354,10 +1327,9 @@ static void test_flush_and_serve_deadlines(void **state) {
   world_close(&f.w);
 }
 
-static void test_barrier_deadline(void **state) {
+TEST(test_barrier_deadline) {
   world w;
   mlfab_error error;
-  (void)state;
   world_init(&w, 3, 1, 0);
   world_open(&w, 1);
   for (int turn = 0; turn < 3; turn++) {
@@ -1395,11 +1367,10 @@ static int heard(world *w, mlfab *n, int code) {
                     &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S});
 }
 
-static void test_broadcast(void **state) {
+TEST(test_broadcast) {
   world w;
   uint8_t mine[5000], theirs[5000], third[5000];
   mlfab_error error;
-  (void)state;
   world_init(&w, 3, 1, 0);
   w.config.model_max_bytes = 6000;
   world_open(&w, 1);
@@ -1475,11 +1446,10 @@ static void test_broadcast(void **state) {
 }
 
 /* The root dies while others wait for its bytes. */
-static void test_broadcast_root_dies(void **state) {
+TEST(test_broadcast_root_dies) {
   world w;
   uint8_t data[100], more[100];
   later l = {NULL, 0, LATER_ABANDON, 0, NULL, 0, NULL};
-  (void)state;
   world_init(&w, 3, 1, 0);
   world_open(&w, 1);
   l.abandon = &w.node[2];
@@ -1491,11 +1461,10 @@ static void test_broadcast_root_dies(void **state) {
   world_close(&w);
 }
 
-static void test_finish(void **state) {
+TEST(test_finish) {
   fixture f;
   float data[COUNT] = {0};
   mlfab_buf b = buf(5, data, COUNT);
-  (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
   mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
@@ -1542,12 +1511,11 @@ static void told_of(void *user, mlfab_request request, const mlfab_result *resul
 }
 
 /* A function is called once when a request has finished; it starts others, and may not wait. */
-static void test_on_done(void **state) {
+TEST(test_on_done) {
   fixture f;
   double data[COUNT] = {1};
   told t = {.update = buf(5, data, COUNT)};
   mlfab_request request;
-  (void)state;
   begin(&f, 1, 1, 1);
   world_open(&f.w, 1);
   mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
@@ -1623,8 +1591,7 @@ static void server_dies(int call, uint64_t heartbeat) {
   world_close(&f.w);
 }
 
-static void test_server_dies(void **state) {
-  (void)state;
+TEST(test_server_dies) {
   for (int call = 0; call < 8; call++) {
     if (call == 4 || call == 6) continue;
     server_dies(call, 500 * (uint64_t)WORLD_MS);
@@ -1633,11 +1600,10 @@ static void test_server_dies(void **state) {
 }
 
 /* A worker that dies is named in an event, and rounds and barriers go on without it. */
-static void test_worker_dies(void **state) {
+TEST(test_worker_dies) {
   fixture f;
   float data[COUNT] = {0};
   mlfab_buf b = buf(5, data, COUNT);
-  (void)state;
   begin(&f, 3, 1, 1);
   world_open(&f.w, 1);
   mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
@@ -1660,13 +1626,12 @@ static void test_worker_dies(void **state) {
 /* --- withdrawing --- */
 
 /* Cancelled under way: in doubt, until the server says; then a retry keeps the identity. */
-static void test_cancel(void **state) {
+TEST(test_cancel) {
   fixture f;
   static float u[LARGE];
   mlfab_request request;
   mlfab_result result, again;
   int status = 0, done = 0;
-  (void)state;
   for (int i = 0; i < LARGE; i++) u[i] = 1.0f;
   for (uint64_t delay = 0; delay < 2500000; delay += 100000) {
     begin(&f, 1, 1, 1);
@@ -1715,14 +1680,13 @@ static void test_cancel(void **state) {
 }
 
 /* A push that misses its deadline behind a partition is in doubt, and resolved when it heals. */
-static void test_push_deadline(void **state) {
+TEST(test_push_deadline) {
   fixture f;
   float u[COUNT];
   mlfab_buf b = buf(5, u, COUNT);
   mlfab_push_options o = scaled(1);
   mlfab_result result;
   int status;
-  (void)state;
   for (int i = 0; i < COUNT; i++) u[i] = 1.0f;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 1);
@@ -1754,11 +1718,10 @@ static void test_push_deadline(void **state) {
 }
 
 /* A pull that is cancelled leaves others alone. */
-static void test_cancel_pull(void **state) {
+TEST(test_cancel_pull) {
   fixture f;
   static float data[LARGE];
   mlfab_request request;
-  (void)state;
   begin(&f, 1, 2, 1);
   f.count = LARGE;
   world_open(&f.w, 1);
@@ -1778,9 +1741,8 @@ static void test_cancel_pull(void **state) {
 }
 
 /* A path that cannot be written; the model goes on. */
-static void test_save(void **state) {
+TEST(test_save) {
   fixture f;
-  (void)state;
   begin(&f, 1, 1, 0);
   world_open(&f.w, 1);
   model(&f, NULL);
@@ -1796,14 +1758,13 @@ static void test_save(void **state) {
 }
 
 /* A node that closes while its link is full waits until its goodbye has room: it has left, not died. */
-static void test_close_when_full(void **state) {
+TEST(test_close_when_full) {
   enum { MANY = 1 << 20 };
   static float u[MANY];
   mlfab_buf update = {MLFAB_ALL, 0, u, MANY};
   mlfab_sim_options o;
   mlfab_error error;
   world w;
-  (void)state;
   world_init(&w, 2, 1, 1);
   memset(&o, 0, sizeof o);
   o.size = sizeof o;
@@ -1839,11 +1800,10 @@ static mlfab_schedule schedule_of(uint64_t bound) {
   return s;
 }
 
-static void test_without_a_scheduler(void **state) {
+TEST(test_without_a_scheduler) {
   fixture f;
   char text[64];
   mlfab_schedule s = schedule_of(5);
-  (void)state;
   begin(&f, 2, 1, 1);
   world_open(&f.w, 3);
   EXPECT(f.w.node[0], mlfab_set_schedule(f.w.node[0], &s), MLFAB_ERR_STATE);
@@ -1857,7 +1817,7 @@ static void test_without_a_scheduler(void **state) {
   world_close(&f.w);
 }
 
-static void test_schedule_calls(void **state) {
+TEST(test_schedule_calls) {
   static const double odd[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
   static const double fine[] = {0, 1e-300, 1e300, -1, -0.0};
   fixture f;
@@ -1865,7 +1825,6 @@ static void test_schedule_calls(void **state) {
   char text[4096], small[8];
   size_t bytes = 0, again = 0;
   mlfab_schedule s = schedule_of(5);
-  (void)state;
   begin(&f, 2, 1, 0);
   f.w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
   world_open(&f.w, 3);
@@ -1917,11 +1876,10 @@ static void test_schedule_calls(void **state) {
 }
 
 /* Rounds drop nothing: no bound with them, whichever comes first. */
-static void test_bound_with_rounds(void **state) {
+TEST(test_bound_with_rounds) {
   mlfab_model_options rounds = {.size = sizeof rounds, .sync = MLFAB_SYNC_BSP};
   mlfab_schedule s = schedule_of(5);
   fixture f;
-  (void)state;
   begin(&f, 1, 1, 0);
   f.w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
   world_open(&f.w, 3);
@@ -1939,11 +1897,10 @@ static void test_bound_with_rounds(void **state) {
   world_close(&f.w);
 }
 
-static void test_schedule_configurations(void **state) {
+TEST(test_schedule_configurations) {
   mlfab_config c;
   mlfab_error error;
   mlfab *ctx = NULL;
-  (void)state;
 #define BAD(change, said)                                                \
   do {                                                                   \
     mlfab_config_init(&c);                                               \
@@ -1967,14 +1924,13 @@ static void test_schedule_configurations(void **state) {
 }
 
 /* mlfab_open_env: what the program leaves open is the environment's. */
-static void test_open_env(void **state) {
+TEST(test_open_env) {
   static const char *const names[] = {"MLFAB_WORKERS", "MLFAB_OPTIMIZER", "MLFAB_GAMMA"};
   static const char *const values[] = {"1", "momentum", "0.5"};
   mlfab *fabric = NULL;
   mlfab_error error;
   float w[1] = {0}, u[1] = {1};
   mlfab_buf weights = {MLFAB_ALL, 0, w, 1}, update = {MLFAB_ALL, 0, u, 1};
-  (void)state;
   for (int i = 0; i < 3; i++) setenv(names[i], values[i], 1);
   assert_int_equal(mlfab_open_env(&fabric, &error), 0);
   OK(fabric, mlfab_tensor_add(fabric, 0, MLFAB_F32, 1));
@@ -1994,53 +1950,4 @@ static void test_open_env(void **state) {
   for (int i = 0; i < 3; i++) unsetenv(names[i]);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_null_context),
-      cmocka_unit_test(test_null_node),
-      cmocka_unit_test(test_null_transport_and_sim),
-      cmocka_unit_test(test_configurations),
-      cmocka_unit_test(test_key_from),
-      cmocka_unit_test(test_sockets),
-      cmocka_unit_test(test_misfits),
-      cmocka_unit_test(test_second_server),
-      cmocka_unit_test(test_missing),
-      cmocka_unit_test(test_close_twice),
-      cmocka_unit_test(test_close_when_full),
-      cmocka_unit_test(test_definition),
-      cmocka_unit_test(test_int64_options),
-      cmocka_unit_test(test_other_models),
-      cmocka_unit_test(test_before_the_model),
-      cmocka_unit_test(test_wrong_lists),
-      cmocka_unit_test(test_mixed_types),
-      cmocka_unit_test(test_wrong_options),
-      cmocka_unit_test(test_requests),
-      cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_not_finite_merged),
-      cmocka_unit_test(test_update_callback),
-      cmocka_unit_test(test_pull_callback),
-      cmocka_unit_test(test_errors_have_texts),
-      cmocka_unit_test(test_older_structs),
-      cmocka_unit_test(test_errors_of_requests),
-      cmocka_unit_test(test_errors_of_threads),
-      cmocka_unit_test(test_pull_deadline),
-      cmocka_unit_test(test_flush_and_serve_deadlines),
-      cmocka_unit_test(test_barrier_deadline),
-      cmocka_unit_test(test_broadcast),
-      cmocka_unit_test(test_broadcast_root_dies),
-      cmocka_unit_test(test_finish),
-      cmocka_unit_test(test_on_done),
-      cmocka_unit_test(test_server_dies),
-      cmocka_unit_test(test_worker_dies),
-      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_push_deadline),
-      cmocka_unit_test(test_cancel_pull),
-      cmocka_unit_test(test_save),
-      cmocka_unit_test(test_without_a_scheduler),
-      cmocka_unit_test(test_schedule_calls),
-      cmocka_unit_test(test_bound_with_rounds),
-      cmocka_unit_test(test_schedule_configurations),
-      cmocka_unit_test(test_open_env),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

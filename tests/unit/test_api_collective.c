@@ -3,9 +3,9 @@
  *
  * Nodes live in the simulator; what is right is checked by a sum of all who take part. */
 #include "world.h"
+#include "../testing.h"
 
 #include <math.h>
-#include <stddef.h>
 
 enum { RANKS = 3, COUNT = 40, BUFFERS = 4097 };
 
@@ -91,10 +91,9 @@ static void add(void *user, void *inout, const void *in, uint64_t count) {
   (void)user, (void)inout, (void)in, (void)count;
 }
 
-static void test_null(void **state) {
+TEST(test_null) {
   void *memory = NULL;
   mlfab_request r;
-  (void)state;
   assert_int_equal(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_allreduce_list(NULL, NULL, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
@@ -108,12 +107,11 @@ static void test_null(void **state) {
   assert_int_equal(mlfab_free(NULL, NULL), MLFAB_ERR_ARGUMENT);
 }
 
-static void test_wrong_buffers(void **state) {
+TEST(test_wrong_buffers) {
   static float data[BUFFERS];
   mlfab_vec one = {data, COUNT}, many[BUFFERS];
   mlfab_request r = 0;
   world w;
-  (void)state;
   begin(&w, RANKS);
   mlfab *n = w.node[0];
   for (int i = 0; i < BUFFERS; i++) many[i] = (mlfab_vec){data + i, 1};
@@ -148,13 +146,12 @@ static void test_wrong_buffers(void **state) {
   world_close(&w);
 }
 
-static void test_wrong_types(void **state) {
+TEST(test_wrong_types) {
   static double data[COUNT];
   mlfab_vec one = {data, 3};
   mlfab_collective o = with(0, 0);
   uint64_t counts[RANKS] = {1, 2, 0};
   world w;
-  (void)state;
   begin(&w, RANKS);
   mlfab *n = w.node[0];
   for (int dtype = -1; dtype < 8; dtype++) {
@@ -201,11 +198,10 @@ static void test_wrong_types(void **state) {
   world_close(&w);
 }
 
-static void test_wrong_blocks(void **state) {
+TEST(test_wrong_blocks) {
   static float data[COUNT];
   uint64_t counts[RANKS] = {0, 0, 0};
   world w;
-  (void)state;
   begin(&w, RANKS);
   mlfab *n = w.node[1];
   WRONG(n, mlfab_reduce_scatter(n, data, NULL, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
@@ -222,12 +218,11 @@ static void test_wrong_blocks(void **state) {
 }
 
 /* What a caller of an older header does not have is not looked at. */
-static void test_older_options(void **state) {
+TEST(test_older_options) {
   int64_t data[RANKS];
   mlfab_request requests[RANKS];
   mlfab_collective o;
   world w;
-  (void)state;
   begin(&w, RANKS);
   for (uint32_t size = 4; size <= offsetof(mlfab_collective, algorithm); size += 4) {
     for (uint32_t i = 0; i < RANKS; i++) {
@@ -247,12 +242,11 @@ static void test_older_options(void **state) {
 }
 
 /* 1,024 calls are open at once, of which only the first ones have begun. */
-static void test_many_at_once(void **state) {
+TEST(test_many_at_once) {
   enum { OPEN = 1024 };
   static mlfab_request requests[RANKS][OPEN];
   mlfab_request more = 0;
   world w;
-  (void)state;
   begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
     for (int k = 0; k < OPEN; k++) OK(w.node[i], small_start(w.node[i], &requests[i][k]));
@@ -268,13 +262,12 @@ static void test_many_at_once(void **state) {
 }
 
 /* A list of 4,096 buffers, one element each, in whatever order they lie in memory; two that overlap are named. */
-static void test_long_list(void **state) {
+TEST(test_long_list) {
   enum { BUFS = 4096 };
   static int64_t data[RANKS][BUFS];
   static mlfab_vec bufs[RANKS][BUFS + 1];
   mlfab_request requests[RANKS];
   world w;
-  (void)state;
   begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
     for (uint32_t k = 0; k < BUFS; k++) {
@@ -304,14 +297,13 @@ static void test_long_list(void **state) {
 
 /* Barriers wait for everybody, in their order, and are apart from collectives: any number is open, none is
  * failed by a death, and one that was withdrawn is called again. */
-static void test_barriers(void **state) {
+TEST(test_barriers) {
   enum { OPEN = 20 };
   mlfab_request requests[RANKS][OPEN];
   mlfab_collective o = with(0, 0);
   mlfab_result result;
   world w;
   int done = 0;
-  (void)state;
   begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++) {
     for (int k = 0; k < (i == 2 ? 7 : OPEN); k++)
@@ -340,13 +332,12 @@ static void test_barriers(void **state) {
 }
 
 /* Equal calls in another order: told, with both tags, instead of a wrong sum. */
-static void test_tags(void **state) {
+TEST(test_tags) {
   float data[RANKS][2] = {{1, 1}, {1, 1}, {1, 1}};
   mlfab_request requests[RANKS][2];
   mlfab_collective o = with(MLFAB_OP_SUM, 0);
   mlfab_result result;
   world w;
-  (void)state;
   begin(&w, RANKS);
   for (int round = 0; round < 2; round++) {
     for (uint32_t i = 0; i < RANKS; i++) {
@@ -372,12 +363,11 @@ static void test_tags(void **state) {
 }
 
 /* Blocks of bytes, of any length. */
-static void test_bytes(void **state) {
+TEST(test_bytes) {
   uint8_t data[RANKS][64], own[RANKS][64];
   const uint64_t counts[RANKS] = {3, 0, 46};
   mlfab_request requests[RANKS];
   world w;
-  (void)state;
   begin(&w, RANKS);
   memset(data, 0, sizeof data);
   for (uint32_t i = 0; i < RANKS; i++) {
@@ -398,13 +388,12 @@ static void test_bytes(void **state) {
 }
 
 /* From inputs that are only read, into other buffers; overlap is refused and changes nothing. */
-static void test_inputs(void **state) {
+TEST(test_inputs) {
   int64_t data[RANKS][6];
   static const int64_t from[6] = {1, 2, 3, 4, 5, 6};
   mlfab_request requests[RANKS];
   mlfab_collective o = with(MLFAB_OP_SUM, 0);
   world w;
-  (void)state;
   begin(&w, RANKS);
   memset(data, 0x77, sizeof data);
   for (uint32_t i = 0; i < RANKS; i++) {
@@ -435,11 +424,10 @@ static void test_inputs(void **state) {
   world_close(&w);
 }
 
-static void test_wrong_states(void **state) {
+TEST(test_wrong_states) {
   float x = 1;
   mlfab_request r;
   world w;
-  (void)state;
   world_init(&w, 2, 1, 1);
   world_open(&w, 3);
   WRONG(w.node[2], mlfab_allreduce(w.node[2], &x, 1, MLFAB_F32, NULL), MLFAB_ERR_STATE,
@@ -462,13 +450,12 @@ static void test_wrong_states(void **state) {
 
 /* --- failures --- */
 
-static void test_deadline(void **state) {
+TEST(test_deadline) {
   int64_t x = 1;
   mlfab_request r;
   mlfab_vec one = {&x, 1};
   mlfab_collective o = with(0, 0);
   world w;
-  (void)state;
   begin(&w, RANKS);
   adds_up(&w);
   o.timeout_ns = 4ull * WORLD_S;
@@ -487,11 +474,10 @@ static void test_deadline(void **state) {
   world_close(&w);
 }
 
-static void test_cancel(void **state) {
+TEST(test_cancel) {
   int64_t x[RANKS] = {0};
   mlfab_request r[RANKS];
   world w;
-  (void)state;
   begin(&w, RANKS);
   adds_up(&w);
   for (uint32_t i = 1; i < RANKS; i++) {
@@ -508,11 +494,10 @@ static void test_cancel(void **state) {
 }
 
 /* Of the two kinds of sizes that there are the rarer one is to blame. */
-static void test_sizes_differ(void **state) {
+TEST(test_sizes_differ) {
   static float data[RANKS][COUNT];
   mlfab_request r[RANKS];
   world w;
-  (void)state;
   for (uint32_t odd = 0; odd < RANKS; odd++) {
     for (int how = 0; how < 4; how++) {
       begin(&w, RANKS);
@@ -541,12 +526,11 @@ static void test_sizes_differ(void **state) {
   }
 }
 
-static void test_not_finite(void **state) {
+TEST(test_not_finite) {
   float x[RANKS] = {1, NAN, 1};
   mlfab_request r[RANKS];
   mlfab_collective o = with(0, 0);
   world w;
-  (void)state;
   begin(&w, RANKS);
   adds_up(&w);
   o.refuse_nan = 1;
@@ -573,12 +557,11 @@ static void test_not_finite(void **state) {
   world_close(&w);
 }
 
-static void test_death(void **state) {
+TEST(test_death) {
   int64_t x[4] = {0};
   uint64_t counts[4] = {1, 1, 1, 1};
   mlfab_request r[4];
   world w;
-  (void)state;
   begin(&w, 4);
   adds_up(&w);
   for (uint32_t i = 0; i < 3; i++) {
@@ -603,11 +586,10 @@ static void test_death(void **state) {
 }
 
 /* Closing in good order: what it has called is finished, what follows fails once. */
-static void test_leaving(void **state) {
+TEST(test_leaving) {
   int64_t x[RANKS] = {1, 2, 4};
   mlfab_request r[RANKS];
   world w;
-  (void)state;
   begin(&w, RANKS);
   adds_up(&w);
   for (uint32_t i = 0; i < RANKS; i++) {
@@ -633,14 +615,13 @@ static void test_leaving(void **state) {
 
 /* --- one alone, memory --- */
 
-static void test_world_of_one(void **state) {
+TEST(test_world_of_one) {
   double data[4] = {1, 2, 3, 4};
   uint64_t counts[1] = {4};
   mlfab_vec two[2] = {{data, 1}, {data + 2, 2}};
   mlfab_request r[2];
   mlfab_stats stats;
   world w;
-  (void)state;
   begin(&w, 1);
   mlfab *n = w.node[0];
   for (uint32_t op = MLFAB_OP_SUM; op <= MLFAB_OP_PRODUCT; op++) {
@@ -668,7 +649,7 @@ static void test_world_of_one(void **state) {
 }
 
 /* A program built with an older header gets what it has room for, and its size stays. */
-static void test_older_info(void **state) {
+TEST(test_older_info) {
   mlfab *ctx = NULL;
   mlfab_error error;
   mlfab_config config;
@@ -676,7 +657,6 @@ static void test_older_info(void **state) {
   mlfab_partial_info info;
   float x = 1.0f;
   uint32_t id = 0;
-  (void)state;
   mlfab_config_init(&config);
   assert_int_equal(mlfab_open(&config, &ctx, &error), 0);
   assert_int_equal(mlfab_partial_open(ctx, 1, MLFAB_F32, &options, &id), 0);
@@ -689,10 +669,9 @@ static void test_older_info(void **state) {
   assert_int_equal(mlfab_close(&ctx), 0);
 }
 
-static void test_memory(void **state) {
+TEST(test_memory) {
   void *some = NULL, *more = NULL;
   world w;
-  (void)state;
   begin(&w, 2);
   mlfab *n = w.node[0];
   WRONG(n, mlfab_alloc(n, 0, &some), MLFAB_ERR_ARGUMENT, "alloc: 0 bytes");
@@ -756,12 +735,11 @@ static void spells(world *w, const char *wanted) {
 }
 
 /* Hosts with more bandwidth come first where that is asked for, from the next epoch on. */
-static void test_order_by_rate(void **state) {
+TEST(test_order_by_rate) {
   float x = NAN;
   mlfab_vec one = {&x, 1};
   mlfab_collective o = with(0, 0);
   world w;
-  (void)state;
   for (uint32_t by_rate = 0; by_rate < 2; by_rate++) {
     world_init(&w, 4, 1, 0);
     w.config.order_by_rate = by_rate;
@@ -783,14 +761,13 @@ static void test_order_by_rate(void **state) {
 
 /* Worker 1 asks server 0 where the others are, and its link breaks with the question on it. It asks
  * again as soon as there is another link, and not when its patience with server 0 has run out. */
-static void test_question_is_lost(void **state) {
+TEST(test_question_is_lost) {
   const mlfab_sim_options lossy = {.size = sizeof lossy, .loss = 1.0};
   mlfab_request requests[RANKS];
   float data[RANKS] = {7};
   uint64_t since = 0;
   mlfab_stats stats;
   world w;
-  (void)state;
   begin(&w, RANKS);
   for (uint32_t i = 0; i < RANKS; i++)
     OK(w.node[i], mlfab_broadcast_start(w.node[i], 0, &data[i], 4, NULL, &requests[i]));
@@ -813,30 +790,4 @@ static void test_question_is_lost(void **state) {
   world_close(&w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_long_list),     cmocka_unit_test(test_tags),
-      cmocka_unit_test(test_bytes),         cmocka_unit_test(test_inputs),
-      cmocka_unit_test(test_barriers),      cmocka_unit_test(test_wrong_states),
-      cmocka_unit_test(test_deadline),      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_sizes_differ),  cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_death),         cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_world_of_one),  cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_order_by_rate), cmocka_unit_test(test_question_is_lost),
-      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_long_list),     cmocka_unit_test(test_tags),
-      cmocka_unit_test(test_bytes),         cmocka_unit_test(test_inputs),
-      cmocka_unit_test(test_barriers),      cmocka_unit_test(test_wrong_states),
-      cmocka_unit_test(test_deadline),      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_sizes_differ),  cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_death),         cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_world_of_one),  cmocka_unit_test(test_older_info),
-      cmocka_unit_test(test_memory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

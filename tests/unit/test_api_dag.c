@@ -4,6 +4,7 @@
  *
  * Fabrics live in the simulator; random task graphs over broken links are in tests/sim/test_dag.c. */
 #include "world.h"
+#include "../testing.h"
 
 #include <pthread.h>
 
@@ -118,10 +119,9 @@ static void spread(rig *r) {
 
 /* --- what is refused --- */
 
-static void test_building(void **state) {
+TEST(test_building) {
   uint32_t op = 77;
   int64_t x[2] = {0};
-  (void)state;
   begin(2);
   mlfab *n = w.node[0];
   mlfab_dag *d = rigs[0].dag, *none = NULL;
@@ -168,10 +168,9 @@ static mlfab_dag *afresh(void) {
   return rigs[0].dag;
 }
 
-static void test_flaws(void **state) {
+TEST(test_flaws) {
   uint32_t a, b, c;
   int64_t x;
-  (void)state;
   begin(2);
   mlfab *n = w.node[0];
   mlfab_dag *d = rigs[0].dag;
@@ -231,9 +230,8 @@ static void test_flaws(void **state) {
 
 /* --- rounds --- */
 
-static void test_rounds(void **state) {
+TEST(test_rounds) {
   mlfab_request request;
-  (void)state;
   begin(4);
   for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
   open_all(0);
@@ -263,11 +261,10 @@ static void test_rounds(void **state) {
 }
 
 /* A sum over a chain, in four types of which halves are rounded; and a large message. */
-static void test_reduce(void **state) {
+TEST(test_reduce) {
   enum { LARGE = 300000 };
   static double sums[3][LARGE];
   static float small[3][5];
-  (void)state;
   begin(3);
   for (uint32_t i = 0; i < 3; i++) {
     rig *r = &rigs[i];
@@ -306,10 +303,9 @@ static int scribble(void *user, uint64_t round) {
 }
 
 /* What comes after a message may change what was sent. */
-static void test_sent(void **state) {
+TEST(test_sent) {
   static unsigned char from[100000], to[100000];
   uint32_t op, then;
-  (void)state;
   begin(2);
   OK(w.node[0], mlfab_dag_send(rigs[0].dag, 1, 0, from, sizeof from, &op));
   OK(w.node[0], mlfab_dag_compute(rigs[0].dag, scribble, from, &then));
@@ -328,11 +324,10 @@ static void test_sent(void **state) {
 
 /* Two clocks of three start a round of a worker alone; what an operation computes triggers
  * another. */
-static void test_triggers(void **state) {
+TEST(test_triggers) {
   uint32_t clock[3], quorum, last;
   mlfab_request request;
   int done;
-  (void)state;
   begin(1);
   rig *r = &rigs[0];
   mlfab *n = r->ctx;
@@ -368,9 +363,8 @@ static void pull_clock(void *user) {
 }
 
 /* Rounds of a persistent task graph go from worker to worker, driven by one; the others only look. */
-static void test_persistent(void **state) {
+TEST(test_persistent) {
   uint32_t clock, op, in;
-  (void)state;
   begin(3);
   for (uint32_t i = 0; i < 3; i++) {
     rig *r = &rigs[i];
@@ -417,10 +411,9 @@ static void test_persistent(void **state) {
 }
 
 /* A persistent task graph that begins to send as soon as it is armed can be closed all the same. */
-static void test_closing(void **state) {
+TEST(test_closing) {
   static char bytes[2][100000];
   uint32_t op;
-  (void)state;
   for (int first = 0; first < 2; first++) {
     begin(2);
     OK(w.node[0], mlfab_dag_send(rigs[0].dag, 1, 0, bytes[0], sizeof bytes[0], &op));
@@ -452,8 +445,7 @@ static void test_closing(void **state) {
 /* --- failures --- */
 
 /* An operation fails: everybody hears who and why, once, and rounds go on. */
-static void test_callback(void **state) {
-  (void)state;
+TEST(test_callback) {
   begin(4);
   for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
   /* So that nobody is done before all are. */
@@ -488,10 +480,9 @@ static void test_callback(void **state) {
 
 /* What is started and triggered while no epoch stands comes as soon as one does; and a failure that
  * is not seen by then is told by a trigger. */
-static void test_early(void **state) {
+TEST(test_early) {
   uint32_t clock[2], op;
   mlfab_request request[2];
-  (void)state;
   for (int persistent = 0; persistent < 2; persistent++) {
     begin(2);
     for (uint32_t i = 0; i < 2; i++) {
@@ -539,9 +530,8 @@ static void test_early(void **state) {
   }
 }
 
-static void test_callback_alone(void **state) {
+TEST(test_callback_alone) {
   uint32_t op;
-  (void)state;
   begin(1);
   OK(w.node[0], mlfab_dag_compute(rigs[0].dag, note, &rigs[0], &op));
   OK(w.node[0], mlfab_dag_set(rigs[0].dag, op, 0, MLFAB_DAG_OUTSIDE));
@@ -556,8 +546,7 @@ static void test_callback_alone(void **state) {
 }
 
 /* Somebody does not start his round: the others name him when their time is up. */
-static void test_missing(void **state) {
-  (void)state;
+TEST(test_missing) {
   begin(3);
   for (uint32_t i = 0; i < 3; i++) spread(&rigs[i]);
   open_all(0);
@@ -575,9 +564,8 @@ static void test_missing(void **state) {
   end();
 }
 
-static void test_sizes_differ(void **state) {
+TEST(test_sizes_differ) {
   uint32_t op;
-  (void)state;
   begin(2);
   OK(w.node[0], mlfab_dag_send(rigs[0].dag, 1, 3, rigs[0].out, 16, &op));
   OK(w.node[1], mlfab_dag_recv(rigs[1].dag, 0, 3, rigs[1].in, 24, &op));
@@ -592,10 +580,9 @@ static void test_sizes_differ(void **state) {
 }
 
 /* A message that its receiver does not know. */
-static void test_tags_differ(void **state) {
+TEST(test_tags_differ) {
   uint32_t op;
   mlfab_request request[2];
-  (void)state;
   begin(2);
   OK(w.node[0], mlfab_dag_send(rigs[0].dag, 1, 3, rigs[0].out, 16, &op));
   OK(w.node[1], mlfab_dag_recv(rigs[1].dag, 0, 4, rigs[1].in, 16, &op));
@@ -608,8 +595,7 @@ static void test_tags_differ(void **state) {
 }
 
 /* One frees its task graph in a round; another dies; a third one's rank is then told. */
-static void test_leaving(void **state) {
-  (void)state;
+TEST(test_leaving) {
   begin(4);
   for (uint32_t i = 0; i < 4; i++) spread(&rigs[i]);
   open_all(0);
@@ -645,9 +631,8 @@ static void test_leaving(void **state) {
 }
 
 /* The numbers of members change, the ranks of a task graph do not. */
-static void test_others_die(void **state) {
+TEST(test_others_die) {
   uint32_t op;
-  (void)state;
   begin(4);
   OK(w.node[3], mlfab_dag_send(rigs[3].dag, 2, 0, rigs[3].out, 8, &op));
   OK(w.node[2], mlfab_dag_recv(rigs[2].dag, 3, 0, rigs[2].in, 8, &op));
@@ -671,9 +656,8 @@ static void test_others_die(void **state) {
 
 /* --- the context closes --- */
 
-static void test_abandoned(void **state) {
+TEST(test_abandoned) {
   uint32_t op;
-  (void)state;
   begin(2);
   for (uint32_t i = 0; i < 2; i++) {
     OK(w.node[i], mlfab_dag_compute(rigs[i].dag, note, &rigs[i], &op));
@@ -701,11 +685,10 @@ static void *trigger_many(void *user) {
 }
 
 /* Several threads trigger and wait, one of them from inside: under the thread sanitizer, too. */
-static void test_threads(void **state) {
+TEST(test_threads) {
   mlfab_config config;
   pthread_t threads[3];
   uint32_t clock, inner;
-  (void)state;
   memset(rigs, 0, sizeof rigs);
   mlfab_config_init(&config);
   rig *r = &rigs[0];
@@ -727,17 +710,4 @@ static void test_threads(void **state) {
   assert_int_equal(mlfab_close(&r->ctx), 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_building),       cmocka_unit_test(test_flaws),
-      cmocka_unit_test(test_rounds),         cmocka_unit_test(test_reduce),
-      cmocka_unit_test(test_sent),           cmocka_unit_test(test_triggers),
-      cmocka_unit_test(test_persistent),     cmocka_unit_test(test_closing),
-      cmocka_unit_test(test_callback),       cmocka_unit_test(test_early),
-      cmocka_unit_test(test_callback_alone), cmocka_unit_test(test_missing),
-      cmocka_unit_test(test_sizes_differ),   cmocka_unit_test(test_tags_differ),
-      cmocka_unit_test(test_leaving),        cmocka_unit_test(test_others_die),
-      cmocka_unit_test(test_abandoned),      cmocka_unit_test(test_threads),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

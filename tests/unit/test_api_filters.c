@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { COUNT = 3000 };
 
@@ -89,11 +89,10 @@ static uint32_t wrong_syncs(mlfab_sync *s, const char **text) {
   return n;
 }
 
-static void test_wrong_models(void **state) {
+TEST(test_wrong_models) {
   static fixture f;
   mlfab_sync s[16];
   const char *text[16];
-  (void)state;
   open_world(&f, 2, 1);
   mlfab *node = f.w.node[0];
   mlfab_sync ssp = sync_of(MLFAB_SYNC_SSP);
@@ -120,9 +119,8 @@ static void test_wrong_models(void **state) {
 
 /* A definition that was refused is tried again: what a slower server still says of the first is not taken for
  * an answer to the second. */
-static void test_second_definition(void **state) {
+TEST(test_second_definition) {
   static fixture f;
-  (void)state;
   for (uint64_t seed = 1; seed <= 20; seed++) {
     memset(&f, 0, sizeof f);
     world_init(&f.w, 1, 3, 1);
@@ -136,11 +134,10 @@ static void test_second_definition(void **state) {
   }
 }
 
-static void test_wrong_changes(void **state) {
+TEST(test_wrong_changes) {
   static fixture f;
   mlfab_sync s[16];
   const char *text[16];
-  (void)state;
   open_world(&f, 2, 2);
   mlfab *node = f.w.node[1];
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_BSP));
@@ -176,12 +173,11 @@ static int always(void *user, const mlfab_sync_state *s) {
 
 /* A condition that never says yes costs its pull the deadline, which tells the state that it saw; one
  * that always does ends at the fastest worker. */
-static void test_conditions_of_fools(void **state) {
+TEST(test_conditions_of_fools) {
   static fixture f;
   static mlfab_sync_state seen;
   mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 3 * (uint64_t)WORLD_S};
   mlfab_stats stats;
-  (void)state;
   memset(&f, 0, sizeof f);
   world_init(&f.w, 2, 1, 1);
   f.w.config.pull_condition = never;
@@ -204,10 +200,9 @@ static void test_conditions_of_fools(void **state) {
 }
 
 /* The slowest leaves: who waited for it goes on. */
-static void test_slowest_leaves(void **state) {
+TEST(test_slowest_leaves) {
   static fixture f;
   mlfab_pull_options patience = {.size = sizeof patience, .timeout_ns = 2 * (uint64_t)WORLD_S};
-  (void)state;
   open_world(&f, 3, 1);
   mlfab_sync s = sync_of(MLFAB_SYNC_SSP);
   s.staleness = 1;
@@ -225,10 +220,9 @@ static void test_slowest_leaves(void **state) {
 }
 
 /* A progress of the caller's own that goes back or jumps. */
-static void test_progress(void **state) {
+TEST(test_progress) {
   static fixture f;
   mlfab_push_options options = {.size = sizeof options, .scale = 1.0};
-  (void)state;
   open_world(&f, 1, 2);
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_SSP));
   start(&f, &o);
@@ -246,13 +240,12 @@ static void test_progress(void **state) {
 }
 
 /* Small updates are merged only where their numbers follow one another: one between was withdrawn. */
-static void test_merged_numbers(void **state) {
+TEST(test_merged_numbers) {
   static fixture f;
   mlfab_push_options twice = {.size = sizeof twice, .scale = 2};
   mlfab_request request[4];
   mlfab_result result;
   int status;
-  (void)state;
   open_world(&f, 1, 1);
   mlfab *node = f.w.node[0];
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
@@ -276,7 +269,7 @@ static void test_merged_numbers(void **state) {
 
 /* --- filters --- */
 
-static void test_wrong_filters(void **state) {
+TEST(test_wrong_filters) {
   static fixture f;
   static const struct {
     double threshold, decay, drop, top;
@@ -286,7 +279,6 @@ static void test_wrong_filters(void **state) {
              {1, -1, 0, 0, 0, "decay"},     {1, 0, 1.5, 0, 0, "drop"},
              {1, 0, NAN, 0, 0, "drop"},     {0, 0, 0, 2, 0, "top"},
              {0, 0, 0, 0, 3, "half"}};
-  (void)state;
   open_world(&f, 1, 1);
   mlfab *node = f.w.node[0];
   mlfab_filter filter = {.size = sizeof filter};
@@ -319,10 +311,9 @@ static void test_wrong_filters(void **state) {
   world_close(&f.w);
 }
 
-static void test_filters_on_counts(void **state) {
+TEST(test_filters_on_counts) {
   static fixture f;
   mlfab_filter filter = {.size = sizeof filter};
-  (void)state;
   open_world(&f, 1, 1);
   mlfab *node = f.w.node[0];
   add(&f, MLFAB_I64);
@@ -341,11 +332,10 @@ static void test_filters_on_counts(void **state) {
 }
 
 /* Beyond the largest half, and below the smallest: the rest stays, and comes in the end. */
-static void test_halves(void **state) {
+TEST(test_halves) {
   static fixture f;
   mlfab_filter filter = {.size = sizeof filter, .half = MLFAB_HALF_F16};
   mlfab_stats stats;
-  (void)state;
   open_world(&f, 1, 1);
   mlfab *node = f.w.node[0];
   mlfab_model_options o = model_of(sync_of(MLFAB_SYNC_ASYNC));
@@ -369,11 +359,10 @@ static void test_halves(void **state) {
 
 /* --- sparse updates, tags --- */
 
-static void test_sparse(void **state) {
+TEST(test_sparse) {
   static fixture f;
   static const uint64_t beyond[] = {1, COUNT}, back[] = {4, 2}, twice[] = {4, 4}, good[] = {0, 7};
   static const float values[] = {2, 3}, bad[] = {1, NAN};
-  (void)state;
   open_world(&f, 1, 2);
   mlfab *node = f.w.node[0];
   EXPECT(node, mlfab_push_sparse(node, 5, good, values, 2, NULL, NULL), MLFAB_ERR_STATE);
@@ -408,12 +397,11 @@ static void test_sparse(void **state) {
   world_close(&f.w);
 }
 
-static void test_caches(void **state) {
+TEST(test_caches) {
   static fixture f;
   mlfab_pull_options options = {.size = sizeof options, .flags = MLFAB_PULL_KEPT};
   const void *data;
   uint64_t count;
-  (void)state;
   for (uint32_t tags = 0; tags < 2; tags++) {
     open_world(&f, 1, 1);
     mlfab *node = f.w.node[0];
@@ -442,18 +430,4 @@ static void test_caches(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_wrong_models),
-                                     cmocka_unit_test(test_second_definition),
-                                     cmocka_unit_test(test_wrong_changes),
-                                     cmocka_unit_test(test_conditions_of_fools),
-                                     cmocka_unit_test(test_slowest_leaves),
-                                     cmocka_unit_test(test_progress),
-                                     cmocka_unit_test(test_merged_numbers),
-                                     cmocka_unit_test(test_wrong_filters),
-                                     cmocka_unit_test(test_filters_on_counts),
-                                     cmocka_unit_test(test_halves),
-                                     cmocka_unit_test(test_sparse),
-                                     cmocka_unit_test(test_caches)};
-  return cmocka_run_group_tests_name("wrong calls about filters", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

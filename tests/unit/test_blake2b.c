@@ -3,10 +3,7 @@
 #include "core/base/rng.h"
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 static void digest(uint8_t *out, uint32_t bytes, const void *key, uint32_t key_bytes,
                    const uint8_t *data, size_t n, size_t piece) {
@@ -19,7 +16,7 @@ static void digest(uint8_t *out, uint32_t bytes, const void *key, uint32_t key_b
 }
 
 /* RFC 7693, Appendix A. */
-static void test_abc(void **state) {
+TEST(test_abc) {
   static const uint8_t wanted[64] = {
       0xba, 0x80, 0xa5, 0x3f, 0x98, 0x1c, 0x4d, 0x0d, 0x6a, 0x27, 0x97, 0xb6, 0x9f,
       0x12, 0xf6, 0xe9, 0x4c, 0x21, 0x2f, 0x14, 0x68, 0x5a, 0xc4, 0xb7, 0x4b, 0x12,
@@ -27,7 +24,6 @@ static void test_abc(void **state) {
       0x2d, 0xc2, 0x52, 0xd5, 0xde, 0x45, 0x33, 0xcc, 0x95, 0x18, 0xd3, 0x8a, 0xa8,
       0xdb, 0xf1, 0x92, 0x5a, 0xb9, 0x23, 0x86, 0xed, 0xd4, 0x00, 0x99, 0x23};
   uint8_t out[64];
-  (void)state;
   digest(out, 64, NULL, 0, (const uint8_t *)"abc", 3, 3);
   assert_memory_equal(out, wanted, 64);
 }
@@ -43,7 +39,7 @@ static void selftest_seq(uint8_t *out, size_t bytes, uint32_t seed) {
   }
 }
 
-static void test_rfc(void **state) {
+TEST(test_rfc) {
   static const uint8_t wanted[32] = {0xc2, 0x3a, 0x78, 0x00, 0xd9, 0x81, 0x23, 0xbd,
                                      0x10, 0xf5, 0x06, 0xc6, 0x1e, 0x29, 0xda, 0x56,
                                      0x03, 0xd7, 0x63, 0xb8, 0xbb, 0xad, 0x2e, 0x73,
@@ -52,7 +48,6 @@ static void test_rfc(void **state) {
   static const size_t lengths[6] = {0, 3, 128, 129, 255, 1024};
   uint8_t in[1024], md[64], key[64];
   mlfab__blake2b all;
-  (void)state;
   mlfab__blake2b_begin(&all, 32, NULL, 0);
   for (int i = 0; i < 4; i++) {
     for (int j = 0; j < 6; j++) {
@@ -69,11 +64,10 @@ static void test_rfc(void **state) {
 }
 
 /* In pieces, and from a prepared state, the digest is the same. */
-static void test_pieces(void **state) {
+TEST(test_pieces) {
   uint8_t data[1000], key[64], one[64], other[64];
   uint64_t h[8];
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 1);
   for (int round = 0; round < 500; round++) {
     size_t n = 1 + (size_t)mlfab__rng_below(&prng, sizeof data - 1);
@@ -95,11 +89,10 @@ static void test_pieces(void **state) {
 typedef int sodium_hash(unsigned char *, size_t, const unsigned char *, unsigned long long,
                         const unsigned char *, size_t);
 
-static void test_sodium(void **state) {
+TEST(test_sodium) {
   void *library = dlopen("libsodium.so.23", RTLD_NOW);
   uint8_t data[1200], key[64], ours[64], theirs[64];
   mlfab__rng prng;
-  (void)state;
   if (!library) library = dlopen("libsodium.so", RTLD_NOW);
   if (!library) skip();
   sodium_hash *hash;
@@ -120,9 +113,8 @@ static void test_sodium(void **state) {
   dlclose(library);
 }
 
-static void test_compare(void **state) {
+TEST(test_compare) {
   uint8_t a[16] = {0}, b[16] = {0};
-  (void)state;
   assert_true(mlfab__same_secret(a, b, 16));
   for (int bit = 0; bit < 128; bit++) {
     b[bit / 8] ^= (uint8_t)(1 << bit % 8);
@@ -131,9 +123,4 @@ static void test_compare(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_abc), cmocka_unit_test(test_rfc),
-                                     cmocka_unit_test(test_pieces), cmocka_unit_test(test_sodium),
-                                     cmocka_unit_test(test_compare)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -4,11 +4,7 @@
 #define _GNU_SOURCE 1
 #endif
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "core/checkpoint/record.h"
 #include "memory_disk.h"
@@ -115,8 +111,7 @@ static void same(const run *a, const run *b) {
 }
 
 /* Training from a checkpoint is training that was never interrupted: every optimizer, with rounds and without. */
-static void test_continues(void **state) {
-  (void)state;
+TEST(test_continues) {
   for (uint32_t optimizer = 0; optimizer <= MLFAB_OPTIMIZER_ADAGRAD; optimizer++) {
     for (uint32_t sync = MLFAB_SYNC_ASYNC; sync <= MLFAB_SYNC_SSP; sync++) {
       memory_disk *d = calloc(1, sizeof *d);
@@ -155,8 +150,7 @@ static void test_continues(void **state) {
 }
 
 /* A worker's window is in the file: how many updates are decided, and which were applied. */
-static void test_windows(void **state) {
-  (void)state;
+TEST(test_windows) {
   memory_disk *d = calloc(1, sizeof *d);
   run *a = calloc(1, sizeof *a);
   mlfab_checkpoint_info info;
@@ -190,8 +184,7 @@ static void test_windows(void **state) {
 }
 
 /* Updates that come while a checkpoint is written are not in it. */
-static void test_moment(void **state) {
-  (void)state;
+TEST(test_moment) {
   static const uint32_t kinds[] = {MLFAB_OPTIMIZER_SGD, MLFAB_OPTIMIZER_ADAM};
   for (int k = 0; k < 2; k++) {
     memory_disk *d = calloc(1, sizeof *d);
@@ -238,8 +231,7 @@ static void test_moment(void **state) {
 
 /* Large updates are applied in several steps, and follow each other closely: a checkpoint waits for the end of one, and has
  * all of it. */
-static void test_large_updates(void **state) {
-  (void)state;
+TEST(test_large_updates) {
   enum { LARGE = 3000000, UPDATES = 6 }; /* 12 MB: three steps */
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_ADAM, MLFAB_SYNC_ASYNC);
   float *w = calloc(LARGE, sizeof *w), *u = calloc(LARGE, sizeof *u);
@@ -288,8 +280,7 @@ static void test_large_updates(void **state) {
 }
 
 /* By itself every so many commits; only the newest stay. */
-static void test_by_itself(void **state) {
-  (void)state;
+TEST(test_by_itself) {
   memory_disk *d = calloc(1, sizeof *d);
   run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b);
   disk_init(d);
@@ -345,8 +336,7 @@ static int loads(run *r, memory_disk *d, const mlfab_model_options *o) {
 }
 
 /* Any byte flipped, any length: the older one is loaded. */
-static void test_damage(void **state) {
-  (void)state;
+TEST(test_damage) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
   memory_disk *d = two_checkpoints(&o);
   run *r = calloc(1, sizeof *r);
@@ -396,8 +386,7 @@ static void move_file(memory_disk *d, const char *from, const char *to) {
 }
 
 /* Each mistake has its own error. */
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_BSP), other;
   memory_disk *d = two_checkpoints(&o);
   memory_disk *mixed = two_checkpoints(&o);
@@ -494,8 +483,7 @@ static void test_refused(void **state) {
 }
 
 /* Errors of the call. */
-static void test_arguments(void **state) {
-  (void)state;
+TEST(test_arguments) {
   memory_disk *d = calloc(1, sizeof *d);
   run *r = calloc(1, sizeof *r);
   mlfab_checkpoint_info info = {.size = sizeof info};
@@ -560,8 +548,7 @@ static int attempt(memory_disk *d, const mlfab_model_options *o, uint64_t k, int
 }
 
 /* Every call fails in turn: an error, or none where a call is repeated; the newest whole checkpoint loads. */
-static void test_calls_fail(void **state) {
-  (void)state;
+TEST(test_calls_fail) {
   static const int with[] = {ENOSPC, EIO, EINTR, -1};
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
   for (int w = 0; w < 4; w++) {
@@ -588,8 +575,7 @@ static void test_calls_fail(void **state) {
 }
 
 /* The machine stops at every call in turn, and loses what was not synced. */
-static void test_stops(void **state) {
-  (void)state;
+TEST(test_stops) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
   for (int names = 0; names < 2; names++) {
     int fired = 1;
@@ -654,8 +640,7 @@ static int load(run *r, const char *header, size_t data_bytes, memory_disk *d, c
 }
 
 /* What mlfab_save writes, and what others write; what is no such file. */
-static void test_load(void **state) {
-  (void)state;
+TEST(test_load) {
   static const char *const good[] = {
       "{\"5\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[8,24]}}",
       " { \"__metadata__\" : {\"a\\\"}\":\"b\"} , \"5\" : { \"data_offsets\" : [ 8 , 24 ] , "
@@ -742,8 +727,7 @@ static void test_load(void **state) {
 }
 
 /* Files that are far away: they explain, what cannot be reached is not damaged, and a close does not wait for them. */
-static void test_far_files(void **state) {
-  (void)state;
+TEST(test_far_files) {
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
   memory_disk *d = two_checkpoints(&o);
   run *r = calloc(1, sizeof *r);
@@ -787,8 +771,7 @@ static void test_far_files(void **state) {
 }
 
 /* Directories that are URLs: not without files that know them, and not with a password. */
-static void test_urls(void **state) {
-  (void)state;
+TEST(test_urls) {
   memory_disk *d = calloc(1, sizeof *d);
   run *r = calloc(1, sizeof *r);
   mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
@@ -822,15 +805,4 @@ static void test_urls(void **state) {
   free(d);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_windows),    cmocka_unit_test(test_continues),
-      cmocka_unit_test(test_moment),     cmocka_unit_test(test_large_updates),
-      cmocka_unit_test(test_by_itself),  cmocka_unit_test(test_damage),
-      cmocka_unit_test(test_refused),    cmocka_unit_test(test_arguments),
-      cmocka_unit_test(test_calls_fail), cmocka_unit_test(test_stops),
-      cmocka_unit_test(test_load),       cmocka_unit_test(test_far_files),
-      cmocka_unit_test(test_urls),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -4,12 +4,8 @@
  * MLFAB_SCALE=100 a hundred times as many cases. */
 #include "core/kernels/kernels.h"
 #include "core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { POOL = 1 << 21, MOST = 64, GUARD = 0x5a };
 
@@ -309,8 +305,7 @@ static void arrays_delete(arrays *a) {
   free(a);
 }
 
-static void equals_the_loop_at_every_level(void **state) {
-  (void)state;
+TEST(equals_the_loop_at_every_level) {
   mlfab__rng prng;
   arrays *a = arrays_new();
   mlfab__rng_seed(&prng, 1);
@@ -327,8 +322,7 @@ static void equals_the_loop_at_every_level(void **state) {
 }
 
 /* Long enough for non-temporal stores, and copied in pieces. */
-static void streams_long_arrays(void **state) {
-  (void)state;
+TEST(streams_long_arrays) {
   mlfab__rng prng;
   arrays *a = arrays_new();
   mlfab__rng_seed(&prng, 2);
@@ -343,8 +337,7 @@ static void streams_long_arrays(void **state) {
 }
 
 /* Each special number with each other one, at every position of a vector. */
-static void special_numbers_meet(void **state) {
-  (void)state;
+TEST(special_numbers_meet) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 3);
   for (size_t t = 0; t < MLFAB__COUNT(dtypes); t++) {
@@ -387,8 +380,7 @@ static void special_numbers_meet(void **state) {
 }
 
 /* Not for halves, which are rounded once. */
-static void one_pass_equals_many(void **state) {
-  (void)state;
+TEST(one_pass_equals_many) {
   enum { N = 1000, K = 7 };
   static uint64_t array[K][N], once[N], often[N];
   const void *in[K];
@@ -416,8 +408,7 @@ static void one_pass_equals_many(void **state) {
 }
 
 /* 2048 + 1 + 1 is 2048 twice rounded, and 60000 + 60000 - 60000 is not infinite. */
-static void halves_are_rounded_once(void **state) {
-  (void)state;
+TEST(halves_are_rounded_once) {
   uint16_t a[4] = {0x6800, 0x7b53, 0x7bff, 0x7bff}, b[4] = {0x3c00, 0x7b53, 0x4b80, 0x4c00};
   uint16_t c[4] = {0x3c00, 0xfb53, 0, 0}, out[4];
   const void *in[3] = {a, b, c};
@@ -457,11 +448,10 @@ static uint64_t literal_quotient(int dtype, uint64_t x, uint32_t by) {
 }
 
 /* Lengths around the size from which stores go past the caches, at all offsets in a line; nothing beside is written. */
-static void copies_past_the_caches(void **state) {
+TEST(copies_past_the_caches) {
   enum { BYTES = 70000, EDGE = 64 };
   static const uint64_t lengths[] = {0, 1, 63, 64, 65535, 65536, 65537, 65599, 65600, 69999};
   static uint8_t from[BYTES + 2 * EDGE], to[BYTES + 2 * EDGE];
-  (void)state;
   for (uint32_t i = 0; i < sizeof from; i++) from[i] = (uint8_t)(i * 7 + i / 251);
   for (uint32_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
     for (uint32_t at = 0; at < 128; at++) {
@@ -475,8 +465,7 @@ static void copies_past_the_caches(void **state) {
   }
 }
 
-static void divides_with_one_rounding(void **state) {
-  (void)state;
+TEST(divides_with_one_rounding) {
   enum { N = 600 };
   static uint64_t before[N], room[N + 16];
   mlfab__rng prng;
@@ -507,8 +496,7 @@ static void divides_with_one_rounding(void **state) {
   assert_int_equal(get(MLFAB_F32, &third, 0), 0x3eaaaaab);
 }
 
-static void finds_what_is_not_finite(void **state) {
-  (void)state;
+TEST(finds_what_is_not_finite) {
   enum { N = 83 };
   uint64_t room[N];
   mlfab__rng prng;
@@ -536,8 +524,7 @@ static void finds_what_is_not_finite(void **state) {
   }
 }
 
-static void knows_its_types(void **state) {
-  (void)state;
+TEST(knows_its_types) {
   static const uint32_t bytes[] = {0, 4, 8, 8, 2, 2, 0};
   static const char *const names[] = {"unknown", "F32", "F64", "I64", "F16", "BF16", "unknown"};
   static const char *const operations[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR", "unknown"};
@@ -551,18 +538,7 @@ static void knows_its_types(void **state) {
   assert_string_equal(mlfab__op_name(-1), "unknown");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_the_loop_at_every_level),
-      cmocka_unit_test(streams_long_arrays),
-      cmocka_unit_test(copies_past_the_caches),
-      cmocka_unit_test(special_numbers_meet),
-      cmocka_unit_test(one_pass_equals_many),
-      cmocka_unit_test(halves_are_rounded_once),
-      cmocka_unit_test(divides_with_one_rounding),
-      cmocka_unit_test(finds_what_is_not_finite),
-      cmocka_unit_test(knows_its_types),
-  };
+int main(int argc, char **argv) {
   printf("levels up to %d\n", mlfab__kernel_level());
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -5,14 +5,9 @@
 #endif
 #include "mlfab.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 static const char *const names[] = {"MLFAB_RANK",
                                     "MLFAB_WORKERS",
@@ -92,10 +87,9 @@ static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
     if (code_) fail_msg("%s", error.text);                \
   } while (0)
 
-static void test_nothing(void **state) {
+TEST(test_nothing) {
   mlfab_config c, fresh;
   mlfab_error error;
-  (void)state;
   mlfab_config_init(&fresh);
   FILL("MLFAB_UNKNOWN=5");
   assert_memory_equal(&c, &fresh, sizeof c);
@@ -104,10 +98,9 @@ static void test_nothing(void **state) {
   assert_memory_equal(&c, &fresh, sizeof c);
 }
 
-static void test_each(void **state) {
+TEST(test_each) {
   mlfab_config c;
   mlfab_error error;
-  (void)state;
   FILL("MLFAB_RANK=3", "MLFAB_WORKERS=7", "MLFAB_SERVERS=2", "MLFAB_COORDINATOR=tcp:127.0.0.1:9",
        "MLFAB_JOB=mine", "MLFAB_LISTEN=tcp:127.0.0.1:0", "MLFAB_SOCKET_IFNAME=^docker",
        "MLFAB_ALLOW_INSECURE=1", "MLFAB_TRANSPORT=tcp", "MLFAB_PROGRESS=hand",
@@ -169,10 +162,9 @@ static void test_each(void **state) {
 }
 
 /* What the caller set stays, whatever the environment says. */
-static void test_explicit_wins(void **state) {
+TEST(test_explicit_wins) {
   mlfab_config c, given;
   mlfab_error error;
-  (void)state;
   mlfab_config_init(&given);
   given.rank = 1;
   given.workers = 2;
@@ -210,13 +202,12 @@ static void rank_is(const char *const *set, int32_t rank, uint32_t workers) {
 }
 
 /* One source gives both numbers: MLFAB_*, torchrun, Open MPI, PMI, Slurm inside a step. */
-static void test_precedence(void **state) {
+TEST(test_precedence) {
 #define MLFAB_ "MLFAB_RANK=1", "MLFAB_WORKERS=11"
 #define TORCH_ "RANK=2", "WORLD_SIZE=12"
 #define OMPI_ "OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=13"
 #define PMI_ "PMI_RANK=4", "PMI_SIZE=14"
 #define SLURM_ "SLURM_PROCID=5", "SLURM_NTASKS=15"
-  (void)state;
   rank_is(ENV(SLURM_, PMI_, OMPI_, TORCH_, MLFAB_, "SLURM_STEP_ID=0"), 1, 11);
   rank_is(ENV(SLURM_, PMI_, OMPI_, TORCH_, "SLURM_STEP_ID=0"), 2, 12);
   rank_is(ENV(SLURM_, PMI_, OMPI_, "SLURM_STEP_ID=0"), 3, 13);
@@ -245,10 +236,9 @@ static void test_precedence(void **state) {
 #undef SLURM_
 }
 
-static void test_master(void **state) {
+TEST(test_master) {
   mlfab_config c;
   mlfab_error error;
-  (void)state;
   FILL("MASTER_ADDR=node7", "MASTER_PORT=29500");
   assert_string_equal(c.coordinator, "tcp:node7:29500");
   FILL("MASTER_ADDR=::1", "MASTER_PORT=29500", "MLFAB_ALLOW_INSECURE=1");
@@ -285,11 +275,10 @@ static void meets(const char *name, const char *const *set) {
 }
 
 /* Processes that Open MPI or Slurm has started on one host meet without an address; others do not. */
-static void test_one_host(void **state) {
+TEST(test_one_host) {
 #define OMPI_ "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4"
 #define SLURM_ "SLURM_PROCID=1", "SLURM_NTASKS=4", "SLURM_JOB_ID=77"
 #define PMI_ "PMI_RANK=1", "PMI_SIZE=4"
-  (void)state;
   meets("pmix-123", ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=123"));
   meets("pmix-prterun-a-b-7@1",
         ENV(OMPI_, "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=prterun-a/b,7@1"));
@@ -330,8 +319,7 @@ static void no_address(const char *name, const char *value, const char *const *s
     fail_msg("\"%s\" does not name %s, %s and MLFAB_COORDINATOR", error.text, name, value);
 }
 
-static void test_no_address(void **state) {
-  (void)state;
+TEST(test_no_address) {
   no_address("OMPI_COMM_WORLD_SIZE", "'8'",
              ENV("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=8"));
   no_address("PMI_SIZE", "'8'", ENV("PMI_RANK=0", "PMI_SIZE=8", "MPI_LOCALNRANKS=4"));
@@ -355,7 +343,7 @@ static void bad(const char *name, const char *value, const char *const *set) {
   assert_int_equal(mlfab_config_from_env(&c, NULL), MLFAB_ERR_CONFIG);
 }
 
-static void test_bad_values(void **state) {
+TEST(test_bad_values) {
   static const char *const numbers[] = {
       "MLFAB_WORKERS",        "MLFAB_SERVERS",    "MLFAB_DEDICATED",
       "MLFAB_ALLOW_INSECURE", "MLFAB_TIMEOUT_MS", "MLFAB_HEARTBEAT_MS",
@@ -363,7 +351,6 @@ static void test_bad_values(void **state) {
   static const char *const wrong[] = {"x",  "-1", "1.5", "3 ",
                                       " 3", "+3", "0x2", "99999999999999999999"};
   char text[400], longer[300];
-  (void)state;
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
     for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
       snprintf(text, sizeof text, "%s=%s", numbers[i], wrong[k]);
@@ -414,10 +401,9 @@ static void test_bad_values(void **state) {
 }
 
 /* A fabric with a scheduler from the environment; what the caller set stays. */
-static void test_schedule(void **state) {
+TEST(test_schedule) {
   mlfab_config c, given;
   mlfab_error error;
-  (void)state;
   mlfab_config_init(&given);
   given.scheduler = MLFAB_SCHEDULER_OWN;
   given.accumulators = 1;
@@ -441,15 +427,14 @@ static void test_schedule(void **state) {
   bad("MLFAB_ROLE", "planner", ENV("MLFAB_ROLE=planner"));
 }
 
-static void test_uninitialised(void **state) {
+TEST(test_uninitialised) {
   mlfab_config c;
-  (void)state;
   memset(&c, 0, sizeof c);
   assert_int_equal(mlfab_config_from_env(&c, NULL), MLFAB_ERR_ARGUMENT);
 }
 
 /* Every setting by its name; what is wrong is named, and changes nothing. */
-static void test_set(void **state) {
+TEST(test_set) {
   static const struct {
     const char *name, *value, *bad;
   } rows[] = {{"workers", "4", "0"},        {"servers", "2", "x"},
@@ -464,7 +449,6 @@ static void test_set(void **state) {
               {"kernels", "cblas", "mkl"}};
   mlfab_config c, before;
   mlfab_error error;
-  (void)state;
   mlfab_config_init(&c);
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     before = c;
@@ -493,11 +477,10 @@ static void test_set(void **state) {
   assert_int_equal(mlfab_config_set(&c, "workers", "4", &error), MLFAB_ERR_ARGUMENT);
 }
 
-static void test_model_and_filter(void **state) {
+TEST(test_model_and_filter) {
   mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT, before;
   mlfab_filter f = {.size = sizeof f};
   mlfab_error error;
-  (void)state;
   assert_int_equal(mlfab_model_options_set(&o, "optimizer", "adam", &error), 0);
   assert_int_equal(mlfab_model_options_set(&o, "weight_decay", "0.01", &error), 0);
   assert_int_equal(mlfab_model_options_set(&o, "beta1", "0", &error), 0);
@@ -553,14 +536,4 @@ static void test_model_and_filter(void **state) {
   for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_nothing),       cmocka_unit_test(test_each),
-      cmocka_unit_test(test_explicit_wins), cmocka_unit_test(test_precedence),
-      cmocka_unit_test(test_master),        cmocka_unit_test(test_one_host),
-      cmocka_unit_test(test_no_address),    cmocka_unit_test(test_bad_values),
-      cmocka_unit_test(test_schedule),      cmocka_unit_test(test_uninitialised),
-      cmocka_unit_test(test_set),           cmocka_unit_test(test_model_and_filter),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -3,12 +3,8 @@
  * task graph alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/coll/dag.h"
 #include "core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { OPS = 24, EDGES = 96 };
 
@@ -186,8 +182,7 @@ static void check_recvs(const mlfab__dag *dag, const literal *l) {
   }
 }
 
-static void test_rounds(void **state) {
-  (void)state;
+TEST(test_rounds) {
   mlfab__dag dag;
   mlfab__dag_init(&dag, &env);
   for (uint64_t seed = first_seed(); !last_seed(seed, 4000); seed++) {
@@ -224,8 +219,7 @@ static void reach(const literal *l, uint8_t way[OPS][OPS]) {
       for (uint32_t j = 0; j < l->nops; j++) way[i][j] |= way[i][k] & way[k][j];
 }
 
-static void test_cycles(void **state) {
-  (void)state;
+TEST(test_cycles) {
   uint32_t cyclic = 0;
   for (uint64_t seed = first_seed(); !last_seed(seed, 4000); seed++) {
     static literal l;
@@ -255,8 +249,7 @@ static void test_cycles(void **state) {
   if (!first_seed() && test_scale() >= 1.0) assert_true(cyclic > 500);
 }
 
-static void test_refusals(void **state) {
-  (void)state;
+TEST(test_refusals) {
   mlfab__dag_op send = {.kind = MLFAB__DAG_SEND, .peer = 1, .tag = 7};
   mlfab__dag_op recv = {.kind = MLFAB__DAG_RECV, .peer = 1, .tag = 7};
   mlfab__dag_op reduce = {.kind = MLFAB__DAG_RECV_REDUCE, .peer = 1, .tag = 7};
@@ -339,8 +332,7 @@ static int chain_with(mlfab__env *poor, int64_t k) {
   return rc == 0;
 }
 
-static void test_memory(void **state) {
-  (void)state;
+TEST(test_memory) {
   mlfab_env hooks = {.size = sizeof hooks, .allocate = scarce, .release = give};
   mlfab__env poor;
   int64_t k = 0;
@@ -353,13 +345,7 @@ static void test_memory(void **state) {
   assert_int_equal(poor.bytes, 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rounds),
-      cmocka_unit_test(test_cycles),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_memory),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

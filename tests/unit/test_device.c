@@ -6,10 +6,8 @@
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
 #include "played.h"
-#include "scale.h"
 #include "world.h"
-
-#include <stddef.h>
+#include "../testing.h"
 
 enum { RANKS = 3, COUNT = 600, SLOTS = 12, TENSORS = 3 };
 
@@ -338,14 +336,13 @@ static void play_collectives(uint64_t seed) {
 static void open_gate(void *user) { ((played *)user)->gate = 0; }
 
 /* Steps of a partial and of a stochastic reduction, and a flush, of a worker that is alone. */
-static void test_objects(void **state) {
+TEST(test_objects) {
   fixture f;
   uint32_t partial = 0, stochastic = 0;
   float got[8];
   mlfab_partial_info info = {.size = sizeof info};
   const mlfab_partial_options po = {.size = sizeof po, .mode = MLFAB_PARTIAL_SOLO};
   const mlfab_stochastic_options so = {.size = sizeof so, .graph = MLFAB_GRAPH_ALL};
-  (void)state;
   begin(&f, 1, 5, 0);
   mlfab *node = f.w.node[0];
   float *data = played_alloc(f.device[0], sizeof got);
@@ -490,9 +487,8 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed) {
   return failures;
 }
 
-static void test_failures(void **state) {
+TEST(test_failures) {
   uint32_t failures[PLAYED_CALLS + 1] = {0};
-  (void)state;
   for (int function = 0; function <= PLAYED_CALLS; function++) {
     for (uint32_t k = 1; k <= 9; k++) failures[function] += play_failure(function, k, 100 + k);
   }
@@ -503,8 +499,7 @@ static void test_failures(void **state) {
 }
 
 /* A device that is lost fails every call, and closing ends. */
-static void test_lost(void **state) {
-  (void)state;
+TEST(test_lost) {
   for (int when = 0; when < 6; when++) {
     static sum_call sums[CALLS];
     fixture f;
@@ -533,11 +528,10 @@ static void test_lost(void **state) {
 }
 
 /* A stream that hangs keeps nobody longer than a deadline, and what is behind it meets again. */
-static void test_hanging(void **state) {
+TEST(test_hanging) {
   static sum_call sums[CALLS];
   fixture f;
   mlfab_request request;
-  (void)state;
   begin(&f, RANKS, 9, 0);
   sums_begin(&f, sums);
   played_stop(f.device[1]);
@@ -576,12 +570,11 @@ static void test_hanging(void **state) {
 
 /* A worker that looks only when its deadline has passed: its call has not begun and does not begin; all fail, and what comes
  * then meets. */
-static void test_looks_late(void **state) {
+TEST(test_looks_late) {
   static sum_call sums[CALLS];
   fixture f;
   uint64_t at = 0;
   mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 50 * WORLD_MS};
-  (void)state;
   begin(&f, RANKS, 11, 0);
   sums_begin(&f, sums);
   sum_call *call = &sums[0];
@@ -606,8 +599,7 @@ static void test_looks_late(void **state) {
 }
 
 /* Cancelled calls end at once, wherever they are; cancelled collectives end for all. */
-static void test_cancel(void **state) {
-  (void)state;
+TEST(test_cancel) {
   for (int where = 0; where < 12; where++) {
     static sum_call sums[CALLS];
     fixture f;
@@ -632,10 +624,9 @@ static void test_cancel(void **state) {
 }
 
 /* A push that nobody waits for: mlfab_flush has its failure, and the model is as it was. */
-static void test_flush(void **state) {
+TEST(test_flush) {
   fixture f;
   float got[3], *at[TENSORS];
-  (void)state;
   begin(&f, 1, 3, 0);
   mlfab *node = f.w.node[0];
   played *p = f.device[0];
@@ -908,8 +899,7 @@ static void play_overlap(uint32_t eager_bytes, uint32_t missing) {
   end(&f);
 }
 
-static void test_overlap(void **state) {
-  (void)state;
+TEST(test_overlap) {
   for (uint32_t missing = 1; missing < 12; missing += 5) {
     play_overlap(0, missing);
     play_overlap(4096, missing);
@@ -955,8 +945,7 @@ static void play_not_early(int filtered, int scheduled, double clip_norm) {
   end(&f);
 }
 
-static void test_not_early(void **state) {
-  (void)state;
+TEST(test_not_early) {
   play_not_early(0, 0, 0.0);
   play_not_early(1, 0, 0.0);
   play_not_early(0, 1, 0.0);
@@ -1006,9 +995,8 @@ static int play_late_failure(uint32_t sync, uint32_t k, uint32_t eager_bytes) {
   return failed;
 }
 
-static void test_late_failure(void **state) {
+TEST(test_late_failure) {
   int failed = 0;
-  (void)state;
   /* The second copy is of the first chunk, which has two tensors: before it nothing is sent. */
   for (uint32_t k = 3; k < 30; k++) {
     failed += play_late_failure(MLFAB_SYNC_ASYNC, k, k % 2 ? 4096 : 0);
@@ -1065,8 +1053,7 @@ static int play_chunk_failure(int function, uint32_t k) {
   return failures;
 }
 
-static void test_chunk_failures(void **state) {
-  (void)state;
+TEST(test_chunk_failures) {
   for (int function = 0; function <= PLAYED_CALLS; function++) {
     int failures = 0;
     const int often =
@@ -1077,7 +1064,7 @@ static void test_chunk_failures(void **state) {
 }
 
 /* A pull copies back what has come whole. What a server sends again, of a newer model, is copied again. */
-static void test_landing(void **state) {
+TEST(test_landing) {
   fixture f;
   parts to, other;
   mlfab_buf bufs[PARTS];
@@ -1086,7 +1073,6 @@ static void test_landing(void **state) {
   float zeros[3] = {0, 0, 0};
   const mlfab_buf nothing = {0, 0, zeros, 3};
   uint32_t early, again = 0;
-  (void)state;
   memset(&faults, 0, sizeof faults);
   faults.size = sizeof faults;
   for (uint64_t when = 1; when < 30; when++) {
@@ -1132,8 +1118,7 @@ static void test_landing(void **state) {
 }
 
 /* Whoever stops between two copies - cancelled, late, closed - has changed nothing, and keeps nobody. */
-static void test_stopping(void **state) {
-  (void)state;
+TEST(test_stopping) {
   for (uint32_t k = 2; k < 26; k++) {
     fixture f;
     parts p, other;
@@ -1175,8 +1160,7 @@ static void test_stopping(void **state) {
 }
 
 /* Copies that stop for long, and go on: the servers have sent for the update again meanwhile, and others went first. */
-static void test_stalling(void **state) {
-  (void)state;
+TEST(test_stalling) {
   for (uint32_t k = 3; k < 18; k++) {
     fixture f;
     parts p, other;
@@ -1200,8 +1184,7 @@ static void test_stalling(void **state) {
   }
 }
 
-static void test_parts(void **state) {
-  (void)state;
+TEST(test_parts) {
   for (uint64_t seed = 1; seed <= test_cases_from(12, 1000); seed++) play_parts(seed);
 }
 
@@ -1240,8 +1223,7 @@ static void play_pinned(uint64_t seed) {
   end(&f);
 }
 
-static void test_pinned(void **state) {
-  (void)state;
+TEST(test_pinned) {
   for (uint64_t seed = 1; seed <= 20; seed++) play_pinned(seed);
 }
 
@@ -1254,10 +1236,9 @@ int mlfab_device_owns(const void *memory) {
   return owned && memory >= (const void *)owned && memory < (const void *)(owned + PLAYED_BYTES);
 }
 
-static void test_without_a_device(void **state) {
+TEST(test_without_a_device) {
   world w;
   mlfab_request request;
-  (void)state;
   world_init(&w, 2, 1, 1);
   world_open(&w, 1);
   played *p = played_begin(1);
@@ -1274,14 +1255,13 @@ static void test_without_a_device(void **state) {
   played_end(p);
 }
 
-static void test_attach(void **state) {
+TEST(test_attach) {
   fixture f;
   static const size_t members[] = {
       offsetof(mlfab_device, name),  offsetof(mlfab_device, where), offsetof(mlfab_device, pin),
       offsetof(mlfab_device, unpin), offsetof(mlfab_device, fence), offsetof(mlfab_device, after),
       offsetof(mlfab_device, copy),  offsetof(mlfab_device, mark),  offsetof(mlfab_device, order),
       offsetof(mlfab_device, poll),  offsetof(mlfab_device, drop),  offsetof(mlfab_device, text)};
-  (void)state;
   begin(&f, 1, 1, 0);
   mlfab *node = f.w.node[0], *server = f.w.node[1];
   EXPECT(node, mlfab_device_attach(node, &played_device, f.device[0], 0), MLFAB_ERR_STATE);
@@ -1298,12 +1278,11 @@ static void test_attach(void **state) {
   end(&f);
 }
 
-static void test_refused(void **state) {
+TEST(test_refused) {
   fixture f;
   uint32_t op = 0;
   mlfab_dag *dag = NULL;
   mlfab_request requests[80];
-  (void)state;
   begin(&f, RANKS, 1, 1 << 17);
   mlfab *node = f.w.node[0];
   played *p = f.device[0];
@@ -1350,29 +1329,13 @@ static void test_refused(void **state) {
   end(&f);
 }
 
-static void test_model(void **state) {
-  (void)state;
+TEST(test_model) {
   for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(20, 2000); seed++) play_model(seed);
 }
 
-static void test_collectives(void **state) {
-  (void)state;
+TEST(test_collectives) {
   for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(40, 4000); seed++)
     play_collectives(seed);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_model),        cmocka_unit_test(test_collectives),
-      cmocka_unit_test(test_objects),      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_lost),         cmocka_unit_test(test_hanging),
-      cmocka_unit_test(test_looks_late),   cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_flush),        cmocka_unit_test(test_parts),
-      cmocka_unit_test(test_overlap),      cmocka_unit_test(test_not_early),
-      cmocka_unit_test(test_late_failure), cmocka_unit_test(test_chunk_failures),
-      cmocka_unit_test(test_landing),      cmocka_unit_test(test_stopping),
-      cmocka_unit_test(test_stalling),     cmocka_unit_test(test_without_a_device),
-      cmocka_unit_test(test_attach),       cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_pinned)};
-  return cmocka_run_group_tests_name("device", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

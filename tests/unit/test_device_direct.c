@@ -7,12 +7,12 @@
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
 #include "played.h"
-#include "scale.h"
 #include "world.h"
 
 #include "core/api/calls.h"
 #include "core/api/direct.h"
 #include "core/kernels/kernels.h"
+#include "../testing.h"
 
 enum { MOST = 8, COUNT = 3000, LEAST = 2048, SLOTS = 6 };
 
@@ -311,8 +311,7 @@ static void play_results(uint64_t seed) {
   end(&f);
 }
 
-static void test_results(void **state) {
-  (void)state;
+TEST(test_results) {
   for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(24, 40); seed++) play_results(seed);
 }
 
@@ -495,9 +494,8 @@ static uint32_t play_failure(int function, uint32_t k, uint64_t seed, int kind) 
   return failures + staged;
 }
 
-static void test_failures(void **state) {
+TEST(test_failures) {
   uint32_t seen[PLAYED_ALL + 1] = {0};
-  (void)state;
   for (int function = 0; function <= PLAYED_ALL; function++)
     for (uint32_t k = 1; k <= 9; k++)
       seen[function] += play_failure(function, k, 100 + k, KIND_ALLREDUCE);
@@ -513,9 +511,8 @@ static void test_failures(void **state) {
 }
 
 /* A worker dies, at any moment: the others' call succeeds or names it, and they go on by the host. */
-static void test_death(void **state) {
+TEST(test_death) {
   static sum_call s;
-  (void)state;
   uint32_t failed = 0, done = 0;
   for (int when = 0; when < (int)test_cases_from(60, 60); when++) {
     fixture f;
@@ -554,9 +551,8 @@ static void test_death(void **state) {
 }
 
 /* Cancelled at any moment: the call ends for all, and what comes after meets. */
-static void test_cancel(void **state) {
+TEST(test_cancel) {
   static sum_call s;
-  (void)state;
   uint32_t cancelled = 0, done = 0;
   for (int when = 0; when < (int)test_cases_from(60, 60); when++) {
     fixture f;
@@ -583,10 +579,9 @@ static void test_cancel(void **state) {
 }
 
 /* A device that hangs in its part: all workers are told at its deadline, and it shares no more until it is over. */
-static void test_hanging(void **state) {
+TEST(test_hanging) {
   static sum_call s;
   int codes[MOST];
-  (void)state;
   for (int when = 0; when < 2; when++) {
     fixture f;
     begin(&f, RANKS, 9 + (uint64_t)when, 0);
@@ -646,9 +641,8 @@ static uint32_t play_late_reader(uint64_t seed, int kind) {
   return caught;
 }
 
-static void test_late_reader(void **state) {
+TEST(test_late_reader) {
   uint32_t caught[KINDS] = {0};
-  (void)state;
   for (uint64_t seed = 1; seed <= 20; seed++)
     for (int kind = 0; kind < KIND_BROADCAST; kind++) caught[kind] += play_late_reader(seed, kind);
   for (int kind = 0; kind < KIND_BROADCAST; kind++) assert_true(caught[kind] > 0);
@@ -656,10 +650,9 @@ static void test_late_reader(void **state) {
 
 /* --- who cannot, and what differs --- */
 
-static void test_mismatch(void **state) {
+TEST(test_mismatch) {
   fixture f;
   mlfab_request request[2];
-  (void)state;
   for (int k = 0; k < 3; k++) {
     begin(&f, 2, 7, 0);
     assert_int_equal(share_all(&f), 1);
@@ -680,10 +673,9 @@ static void test_mismatch(void **state) {
   }
 }
 
-static void test_cannot_share(void **state) {
+TEST(test_cannot_share) {
   static sum_call s;
   mlfab_device poor = played_device;
-  (void)state;
   for (int why = 0; why < 3; why++) {
     fixture f;
     memset(&f, 0, sizeof f);
@@ -708,10 +700,9 @@ static void test_cannot_share(void **state) {
   }
 }
 
-static void test_arguments(void **state) {
+TEST(test_arguments) {
   fixture f;
   int shared = 7;
-  (void)state;
   begin(&f, 1, 1, 0);
   assert_int_equal(mlfab_device_share(NULL, 0, 0, &shared), MLFAB_ERR_ARGUMENT);
   EXPECT(f.w.node[0], mlfab_device_share(f.w.node[0], 0, 0, NULL), MLFAB_ERR_ARGUMENT);
@@ -726,12 +717,11 @@ static void test_arguments(void **state) {
 }
 
 /* Pushes pass a call that waits for other workers; a call with a number does not. */
-static void test_order(void **state) {
+TEST(test_order) {
   static sum_call s, second;
   fixture f;
   mlfab_request barrier[2], small[2];
   int64_t *at[2];
-  (void)state;
   begin(&f, 2, 4, 0);
   assert_int_equal(share_all(&f), 1);
   sum_prepare(&f, &s);
@@ -843,17 +833,15 @@ static void play_join(uint64_t seed, uint32_t when) {
   end(&f);
 }
 
-static void test_join(void **state) {
-  (void)state;
+TEST(test_join) {
   for (uint32_t k = 0; k < (uint32_t)test_cases_from(60, 60); k++) play_join(700 + k, 1 + k);
 }
 
 /* --- a worker that finishes --- */
 
 /* Worker 2 has no more data when the others' next call has begun, or has not: no call fails, and each is the sum of both. */
-static void test_finish(void **state) {
+TEST(test_finish) {
   static sum_call s;
-  (void)state;
   for (int when = 0; when < 30; when++) {
     const mlfab_call finish = {.size = sizeof finish, .kind = MLFAB_CALL_FINISH};
     fixture f;
@@ -884,13 +872,4 @@ static void test_finish(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_results),      cmocka_unit_test(test_arguments),
-      cmocka_unit_test(test_order),        cmocka_unit_test(test_mismatch),
-      cmocka_unit_test(test_cannot_share), cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_late_reader),  cmocka_unit_test(test_hanging),
-      cmocka_unit_test(test_cancel),       cmocka_unit_test(test_death),
-      cmocka_unit_test(test_join),         cmocka_unit_test(test_finish)};
-  return cmocka_run_group_tests_name("device to device", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

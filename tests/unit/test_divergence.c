@@ -6,7 +6,7 @@
 
 #include "core/base/rng.h"
 #include "core/replica/divergence.h"
-#include "scale.h"
+#include "../testing.h"
 
 enum { DIM_MOST = 4, COMMITS = 400 };
 
@@ -176,8 +176,7 @@ static void check_vector(vector *v, const char *kind) {
   checked++;
 }
 
-static void test_vectors(void **state) {
-  (void)state;
+TEST(test_vectors) {
   vector_each(check_vector);
   assert_int_equal(checked, 5);
 }
@@ -371,8 +370,7 @@ static void run(uint64_t seed) {
   assert_true(p.d.bound == 0 && p.d.n == 0 && p.d.acknowledged == p.commits);
 }
 
-static void test_models(void **state) {
-  (void)state;
+TEST(test_models) {
   for (uint64_t seed = 1, cases = test_cases(1000); seed <= cases; seed++) {
     if (getenv("MLFAB_SEED")) seed = strtoull(getenv("MLFAB_SEED"), NULL, 10);
     run(seed);
@@ -401,10 +399,9 @@ static void walk(const pair *p, model *m, const uint32_t *groups, uint32_t k) {
   }
 }
 
-static void test_grouped(void **state) {
+TEST(test_grouped) {
   static pair p;
   uint32_t apart = 0;
-  (void)state;
   for (uint64_t seed = 1, cases = test_cases(3000); seed <= cases; seed++) {
     uint32_t groups[16], others[16];
     double norms[16], c[17], plain[17];
@@ -446,11 +443,10 @@ static void test_grouped(void **state) {
 
 static double not_a_number(void) { return nan(""); }
 
-static void test_refusals(void **state) {
+TEST(test_refusals) {
   double never = mlfab__network_never();
   const double bad[] = {-1, -never, not_a_number()};
   mlfab__divergence d, before;
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
     assert_int_equal(mlfab__divergence_check(bad[i], 1), MLFAB_ERR_ARGUMENT);
     assert_int_equal(mlfab__divergence_check(0.9, bad[i]), MLFAB_ERR_ARGUMENT);
@@ -476,10 +472,9 @@ static void test_refusals(void **state) {
   assert_memory_equal(&d, &before, sizeof d);
 }
 
-static void test_edges(void **state) {
+TEST(test_edges) {
   double never = mlfab__network_never();
   mlfab__divergence d;
-  (void)state;
   /* Equality admits (fig. 3a), and the next larger number does not. */
   assert_int_equal(mlfab__divergence_init(&d, 0.5, 8, 0, 4), 0);
   assert_int_equal(mlfab__divergence_may(&d, 6), 1);
@@ -533,10 +528,9 @@ static void test_edges(void **state) {
 }
 
 /* Sums of many commits in exact integer arithmetic: the bound is at least the sum, and hardly more. */
-static void test_rounding(void **state) {
+TEST(test_rounding) {
   mlfab__divergence d;
   mlfab__rng rng;
-  (void)state;
   mlfab__rng_seed(&rng, 3);
   for (int round = 0; round < 100; round++) {
     unsigned long long sum = 0, history = 0; /* units of 2^-60 */
@@ -552,11 +546,4 @@ static void test_rounding(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_vectors), cmocka_unit_test(test_models),
-      cmocka_unit_test(test_grouped), cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_edges),   cmocka_unit_test(test_rounding),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -6,13 +6,9 @@
 #include "core/kernels/half.h"
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 #ifdef __SSE2__
 #include <xmmintrin.h>
 #endif
@@ -186,8 +182,7 @@ static void one_case(uint64_t seed) {
   expect_same(&u, &is, &wanted);
 }
 
-static void equals_the_literal_filter(void **state) {
-  (void)state;
+TEST(equals_the_literal_filter) {
   if (first_seed()) {
     one_case(first_seed());
     return;
@@ -198,8 +193,7 @@ static void equals_the_literal_filter(void **state) {
 }
 
 /* The draws of an element do not depend on how the update is cut. */
-static void stretches_do_not_show(void **state) {
-  (void)state;
+TEST(stretches_do_not_show) {
   enum { N = 5000 };
   static float g[N], residual[N];
   static uint64_t whole[N / 64 + 1], part[N / 64 + 1];
@@ -222,8 +216,7 @@ static void stretches_do_not_show(void **state) {
 
 /* As many as the probability says, within 5 standard deviations, for adjacent elements and for the next
  * iteration. */
-static void draws_are_uniform(void **state) {
-  (void)state;
+TEST(draws_are_uniform) {
   enum { N = 100000 };
   for (int k = 1; k < 10; k++) {
     double p = k / 10.0, sigma = sqrt(N * p * (1 - p));
@@ -241,8 +234,7 @@ static void draws_are_uniform(void **state) {
 }
 
 /* Compares bits: with -ffast-math comparisons of NaN and infinity are undefined. */
-static void refuses_what_is_not_finite(void **state) {
-  (void)state;
+TEST(refuses_what_is_not_finite) {
   static const uint32_t bad32[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u};
   static const uint64_t bad64[] = {0x7ff0000000000000u, 0xfff0000000000000u, 0x7ff8000000000000u,
                                    0x7ff0000000000001u};
@@ -275,8 +267,7 @@ static void refuses_what_is_not_finite(void **state) {
 }
 
 /* A program may have been linked with -Ofast, and then subnormal numbers of both types count as zero. */
-static void doubles_do_not_need_subnormals(void **state) {
-  (void)state;
+TEST(doubles_do_not_need_subnormals) {
 #ifdef __SSE2__
   const double x[] = {0x1.0001p-134,  0x1.0001000000001p-134, -0x1p-133, 0x1p-134,
                       0x1.000001p-25, 0x1.0000010000001p-25,  -0x1p-24,  0x1p-25};
@@ -295,8 +286,7 @@ static void doubles_do_not_need_subnormals(void **state) {
 }
 
 /* Nothing is lost: sent plus remainder equals the input. */
-static void conserves_the_gradient(void **state) {
-  (void)state;
+TEST(conserves_the_gradient) {
   enum { N = 300, ROUNDS = 200 };
   for (uint64_t seed = 1; seed <= 40; seed++) {
     float g[N], residual[N] = {0}, values[N];
@@ -324,8 +314,7 @@ static void conserves_the_gradient(void **state) {
 
 /* The part that saturation cuts off is sent later, exactly, and so is what underflows once it has
  * accumulated. */
-static void half_carries_what_it_cannot_say(void **state) {
-  (void)state;
+TEST(half_carries_what_it_cannot_say) {
   enum { N = 64 };
   float g[N], residual[N] = {0};
   uint16_t values[N];
@@ -394,16 +383,14 @@ static void top_case(uint64_t seed) {
   assert_int_equal(kept, k);
 }
 
-static void selects_the_largest(void **state) {
-  (void)state;
+TEST(selects_the_largest) {
   for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= test_cases(3000); seed++) {
     top_case(seed);
     if (first_seed()) return;
   }
 }
 
-static void the_largest_do_not_bring_marks_back(void **state) {
-  (void)state;
+TEST(the_largest_do_not_bring_marks_back) {
   float values[5] = {3, -4, 1, 4, 0};
   uint64_t keep = 0x1c; /* 2, 3, 4 */
   mlfab__filter_cut cut;
@@ -543,8 +530,7 @@ static void choice_case(uint64_t seed) {
     choice_level(&u, level, order, seed % 8 < 6 ? 0 : 1 + (int)(seed % 2));
 }
 
-static void chooses_the_largest(void **state) {
-  (void)state;
+TEST(chooses_the_largest) {
   for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= test_cases(400); seed++) {
     choice_case(seed);
     if (first_seed()) return;
@@ -552,8 +538,7 @@ static void chooses_the_largest(void **state) {
 }
 
 /* A look finds every value that is not finite while its list has room, and never settles without it. */
-static void a_look_refuses(void **state) {
-  (void)state;
+TEST(a_look_refuses) {
   enum { N = 200 };
   const float bad[] = {INFINITY, -INFINITY, NAN};
   float g[N], residual[N] = {0};
@@ -601,8 +586,7 @@ static void change_case(uint64_t seed) {
   }
 }
 
-static void puts_small_changes_back(void **state) {
-  (void)state;
+TEST(puts_small_changes_back) {
   for (uint64_t seed = first_seed() ? first_seed() : 1; seed <= test_cases(5000); seed++) {
     change_case(seed);
     if (first_seed()) return;
@@ -619,8 +603,7 @@ static void puts_small_changes_back(void **state) {
 }
 
 /* A NaN is not a small change: it must reach the check for NaN. */
-static void leaves_nan_alone(void **state) {
-  (void)state;
+TEST(leaves_nan_alone) {
   const uint32_t nan = 0x7fc00000u;
   uint32_t is;
   for (int level = 0; level <= mlfab__kernel_level(); level++) {
@@ -683,8 +666,7 @@ static double json_number(const char *at, const char *key) {
   return strtod(json_find(at, key), NULL);
 }
 
-static void vector_threshold(void **state) {
-  (void)state;
+TEST(vector_threshold) {
   double row[64];
   uint32_t n = json_numbers(json_find(json_find(json, "threshold"), "rows"), row, 64, NULL);
   assert_int_equal(n, 24);
@@ -700,8 +682,7 @@ static void vector_threshold(void **state) {
   assert_true(fabs(mlfab__filter_threshold(1, 1, UINT64_MAX) - wanted) <= 1e-15);
 }
 
-static void vector_half(void **state) {
-  (void)state;
+TEST(vector_half) {
   double row[64];
   uint32_t n = json_numbers(json_find(json_find(json, "half"), "rows"), row, 64, NULL);
   assert_int_equal(n, 42);
@@ -721,8 +702,7 @@ static uint64_t seed_for(const double *draws, uint32_t n, double p, uint64_t t) 
   }
 }
 
-static void vector_gradient_filter(void **state) {
-  (void)state;
+TEST(vector_gradient_filter) {
   const char *at = json_find(json, "gradient_filter");
   double draws[8], g[8], sent[16], left[8], p = json_number(at, "p");
   float gradient[8], residual[8] = {0};
@@ -756,8 +736,7 @@ static void vector_gradient_filter(void **state) {
 
 /* The vector gives the store after the update. Before it, the elements that stay were equal, and the
  * updated ones differed by more than the threshold. */
-static void vector_parameter_filter(void **state) {
-  (void)state;
+TEST(vector_parameter_filter) {
   static const float started[6] = {0.0f, 0.0f, 1.0f, 1.0f, -2.0f, 0.001f};
   const char *at = json_find(json, "parameter_filter");
   double theta[6], pushed[6], updated[6];
@@ -780,8 +759,7 @@ static void vector_parameter_filter(void **state) {
 }
 
 /* A step below the threshold until it has decayed enough. */
-static void vector_first_pass(void **state) {
-  (void)state;
+TEST(vector_first_pass) {
   const char *at = json_find(json, "parameter_filter_first_pass");
   double phi = json_number(at, "phi"), d = json_number(at, "d"), step = json_number(at, "step");
   uint64_t t = 1;
@@ -795,27 +773,7 @@ static void vector_first_pass(void **state) {
   assert_int_equal(t, (uint64_t)json_number(at, "first t at which it passes"));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_the_literal_filter),
-      cmocka_unit_test(stretches_do_not_show),
-      cmocka_unit_test(draws_are_uniform),
-      cmocka_unit_test(refuses_what_is_not_finite),
-      cmocka_unit_test(doubles_do_not_need_subnormals),
-      cmocka_unit_test(conserves_the_gradient),
-      cmocka_unit_test(half_carries_what_it_cannot_say),
-      cmocka_unit_test(selects_the_largest),
-      cmocka_unit_test(the_largest_do_not_bring_marks_back),
-      cmocka_unit_test(chooses_the_largest),
-      cmocka_unit_test(a_look_refuses),
-      cmocka_unit_test(puts_small_changes_back),
-      cmocka_unit_test(leaves_nan_alone),
-      cmocka_unit_test(vector_threshold),
-      cmocka_unit_test(vector_half),
-      cmocka_unit_test(vector_gradient_filter),
-      cmocka_unit_test(vector_parameter_filter),
-      cmocka_unit_test(vector_first_pass),
-  };
+int main(int argc, char **argv) {
   json_read();
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

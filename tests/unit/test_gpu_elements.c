@@ -9,12 +9,9 @@
 #include "core/kernels/kernels.h"
 #include "core/model/optimizer.h"
 #include "core/sparse/filter.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { GUARD = 0x5a, GUARD_BYTES = 64, LENGTH_MOST = 70000 };
 
@@ -130,8 +127,7 @@ static void expect_rounded(uint32_t bits) {
   assert_int_equal(elements_bf16_round(x), literal_round(MLFAB_BF16, x));
 }
 
-static void every_half_comes_back(void **unused) {
-  (void)unused;
+TEST(every_half_comes_back) {
   for (uint32_t h = 0; h < 0x10000; h++) {
     uint32_t wanted = elements_f32_bits(mlfab__half_back(MLFAB_HALF_F16, (uint16_t)h));
     assert_int_equal(elements_f32_bits(elements_f16_exactly((uint16_t)h)), wanted);
@@ -180,10 +176,7 @@ static void one_conversion(uint64_t seed) {
   }
 }
 
-static void conversions(void **unused) {
-  (void)unused;
-  cases(60, one_conversion);
-}
+TEST(conversions) { cases(60, one_conversion); }
 
 /* ---- sums ---- */
 
@@ -275,10 +268,7 @@ static void one_sum(uint64_t seed) {
   array_free(&dst), array_free(&wanted), array_free(&moved);
 }
 
-static void sums(void **unused) {
-  (void)unused;
-  cases(400, one_sum);
-}
+TEST(sums) { cases(400, one_sum); }
 
 static void one_reduction(uint64_t seed) {
   uint64_t state = mix(seed);
@@ -307,14 +297,10 @@ static void one_reduction(uint64_t seed) {
   array_free(&dst), array_free(&wanted);
 }
 
-static void reductions(void **unused) {
-  (void)unused;
-  cases(400, one_reduction);
-}
+TEST(reductions) { cases(400, one_reduction); }
 
 /* One input and no weights is a copy, of NaN, too. */
-static void a_sum_of_one_copies(void **unused) {
-  (void)unused;
+TEST(a_sum_of_one_copies) {
   uint64_t state = 3;
   for (size_t d = 0; d < 5; d++) {
     array in = array_new(dtypes[d], 40000, 0), out = array_new(dtypes[d], 40000, d % 2);
@@ -355,10 +341,7 @@ static void one_update(uint64_t seed) {
   array_free(&w), array_free(&u), array_free(&dst), array_free(&wanted);
 }
 
-static void updates(void **unused) {
-  (void)unused;
-  cases(200, one_update);
-}
+TEST(updates) { cases(200, one_update); }
 
 /* ---- update rules ---- */
 
@@ -408,10 +391,7 @@ static void one_rule(uint64_t seed) {
       array_free(&c1);
 }
 
-static void rules(void **unused) {
-  (void)unused;
-  cases(144, one_rule);
-}
+TEST(rules) { cases(144, one_rule); }
 
 /* ---- compaction ---- */
 
@@ -507,10 +487,7 @@ static void one_compaction(uint64_t seed) {
   array_free(&indices), array_free(&values);
 }
 
-static void compactions(void **unused) {
-  (void)unused;
-  cases(500, one_compaction);
-}
+TEST(compactions) { cases(500, one_compaction); }
 
 /* The scan of as many parts as a grid has, which the cases above do not reach. */
 static void one_scan(uint64_t seed) {
@@ -545,10 +522,7 @@ static void one_scan(uint64_t seed) {
   }
 }
 
-static void scans(void **unused) {
-  (void)unused;
-  cases(20, one_scan);
-}
+TEST(scans) { cases(20, one_scan); }
 
 /* ---- scatter ---- */
 
@@ -582,15 +556,11 @@ static void one_scatter(uint64_t seed) {
   array_free(&dst), array_free(&wanted), array_free(&indices), array_free(&values);
 }
 
-static void scatters(void **unused) {
-  (void)unused;
-  cases(150, one_scatter);
-}
+TEST(scatters) { cases(150, one_scatter); }
 
 /* ---- arguments ---- */
 
-static void arguments_are_checked(void **unused) {
-  (void)unused;
+TEST(arguments_are_checked) {
   double data[8] = {0}, states[16] = {0};
   float *odd = (float *)(void *)((char *)data + 2);
   uint32_t indices[4];
@@ -660,8 +630,7 @@ static void arguments_are_checked(void **unused) {
 }
 
 /* The cut of large arrays: at most as many parts as a scan takes, and every tile in one of them. */
-static void every_tile_is_in_one_part(void **unused) {
-  (void)unused;
+TEST(every_tile_is_in_one_part) {
   uint64_t state = 5;
   for (int i = 0; i < 2000; i++) {
     uint64_t n = chance_below(&state, UINT64_C(1) << (1 + chance_below(&state, 44))), tile = 0;
@@ -676,20 +645,4 @@ static void every_tile_is_in_one_part(void **unused) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_half_comes_back),
-      cmocka_unit_test(conversions),
-      cmocka_unit_test(sums),
-      cmocka_unit_test(reductions),
-      cmocka_unit_test(a_sum_of_one_copies),
-      cmocka_unit_test(updates),
-      cmocka_unit_test(rules),
-      cmocka_unit_test(compactions),
-      cmocka_unit_test(scans),
-      cmocka_unit_test(scatters),
-      cmocka_unit_test(arguments_are_checked),
-      cmocka_unit_test(every_tile_is_in_one_part),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

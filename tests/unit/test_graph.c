@@ -4,13 +4,9 @@
  * many. */
 #include "core/coll/graph.h"
 #include "core/base/rng.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { MANY = 1024, FEW = 24 };
 
@@ -163,11 +159,10 @@ static uint32_t draw(mlfab__rng *prng, uint32_t nodes) {
   return n;
 }
 
-static void random_graphs_like_the_literal_check(void **state) {
+TEST(random_graphs_like_the_literal_check) {
   const char *one = getenv("MLFAB_SEED");
   uint64_t first = one ? strtoull(one, NULL, 10) : 1;
   uint64_t last = one ? first : test_cases(4000);
-  (void)state;
   for (uint64_t seed = first; seed <= last; seed++) {
     mlfab__rng prng;
     mlfab__rng_seed(&prng, seed);
@@ -178,8 +173,7 @@ static void random_graphs_like_the_literal_check(void **state) {
 }
 
 /* All but one edge of all to all, and fewer: sigma_2 is small or 0. */
-static void small_sigma(void **state) {
-  (void)state;
+TEST(small_sigma) {
   for (uint32_t nodes = 2; nodes <= FEW; nodes++) {
     uint32_t n = build(MLFAB_GRAPH_ALL, nodes, 0, 0);
     assert_true(check(n, nodes, 0).gap == 1.0);
@@ -209,7 +203,7 @@ static const char *json_find(const char *at, const char *key) {
   return at + strlen(quoted);
 }
 
-static void vector_spectral(void **state) {
+TEST(vector_spectral) {
   static const struct {
     const char *name;
     uint32_t kind;
@@ -217,7 +211,6 @@ static void vector_spectral(void **state) {
                 {"star", MLFAB_GRAPH_STAR},
                 {"ring_chain", MLFAB_GRAPH_CHAIN},
                 {"expander_round", MLFAB_GRAPH_EXPANDER}};
-  (void)state;
   json_read();
   for (uint32_t nodes = 2; nodes <= 32; nodes++) {
     char key[8];
@@ -239,9 +232,8 @@ static void vector_spectral(void **state) {
 }
 
 /* ASAP fig. 2 for 6 and 25 nodes, as far as it follows from the convention. */
-static void figure_2(void **state) {
+TEST(figure_2) {
   const double pi = 3.14159265358979323846;
-  (void)state;
   assert_true(gap(MLFAB_GRAPH_ALL, 6) == 1.0 && gap(MLFAB_GRAPH_ALL, 25) == 1.0);
   assert_true(is(gap(MLFAB_GRAPH_STAR, 6), 0.5, 1e-9));
   assert_true(is(gap(MLFAB_GRAPH_STAR, 25), 0.5, 1e-9));
@@ -252,10 +244,9 @@ static void figure_2(void **state) {
 }
 
 /* Closed forms up to 1024 nodes: circulants' singular values are |sums of roots of 1|. */
-static void large_graphs(void **state) {
+TEST(large_graphs) {
   const double pi = 3.14159265358979323846;
   static const uint32_t sizes[] = {64, 100, 257, 1024};
-  (void)state;
   for (size_t s = 0; s < MLFAB__COUNT(sizes); s++) {
     uint32_t n = sizes[s], root = (uint32_t)floor(sqrt(n) + 0.5);
     double second = 0;
@@ -273,8 +264,7 @@ static void large_graphs(void **state) {
 
 /* ---- builders ---- */
 
-static void builders_as_defined(void **state) {
-  (void)state;
+TEST(builders_as_defined) {
   for (uint32_t nodes = 1; nodes <= FEW; nodes++) {
     for (uint32_t kind = MLFAB_GRAPH_ALL; kind <= MLFAB_GRAPH_STAR; kind++) {
       uint32_t root = (uint32_t)floor(sqrt(nodes) + 0.5);
@@ -306,18 +296,16 @@ static void builders_as_defined(void **state) {
 }
 
 /* The expander sends 2 / (N - 1) of what all to all sends. */
-static void expander_is_sparse(void **state) {
-  (void)state;
+TEST(expander_is_sparse) {
   for (uint32_t nodes = 3; nodes <= 128; nodes++) {
     uint32_t all = build(MLFAB_GRAPH_ALL, nodes, 0, 0);
     assert_int_equal(build(MLFAB_GRAPH_EXPANDER, nodes, 0, 0) * (nodes - 1), 2 * all);
   }
 }
 
-static void regular_graphs(void **state) {
+TEST(regular_graphs) {
   static mlfab_edge before[MANY * 4];
   uint32_t same = 0;
-  (void)state;
   for (uint64_t seed = 0; seed < 3000; seed++) {
     mlfab__rng prng;
     mlfab__rng_seed(&prng, seed);
@@ -347,10 +335,9 @@ static void regular_graphs(void **state) {
 }
 
 /* Every receiver is drawn about equally often. */
-static void regular_graphs_are_even(void **state) {
+TEST(regular_graphs_are_even) {
   enum { NODES = 10, DEGREE = 3, TIMES = 3000 };
   uint32_t seen[NODES][NODES] = {{0}};
-  (void)state;
   for (uint64_t seed = 0; seed < TIMES; seed++) {
     uint32_t n = build(MLFAB_GRAPH_REGULAR, NODES, DEGREE, seed);
     for (uint32_t k = 0; k < n; k++) seen[edges[k].from][edges[k].to]++;
@@ -362,8 +349,7 @@ static void regular_graphs_are_even(void **state) {
   }
 }
 
-static void peers_of_a_node(void **state) {
-  (void)state;
+TEST(peers_of_a_node) {
   for (uint64_t seed = 1; seed <= 500; seed++) {
     mlfab__rng prng;
     uint32_t peers[FEW];
@@ -393,12 +379,11 @@ static void refused(uint32_t n, uint32_t nodes, const char *text, int32_t rank) 
   assert_int_equal(mlfab_graph_check(edges, n, nodes, &info, NULL), MLFAB_ERR_ARGUMENT);
 }
 
-static void refuses_bad_graphs(void **state) {
+TEST(refuses_bad_graphs) {
   static const mlfab_edge deaf[] = {{0, 1}, {1, 0}, {2, 0}}, mute[] = {{0, 1}, {1, 0}, {0, 2}};
   static const mlfab_edge uneven[] = {{0, 1}, {1, 2}, {2, 0}, {0, 2}, {0, 2}, {1, 1}};
   static const mlfab_edge two[] = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
   mlfab_graph_info info;
-  (void)state;
   memcpy(edges, deaf, sizeof deaf);
   refused(3, 3, "from node 0 to node 2", 2);
   memcpy(edges, mute, sizeof mute);
@@ -421,9 +406,8 @@ static void refuses_bad_graphs(void **state) {
 }
 
 /* Two nodes send to half of the others each: equal in-degrees, a ring through all, sigma_2 > 1. */
-static void refuses_a_gap_below_0(void **state) {
+TEST(refuses_a_gap_below_0) {
   enum { HALF = 20, NODES = 2 * HALF };
-  (void)state;
   for (uint32_t i = 0; i < NODES; i++) {
     uint32_t hub = i / HALF * HALF;
     mlfab_edge ring = {(i + NODES - 1) % NODES, i}, star = {i - hub < 2 ? HALF - hub : hub, i};
@@ -436,9 +420,8 @@ static void refuses_a_gap_below_0(void **state) {
   refused(2 * NODES, NODES, "gap is -", MLFAB_NO_RANK);
 }
 
-static void refuses_bad_builds(void **state) {
+TEST(refuses_bad_builds) {
   uint32_t n = 77;
-  (void)state;
   memset(edges, 0xee, sizeof *edges);
   assert_int_equal(mlfab_graph_build(0, 4, 0, 0, edges, 99, &n), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_graph_build(MLFAB_GRAPH_USER, 4, 0, 0, edges, 99, &n), MLFAB_ERR_ARGUMENT);
@@ -460,21 +443,4 @@ static void refuses_bad_builds(void **state) {
   assert_int_equal(edges[0].from, 0xeeeeeeee);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(random_graphs_like_the_literal_check),
-      cmocka_unit_test(small_sigma),
-      cmocka_unit_test(vector_spectral),
-      cmocka_unit_test(figure_2),
-      cmocka_unit_test(large_graphs),
-      cmocka_unit_test(builders_as_defined),
-      cmocka_unit_test(expander_is_sparse),
-      cmocka_unit_test(regular_graphs),
-      cmocka_unit_test(regular_graphs_are_even),
-      cmocka_unit_test(peers_of_a_node),
-      cmocka_unit_test(refuses_bad_graphs),
-      cmocka_unit_test(refuses_a_gap_below_0),
-      cmocka_unit_test(refuses_bad_builds),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

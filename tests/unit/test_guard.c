@@ -6,11 +6,7 @@
 #include "core/keys/session.h"
 #include "core/node/node.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #define SUBMIT(i, request_p, name, ...)                                                         \
   mlfab_node_submit(                                                                            \
@@ -381,8 +377,7 @@ static int is_proving(uint8_t type) {
 /* --- tests --- */
 
 /* Honest: all frames after the proofs have tags, and none before. */
-static void test_honest(void **state) {
-  (void)state;
+TEST(test_honest) {
   for (int vouched = 0; vouched < 2; vouched++) {
     net_begin(3);
     n.caps = vouched ? MLFAB_CAP_VOUCHED : 0;
@@ -427,8 +422,7 @@ static int tampered(int how, uint32_t at, uint64_t seed) {
   return changed;
 }
 
-static void test_tampering(void **state) {
-  (void)state;
+TEST(test_tampering) {
   for (int how = FLIP; how <= UNTAG; how++) {
     for (uint32_t at = 0; tampered(how, at, 17 * at + (uint32_t)how);
          at += 1 + (at > 60 ? at % 3 : 0))
@@ -464,8 +458,7 @@ static void every_bit(uint32_t bytes) {
   assert_true(memcmp(tag, other, 16) != 0);
 }
 
-static void test_every_bit(void **state) {
-  (void)state;
+TEST(test_every_bit) {
   every_bit(40);
   every_bit(MLFAB__TAG_LARGE - 1);
   every_bit(MLFAB__TAG_LARGE);
@@ -473,13 +466,12 @@ static void test_every_bit(void **state) {
 }
 
 /* The secrets of a link depend on all that was said, and its two ends agree. */
-static void test_transcript(void **state) {
+TEST(test_transcript) {
   mlfab__challenge c = {
       .node = 1, .roles = 3, .epoch = 4, .first = 5, .to = 6, .of = 14, .nonce = {7, 8}};
   mlfab__answer a = {.number = 9, .roles = 10, .epoch = 11, .nonce = {12, 13}};
   uint8_t key[64] = {1};
   mlfab__session one, other, changed;
-  (void)state;
   mlfab__session_derive(&one, key, &c, &a, 0);
   mlfab__session_derive(&other, key, &c, &a, 1);
   assert_memory_equal(one.own, other.theirs, 16);
@@ -538,11 +530,10 @@ static void say(uint32_t link, uint8_t type, unsigned flags, const uint8_t *meta
 }
 
 /* Every type of frame, with every state of the link, from a process without the key. */
-static void test_forged(void **state) {
+TEST(test_forged) {
   uint8_t meta[256];
   mlfab__challenge c;
   mlfab__proof proof;
-  (void)state;
   net_begin(5);
   for (int i = 0; i < NODES; i++) net_open(i, KEY);
   assert_int_equal(join(), 0);
@@ -590,10 +581,9 @@ static void test_forged(void **state) {
 }
 
 /* A recorded conversation is worthless on a new link. */
-static void test_replayed_proof(void **state) {
+TEST(test_replayed_proof) {
   static mlfab_io_event kept[3];
   int got = 0;
-  (void)state;
   net_begin(6);
   net_open(0, KEY);
   net_open(1, KEY);
@@ -625,9 +615,8 @@ static void test_replayed_proof(void **state) {
 }
 
 /* A call that somebody leads to another member, or to himself, says nothing there. */
-static void test_led_astray(void **state) {
+TEST(test_led_astray) {
   mlfab_error error;
-  (void)state;
   net_begin(7);
   net_open(0, KEY);
   net_open(1, KEY);
@@ -684,9 +673,8 @@ static int code_of(const char *one, const char *other, const char *why) {
   return code;
 }
 
-static void test_keys_that_differ(void **state) {
+TEST(test_keys_that_differ) {
   char two[160], turned[160];
-  (void)state;
   assert_int_equal(code_of(KEY, KEY, NULL), 0);
   assert_int_equal(code_of(KEY, "", "the caller has none"), MLFAB_ERR_JOB);
   assert_int_equal(code_of("", KEY, "this job has none"), MLFAB_ERR_JOB);
@@ -703,11 +691,10 @@ static void test_keys_that_differ(void **state) {
   assert_int_equal(code_of(two, "a-third-key-0123456789", "not this job's"), MLFAB_ERR_JOB);
 }
 
-static void test_bad_keys(void **state) {
+TEST(test_bad_keys) {
   mlfab__fabric_keys keys;
   const char *why;
   char text[300];
-  (void)state;
   static const char *const bad[] = {"",
                                     "short",
                                     "fifteen-letters",
@@ -744,14 +731,13 @@ static void test_bad_keys(void **state) {
 }
 
 /* A caller that is not proven costs at most 256 bytes and 2 s, with any heartbeat, whatever it has said. */
-static void test_cost_of_strangers(void **state) {
+TEST(test_cost_of_strangers) {
   enum { STRANGERS = 60 };
   uint8_t meta[MLFAB__KEYS_META];
   uint32_t link[STRANGERS];
   mlfab__challenge c;
   mlfab__fabric_keys keys;
   const char *why;
-  (void)state;
   (void)mlfab__keys_parse(KEY, &keys, &why);
   memset(&c, 0, sizeof c);
   c.first = MLFAB__HELLO;
@@ -778,10 +764,9 @@ static void test_cost_of_strangers(void **state) {
   }
 }
 
-static void test_two_seconds(void **state) {
+TEST(test_two_seconds) {
   mlfab_config c;
   uint64_t until = 0;
-  (void)state;
   net_begin(11);
   mlfab_config_init(&c);
   c.workers = 2;
@@ -800,14 +785,4 @@ static void test_two_seconds(void **state) {
   mlfab_node_close(&n.node[0]);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_bit),         cmocka_unit_test(test_transcript),
-      cmocka_unit_test(test_bad_keys),          cmocka_unit_test(test_honest),
-      cmocka_unit_test(test_keys_that_differ),  cmocka_unit_test(test_led_astray),
-      cmocka_unit_test(test_replayed_proof),    cmocka_unit_test(test_forged),
-      cmocka_unit_test(test_cost_of_strangers), cmocka_unit_test(test_two_seconds),
-      cmocka_unit_test(test_tampering),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -3,11 +3,8 @@
 #include "core/kernels/half.h"
 #include "core/kernels/kernels.h"
 #include "core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { N = 4096 };
 
@@ -61,8 +58,7 @@ static void expect_one(int half, float x) {
   if (is != wanted) fail_msg("half %d of %a: %04x, not %04x", half, (double)x, is, wanted);
 }
 
-static void every_half_comes_back(void **state) {
-  (void)state;
+TEST(every_half_comes_back) {
   for (size_t h = 0; h < 2; h++)
     for (uint32_t bits = 0; bits < 0x10000u; bits++) {
       if ((bits & 0x7fffu) > top_of(halves[h])) continue;
@@ -74,8 +70,7 @@ static void every_half_comes_back(void **state) {
 }
 
 /* Halves, the midpoints between them, and their neighbours; then random numbers. */
-static void rounds_to_the_nearest(void **state) {
-  (void)state;
+TEST(rounds_to_the_nearest) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 1);
   for (size_t h = 0; h < 2; h++) {
@@ -102,8 +97,7 @@ static void rounds_to_the_nearest(void **state) {
   }
 }
 
-static void says_what_is_zero_and_what_saturates(void **state) {
-  (void)state;
+TEST(says_what_is_zero_and_what_saturates) {
   for (size_t h = 0; h < 2; h++) {
     uint32_t zero = mlfab__half_zero(halves[h]), top = mlfab__half_top(halves[h]);
     assert_int_equal(mlfab__half_one(halves[h], of_bits(zero)), 0);
@@ -121,8 +115,7 @@ static void says_what_is_zero_and_what_saturates(void **state) {
 }
 
 /* Runs of consecutive patterns from the whole range; infinity and NaN among them. */
-static void levels_agree(void **state) {
-  (void)state;
+TEST(levels_agree) {
   uint64_t runs = test_cases((1u << 20) / 100.0);
   static float in[N], back[N], other[N];
   static uint16_t expected[N], out[N + 1];
@@ -157,8 +150,7 @@ static void levels_agree(void **state) {
       }
 }
 
-static void arrays_are_single_ones(void **state) {
-  (void)state;
+TEST(arrays_are_single_ones) {
   float in[100], back[100];
   uint16_t out[100];
   mlfab__rng prng;
@@ -175,8 +167,7 @@ static void arrays_are_single_ones(void **state) {
     }
 }
 
-static void finds_infinity_and_nan(void **state) {
-  (void)state;
+TEST(finds_infinity_and_nan) {
   static const uint16_t bad[2][4] = {{0x7c00, 0xfc00, 0x7c01, 0xffff},
                                      {0x7f80, 0xff80, 0x7f81, 0xffff}};
   uint16_t in[23];
@@ -196,14 +187,4 @@ static void finds_infinity_and_nan(void **state) {
     }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_half_comes_back),
-      cmocka_unit_test(rounds_to_the_nearest),
-      cmocka_unit_test(says_what_is_zero_and_what_saturates),
-      cmocka_unit_test(levels_agree),
-      cmocka_unit_test(arrays_are_single_ones),
-      cmocka_unit_test(finds_infinity_and_nan),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

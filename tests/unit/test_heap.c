@@ -1,9 +1,5 @@
 /* test_heap.c - core/base/heap.c against a sorted scan: random puts, moves and removals. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "../../core/base/heap.h"
 #include "../../core/base/rng.h"
@@ -27,8 +23,7 @@ static int model_top(const model *m) {
   return best;
 }
 
-static void test_random_against_scan(void **state) {
-  (void)state;
+TEST(test_random_against_scan) {
   mlfab__env env;
   mlfab__heap heap = {0};
   mlfab__rng prng;
@@ -61,8 +56,7 @@ static void test_random_against_scan(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
-static void test_equal_times_keep_their_order(void **state) {
-  (void)state;
+TEST(test_equal_times_keep_their_order) {
   mlfab__env env;
   mlfab__heap heap = {0};
   assert_int_equal(mlfab__env_init(&env, NULL), 0);
@@ -91,8 +85,7 @@ static void drop(void *user, void *memory, size_t bytes) {
   (void)bytes;
 }
 
-static void test_no_memory_changes_nothing(void **state) {
-  (void)state;
+TEST(test_no_memory_changes_nothing) {
   mlfab_env hooks = {0};
   mlfab__env env;
   mlfab__heap heap = {0};
@@ -105,11 +98,4 @@ static void test_no_memory_changes_nothing(void **state) {
   assert_null(mlfab__heap_top(&heap));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random_against_scan),
-      cmocka_unit_test(test_equal_times_keep_their_order),
-      cmocka_unit_test(test_no_memory_changes_nothing),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -4,10 +4,7 @@
 #include "core/base/rng.h"
 #include "core/model/image.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { SLICES = 6, BLOCK = 1024, COUNT = 6300, SERVERS = 2 };
 
@@ -153,14 +150,12 @@ static void run(uint64_t seed) {
   close_side(&to);
 }
 
-static void test_images(void **state) {
-  (void)state;
+TEST(test_images) {
   for (uint64_t seed = 1; seed <= 400; seed++) run(seed);
 }
 
 /* Bytes for a ghost model, and states for a store that has none. */
-static void test_other_stores(void **state) {
-  (void)state;
+TEST(test_other_stores) {
   side s;
   mlfab__image_part part = {0, 0, 0};
   const uint8_t data[8] = {1};
@@ -177,8 +172,4 @@ static void test_other_stores(void **state) {
   close_side(&s);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_images),
-                                     cmocka_unit_test(test_other_stores)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

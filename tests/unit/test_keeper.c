@@ -11,13 +11,9 @@
 
 #include "core/base/rng.h"
 #include "core/sparse/sparse_apply.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { COUNT = 4096, BYTES = COUNT * 8, WORKERS = 2, UPDATES = 24, WINDOW_MOST = 8 };
 
@@ -416,8 +412,7 @@ static int say_seed(void **state) {
   return 0;
 }
 
-static void test_seeds(void **state) {
-  (void)state;
+TEST_WITH(test_seeds, NULL, say_seed) {
   const char *one = getenv("MLFAB_SEED");
   uint64_t first = one ? strtoull(one, NULL, 10) : 1, n = one ? 1 : test_cases(1000);
   uint64_t holds = 0, pulls = 0;
@@ -429,8 +424,7 @@ static void test_seeds(void **state) {
 }
 
 /* In lock step, with an update held back whenever the replica gets one: a pull gets on all the same, slice by slice. */
-static void test_pulls_under_pushes(void **state) {
-  (void)state;
+TEST_WITH(test_pulls_under_pushes, NULL, say_seed) {
   static double got[COUNT];
   uint32_t slices = 0;
   for (uint64_t seed = 1; seed <= 200; seed++) {
@@ -460,8 +454,7 @@ static void test_pulls_under_pushes(void **state) {
 }
 
 /* A bound that could not be kept is refused, and so is one that is no bound. */
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   mlfab_model_options options;
   memset(&options, 0, sizeof options);
   options.optimizer = MLFAB_OPTIMIZER_ADAM;
@@ -484,9 +477,4 @@ static void test_refused(void **state) {
   mlfab__server_free(&f.server);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(test_seeds, say_seed),
-                                     cmocka_unit_test_teardown(test_pulls_under_pushes, say_seed),
-                                     cmocka_unit_test(test_refused)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -4,9 +4,7 @@
 #include "core/kernels/kernels.h"
 #include "core/model/layout.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { TENSORS = 40 };
 
@@ -182,8 +180,7 @@ static void check_lookups(const mlfab__layout *l, mlfab__rng *prng) {
   }
 }
 
-static void test_random_models(void **state) {
-  (void)state;
+TEST(test_random_models) {
   for (uint64_t seed = 1; seed <= 1500; seed++) {
     mlfab__rng prng;
     mlfab__tensor_info infos[TENSORS];
@@ -228,14 +225,13 @@ static int build(const mlfab__tensor_info *infos, uint32_t n, uint32_t servers, 
   return code;
 }
 
-static void test_refusals(void **state) {
+TEST(test_refusals) {
   mlfab_error error;
   mlfab__tensor_info twice[] = {{5, MLFAB_F32, 2}, {9, MLFAB_F64, 2}, {5, MLFAB_I64, 2}};
   mlfab__tensor_info all[] = {{MLFAB_ALL, MLFAB_F32, 2}}, none[] = {{1, MLFAB_F32, 0}};
   mlfab__tensor_info type[] = {{1, MLFAB_F32, 1}, {2, 4, 1}};
   mlfab__tensor_info large[] = {{1, MLFAB_F32, 256}, {2, MLFAB_F32, 1}};
   mlfab__tensor_info wraps[] = {{1, MLFAB_F64, 8}, {2, MLFAB_F64, UINT64_MAX / 8}};
-  (void)state;
   assert_int_equal(build(twice, 3, 1, 1 << 20, &error), MLFAB_ERR_TENSOR);
   assert_non_null(strstr(error.text, "5"));
   assert_int_equal(build(all, 1, 1, 1 << 20, &error), MLFAB_ERR_TENSOR);
@@ -310,9 +306,8 @@ static void try_all(const mlfab__slice *slices, uint32_t n, const uint8_t *activ
   }
 }
 
-static void test_balance_against_all(void **state) {
+TEST(test_balance_against_all) {
   uint32_t met = 0;
-  (void)state;
   for (uint64_t seed = 1; seed <= 600; seed++) {
     mlfab__rng prng;
     mlfab__slice slices[8];
@@ -342,8 +337,7 @@ static void test_balance_against_all(void **state) {
 }
 
 /* The default number of slices and more, while servers join and leave again and again. */
-static void test_balance_bound(void **state) {
-  (void)state;
+TEST(test_balance_bound) {
   for (uint64_t seed = 1; seed <= 3000; seed++) {
     static mlfab__slice slices[2048];
     static uint32_t owner[2048], order[4096];
@@ -377,13 +371,7 @@ static void test_balance_bound(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random_models),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_balance_against_all),
-      cmocka_unit_test(test_balance_bound),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -6,12 +6,9 @@
 #include "core/server/lazy.h"
 #include "core/base/rng.h"
 #include "core/model/sync.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 static mlfab__env env;
 
@@ -53,8 +50,7 @@ static int scan_remove(uint64_t tag) {
   return 0;
 }
 
-static void test_buffer(void **state) {
-  (void)state;
+TEST(test_buffer) {
   mlfab__lazy lazy = {0};
   mlfab__rng prng;
   uint64_t tag = 0, ours = 0, theirs = 0;
@@ -84,8 +80,7 @@ static void test_buffer(void **state) {
 }
 
 /* A change of model allocates nothing and keeps the order of the pulls that still wait. */
-static void test_wake_all(void **state) {
-  (void)state;
+TEST(test_wake_all) {
   mlfab__lazy lazy = {0};
   uint64_t tag, next = 0;
   for (uint64_t i = 0; i < 64; i++) assert_int_equal(mlfab__lazy_add(&env, &lazy, 100 - i, i), 0);
@@ -107,8 +102,7 @@ static void test_wake_all(void **state) {
   mlfab__lazy_free(&env, &lazy);
 }
 
-static void test_at(void **state) {
-  (void)state;
+TEST(test_at) {
   for (uint64_t progress = 0; progress < 9; progress++)
     for (uint64_t v = 0; v < 9; v++) {
       /* Alg. 1's index: i = progress - 1, or V when i is behind; k is freed by V = k + 1. */
@@ -129,8 +123,7 @@ static void drop(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-static void test_no_memory_changes_nothing(void **state) {
-  (void)state;
+TEST(test_no_memory_changes_nothing) {
   uint32_t left = 1;
   mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = refuse, .release = drop};
   mlfab__env poor;
@@ -511,8 +504,7 @@ static void trace(uint64_t seed) {
   end(seed);
 }
 
-static void test_traces(void **state) {
-  (void)state;
+TEST(test_traces) {
   const char *one = getenv("MLFAB_SEED");
   if (one) {
     trace(strtoull(one, NULL, 10));
@@ -551,8 +543,7 @@ static uint64_t closed(mlfab_sync sync, uint64_t seed, uint64_t *delayed_p) {
   return hash;
 }
 
-static void test_special_cases(void **state) {
-  (void)state;
+TEST(test_special_cases) {
   uint64_t delayed, none, ssp_delayed, soft_all = 0, lazy_all = 0;
   for (uint64_t seed = 1; seed <= 60; seed++) {
     mlfab_sync ssp = {.kind = MLFAB_SYNC_SSP, .staleness = (int64_t)(seed % 4), .soft = seed & 1};
@@ -576,8 +567,7 @@ static void test_special_cases(void **state) {
 
 /* Pushes in order under one model complete at most one iteration each. A lowered `need` and a death
  * complete several at once, which a test for equality would miss. */
-static void test_push_condition_loops(void **state) {
-  (void)state;
+TEST(test_push_condition_loops) {
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 9};
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 3);
@@ -603,8 +593,7 @@ static void test_push_condition_loops(void **state) {
 /* Fig. 3 as Table III has it: with s = 3 and V = 1, i = 3 passes and i = 4 is delayed; soft until
  * V = 2, lazy until iteration 4 is complete. SSP(5) to BSP under the soft barrier does not answer
  * too early. */
-static void test_figure_3(void **state) {
-  (void)state;
+TEST(test_figure_3) {
   for (uint32_t soft = 0; soft < 2; soft++) {
     mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 3, .soft = soft};
     begin(&sync);
@@ -648,12 +637,4 @@ static int tear_down(void **state) {
   return env.bytes != 0;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_buffer),   cmocka_unit_test(test_wake_all),
-      cmocka_unit_test(test_at),       cmocka_unit_test(test_no_memory_changes_nothing),
-      cmocka_unit_test(test_traces),   cmocka_unit_test(test_special_cases),
-      cmocka_unit_test(test_figure_3), cmocka_unit_test(test_push_condition_loops),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TESTS(set_up, tear_down)

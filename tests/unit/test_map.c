@@ -2,9 +2,7 @@
 #include "core/base/map.h"
 #include "core/base/rng.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { KEYS = 96 };
 
@@ -54,8 +52,7 @@ static void random_walk(uint64_t seed, const uint64_t *keys, uint32_t present) {
   assert_int_equal(env.bytes, 0);
 }
 
-static void test_random_keys(void **state) {
-  (void)state;
+TEST(test_random_keys) {
   for (uint64_t seed = 1; seed <= 12; seed++) {
     uint64_t keys[KEYS];
     for (uint64_t i = 0; i < KEYS; i++) keys[i] = mlfab__mix(seed * KEYS + i) | 1;
@@ -64,9 +61,8 @@ static void test_random_keys(void **state) {
 }
 
 /* All keys want the same few places at the end of the table, so that runs wrap round. */
-static void test_colliding_keys(void **state) {
+TEST(test_colliding_keys) {
   uint64_t keys[KEYS], key = 1;
-  (void)state;
   for (int i = 0; i < KEYS; key++) {
     if (home(key, 256) >= 253) keys[i++] = key;
   }
@@ -74,10 +70,9 @@ static void test_colliding_keys(void **state) {
 }
 
 /* After removing any entry of a full run, the others are found. */
-static void test_every_hole(void **state) {
+TEST(test_every_hole) {
   uint64_t keys[8], key = 1;
   uint32_t value = 0;
-  (void)state;
   for (int i = 0; i < 8; key++) {
     if (home(key, 16) >= 13) keys[i++] = key;
   }
@@ -102,13 +97,12 @@ static void release(void *user, void *memory, size_t bytes) {
 }
 
 /* Without memory a put fails and the map is as before. */
-static void test_memory(void **state) {
+TEST(test_memory) {
   int left = 1;
   uint32_t value = 0;
   mlfab__env poor;
   mlfab_env hooks = {0};
   mlfab__map map = {NULL, 0, 0};
-  (void)state;
   hooks.size = sizeof hooks;
   hooks.user = &left;
   hooks.allocate = no_memory;
@@ -126,13 +120,7 @@ static void test_memory(void **state) {
   assert_int_equal(poor.bytes, 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random_keys),
-      cmocka_unit_test(test_colliding_keys),
-      cmocka_unit_test(test_every_hole),
-      cmocka_unit_test(test_memory),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

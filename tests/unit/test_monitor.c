@@ -3,11 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "../../core/base/base.h"
 #include "../../core/sched/monitor.h"
@@ -69,9 +65,8 @@ static void about(double is, double wanted, double tolerance) {
 
 /* --- learning --- */
 
-static void test_unknown_at_first(void **state) {
+TEST(test_unknown_at_first) {
   rig r = begin();
-  (void)state;
   assert_true(in(&r) < 0 && out(&r) < 0);
   for (int i = 0; i < 20; i++) idle(&r, 5 * MB); /* what an application sends is no capacity */
   assert_true(in(&r) < 0);
@@ -83,10 +78,9 @@ static void test_unknown_at_first(void **state) {
   about(in(&r), 30 * MB, 1e-6);
 }
 
-static void test_both_directions(void **state) {
+TEST(test_both_directions) {
   rig r = begin();
   mlfab_measure m = {.elapsed_ns = 1000000000, .bytes_in = 3000000, .bytes_out = 500000};
-  (void)state;
   m.limited_out = 1;
   m.delivery_out = 7 * MB;
   mlfab__monitor_sample(&r.monitor, &m, r.now);
@@ -103,9 +97,8 @@ static void test_both_directions(void **state) {
   about(in(&r), 2 * MB, 1e-9);
 }
 
-static void test_more_raises_fast(void **state) {
+TEST(test_more_raises_fast) {
   rig r = begin();
-  (void)state;
   full(&r, 10 * MB);
   full(&r, 40 * MB);
   assert_true(in(&r) > 30 * MB);
@@ -119,9 +112,8 @@ static void test_more_raises_fast(void **state) {
   about(in(&r), 40 * MB, 0.1);
 }
 
-static void test_less_is_believed_late(void **state) {
+TEST(test_less_is_believed_late) {
   rig r = begin();
-  (void)state;
   full(&r, 40 * MB);
   for (int i = 0; i < 5; i++) {
     full(&r, (double)(6 + i % 3) * MB);
@@ -142,9 +134,8 @@ static void test_less_is_believed_late(void **state) {
   }
 }
 
-static void test_lower_bounds_do_not_lower(void **state) {
+TEST(test_lower_bounds_do_not_lower) {
   rig r = begin();
-  (void)state;
   full(&r, 40 * MB);
   for (int i = 0; i < 100; i++) idle(&r, (double)(i % 38) * MB);
   about(in(&r), 40 * MB, 1e-6);
@@ -158,9 +149,8 @@ static void test_lower_bounds_do_not_lower(void **state) {
   about(in(&r), 40 * MB, 1e-6);
 }
 
-static void test_a_cut_link(void **state) {
+TEST(test_a_cut_link) {
   rig r = begin();
-  (void)state;
   full(&r, 40 * MB);
   for (int i = 0; i < 7; i++) full(&r, 0);
   assert_true(in(&r) == 0);
@@ -170,10 +160,9 @@ static void test_a_cut_link(void **state) {
   about(in(&r), 20 * MB, 0.01);
 }
 
-static void test_noise_is_smoothed(void **state) {
+TEST(test_noise_is_smoothed) {
   rig r = begin();
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 5);
   full(&r, 20 * MB);
   for (int i = 0; i < 1000; i++) {
@@ -186,18 +175,16 @@ static void test_noise_is_smoothed(void **state) {
 /* --- probing --- */
 
 /* A receiver that releases no more than the link is said to carry: what it sees is what it asked for. */
-static void test_probes_find_what_nobody_asked_for(void **state) {
+TEST(test_probes_find_what_nobody_asked_for) {
   rig r = begin();
-  (void)state;
   full(&r, 10 * MB);
   for (int i = 0; i < 400; i++) full(&r, in(&r) < 60 * MB ? in(&r) : 60 * MB);
   assert_true(in(&r) > 59 * MB);
 }
 
-static void test_probes_are_rare_and_short(void **state) {
+TEST(test_probes_are_rare_and_short) {
   rig r = begin();
   int more = 0, spells = 0, before = 0;
-  (void)state;
   full(&r, 10 * MB);
   for (int i = 0; i < 1000; i++) {
     full(&r, 10 * MB);
@@ -219,9 +206,8 @@ static void test_probes_are_rare_and_short(void **state) {
 
 /* --- nominal speed, nonsense --- */
 
-static void test_nominal_speed(void **state) {
+TEST(test_nominal_speed) {
   rig r = begin();
-  (void)state;
   sample(&r, 0, 1, 0, 125 * MB);
   about(in(&r), 125 * MB, 1e-9); /* better than nothing */
   sample(&r, 1 * MB, 1, 0, 125 * MB);
@@ -241,11 +227,10 @@ static void test_nominal_speed(void **state) {
   assert_true(in(&r) < 0);
 }
 
-static void test_nonsense_is_passed_over(void **state) {
+TEST(test_nonsense_is_passed_over) {
   static const double odd[] = {-1, -1e300, (double)NAN, (double)INFINITY, -(double)INFINITY, 0};
   rig r = begin();
   mlfab_measure m = {.bytes_in = 1000000};
-  (void)state;
   mlfab__monitor_sample(&r.monitor, &m, r.now); /* no time has passed */
   assert_true(in(&r) < 0);
   for (size_t i = 0; i < MLFAB__COUNT(odd); i++) {
@@ -262,9 +247,8 @@ static void test_nonsense_is_passed_over(void **state) {
 }
 
 /* Whatever comes in whatever order: finite, and within what was ever seen, a probe more at most. */
-static void test_random_samples(void **state) {
+TEST(test_random_samples) {
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 11);
   for (int round = 0; round < 300; round++) {
     rig r = begin();
@@ -285,9 +269,8 @@ static void test_random_samples(void **state) {
 
 /* --- by hand --- */
 
-static void test_set(void **state) {
+TEST(test_set) {
   rig r = begin();
-  (void)state;
   full(&r, 20 * MB);
   mlfab__monitor_set(&r.monitor, 5 * MB, 0);
   assert_true(in(&r) == 5 * MB && out(&r) == 0);
@@ -308,8 +291,7 @@ static double told(double link, double other) {
 }
 
 /* A link of 100 MB/s; its interface counts all bytes, or this node sees only its own. */
-static void test_others(void **state) {
-  (void)state;
+TEST(test_others) {
   for (int counts = 0; counts < 2; counts++) {
     for (double other = 0; other <= 100 * MB; other += 20 * MB) {
       rig r = begin();
@@ -330,9 +312,8 @@ static void test_others(void **state) {
   }
 }
 
-static void test_others_and_the_rest(void **state) {
+TEST(test_others_and_the_rest) {
   rig r = begin();
-  (void)state;
   mlfab__monitor_other(&r.monitor, 30 * MB, 10 * MB, 100 * MB);
   assert_true(in(&r) == 70 * MB && out(&r) == 90 * MB); /* the speed until something is measured */
   part(&r, 30 * MB);                                    /* the flow of 30 MB/s was not alone */
@@ -354,10 +335,9 @@ static int take(rig *r, double *in_p, double *out_p) {
   return mlfab__monitor_take(&r->monitor, r->now, in_p, out_p);
 }
 
-static void test_what_is_news(void **state) {
+TEST(test_what_is_news) {
   rig r = begin();
   double a, b;
-  (void)state;
   assert_int_equal(take(&r, &a, &b), 0); /* nothing is known */
   mlfab__monitor_set(&r.monitor, 10 * MB, -1);
   assert_int_equal(take(&r, &a, &b), 1);
@@ -380,11 +360,10 @@ static void test_what_is_news(void **state) {
   }
 }
 
-static void test_news_come_once_a_heartbeat(void **state) {
+TEST(test_news_come_once_a_heartbeat) {
   rig r = begin();
   double a, b;
   int told = 0;
-  (void)state;
   for (int i = 0; i < 100; i++) {
     r.now += BEAT / 10;
     mlfab__monitor_set(&r.monitor, (double)(1 + i % 2) * MB, -1);
@@ -448,10 +427,9 @@ static uint64_t measured(const mlfab_transport *table, uint32_t scheduler, int l
   return monotonic_ns() - since;
 }
 
-static void test_a_context_measures(void **state) {
+TEST(test_a_context_measures) {
   mlfab_transport table = *mlfab_transport_tcp();
   mlfab_stats stats;
-  (void)state;
   table.measure = fake_measure;
   uint64_t took_ns = measured(&table, MLFAB_SCHEDULER_BESIDE, 5, &stats);
   assert_true(measures >= 5 && (uint64_t)measures <= took_ns / 10000000 + 2); /* a half heartbeat */
@@ -472,12 +450,11 @@ static void test_a_context_measures(void **state) {
   assert_int_equal(measures, 0);
 }
 
-static void test_abi(void **state) {
+TEST(test_abi) {
   mlfab_transport table = *mlfab_transport_tcp();
   mlfab_config config;
   mlfab *ctx = NULL;
   mlfab_error error;
-  (void)state;
   assert_int_equal(table.abi, MLFAB_TRANSPORT_ABI);
   assert_int_equal(table.size, sizeof table);
   mlfab_config_init(&config);
@@ -489,27 +466,4 @@ static void test_abi(void **state) {
   assert_int_equal(mlfab_open(&config, &ctx, &error), MLFAB_ERR_CONFIG);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_unknown_at_first),
-      cmocka_unit_test(test_both_directions),
-      cmocka_unit_test(test_more_raises_fast),
-      cmocka_unit_test(test_less_is_believed_late),
-      cmocka_unit_test(test_lower_bounds_do_not_lower),
-      cmocka_unit_test(test_a_cut_link),
-      cmocka_unit_test(test_noise_is_smoothed),
-      cmocka_unit_test(test_probes_find_what_nobody_asked_for),
-      cmocka_unit_test(test_probes_are_rare_and_short),
-      cmocka_unit_test(test_nominal_speed),
-      cmocka_unit_test(test_nonsense_is_passed_over),
-      cmocka_unit_test(test_random_samples),
-      cmocka_unit_test(test_set),
-      cmocka_unit_test(test_others),
-      cmocka_unit_test(test_others_and_the_rest),
-      cmocka_unit_test(test_what_is_news),
-      cmocka_unit_test(test_news_come_once_a_heartbeat),
-      cmocka_unit_test(test_a_context_measures),
-      cmocka_unit_test(test_abi),
-  };
-  return cmocka_run_group_tests_name("monitor", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

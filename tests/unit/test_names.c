@@ -6,16 +6,13 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "world.h"
+#include "../testing.h"
 
 #define MS 1000000u
 #define SECOND 1000000000u
@@ -149,10 +146,9 @@ static void end_poll(end *e) {
 
 /* Many names, none of which is answered: one thread queries, no call blocks, and closing does not wait for
  * the query. */
-static void test_one_question_at_a_time(void **state) {
+TEST(test_one_question_at_a_time) {
   char address[64];
   end e, there;
-  (void)state;
   forget();
   atomic_store(&held, 1);
   assert_int_equal(end_open(&there, "", 0), 0);
@@ -176,10 +172,9 @@ static void test_one_question_at_a_time(void **state) {
 }
 
 /* An answer that arrives after its connect was given up serves the next one. */
-static void test_slow_answer(void **state) {
+TEST(test_slow_answer) {
   char address[64];
   end e, there;
-  (void)state;
   forget();
   atomic_store(&held, 1);
   assert_int_equal(end_open(&there, "", 0), 0);
@@ -197,9 +192,8 @@ static void test_slow_answer(void **state) {
 }
 
 /* A listening name is queried again until the deadline. */
-static void test_listen(void **state) {
+TEST(test_listen) {
   end e;
-  (void)state;
   forget();
   atomic_store(&late, 2);
   assert_int_equal(end_open(&e, "tcp:late:0", 0), MLFAB_ERR_ADDRESS); /* queries only once */
@@ -239,9 +233,8 @@ static int try_open(const char *coordinator, int32_t rank, uint64_t timeout_ns,
   return code;
 }
 
-static void test_deadline(void **state) {
+TEST(test_deadline) {
   mlfab_error error;
-  (void)state;
   forget();
   atomic_store(&held, 1);
   assert_int_equal(try_open("tcp:held:9", 1, 1500 * MS, &error), MLFAB_ERR_TIMEOUT);
@@ -270,14 +263,13 @@ static void *open_server_0(void *argument) {
 }
 
 /* The name is registered when server 0 starts, which is after the others have started. */
-static void test_late_name(void **state) {
+TEST(test_late_name) {
   char address[64];
   pthread_t thread;
   mlfab_error error;
   mlfab *fabric = NULL;
   void *failed;
   end e;
-  (void)state;
   forget();
   assert_int_equal(end_open(&e, "", 0), 0); /* a free port */
   snprintf(address, sizeof address, "tcp:late%s", strrchr(e.address, ':'));
@@ -295,10 +287,9 @@ static void test_late_name(void **state) {
 
 /* In virtual time: the deadline of joining and the rate of calls to server 0 do not depend on the
  * heartbeat. */
-static void test_joining_and_heartbeats(void **state) {
+TEST(test_joining_and_heartbeats) {
   mlfab_error error;
   world w;
-  (void)state;
   for (uint64_t heartbeat = 20 * MS; heartbeat < 10000ull * SECOND; heartbeat *= 20) {
     world_init(&w, 2, 1, 0);
     w.config.heartbeat_ns = heartbeat;
@@ -321,14 +312,4 @@ static void test_joining_and_heartbeats(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_one_question_at_a_time),
-      cmocka_unit_test(test_slow_answer),
-      cmocka_unit_test(test_listen),
-      cmocka_unit_test(test_deadline),
-      cmocka_unit_test(test_late_name),
-      cmocka_unit_test(test_joining_and_heartbeats),
-  };
-  return cmocka_run_group_tests_name("names", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

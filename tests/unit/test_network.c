@@ -4,6 +4,7 @@
 #include "vector.h"
 
 #include "batches.h"
+#include "../testing.h"
 
 #include <math.h>
 
@@ -66,8 +67,7 @@ static void check_vector(vector *v, const char *kind) {
   mlfab__network_free(&net);
 }
 
-static void test_vectors(void **state) {
-  (void)state;
+TEST(test_vectors) {
   vector_each(check_vector);
   assert_true(checked >= 3);
 }
@@ -124,7 +124,7 @@ static void check_taken(const mlfab__network *net, uint32_t from, uint32_t to, d
   resources r = resources_of(net, from, to);
   for (uint32_t k = 0; k < stretches; k++) {
     const mlfab__stretch *s = &stretch[k];
-    double next, least = (double)INFINITY;
+    double next = (double)INFINITY, least = (double)INFINITY;
     assert_true(s->from >= available && s->to <= end && s->from < s->to && s->rate > 0);
     for (uint32_t i = 0; i < r.n; i++)
       least = fmin(least, residual_at(r.profile[i], (s->from + s->to) / 2, &next));
@@ -174,8 +174,7 @@ static void reserve_some(mlfab__rng *prng, mlfab__network copies[6], uint32_t ma
   }
 }
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   for (uint64_t seed = 1; seed <= 300; seed++) {
     mlfab__rng prng;
     mlfab__network copies[6], mirror;
@@ -206,13 +205,12 @@ static void test_random(void **state) {
 
 /* The components of a bundle see the reservations of those before them; a bundle that does not fit leaves
  * no reservation. */
-static void test_bundles(void **state) {
+TEST(test_bundles) {
   mlfab__network net;
   const uint32_t from = 0, to[2] = {1, 2};
   const double bytes[2] = {10, 20};
   mlfab__bundle b = {.from = &from, .to = to, .to_step = 1, .bytes = bytes, .n = 2};
   double end;
-  (void)state;
   assert_int_equal(mlfab__network_init(&net, &env, 3, 0), 0);
   for (uint32_t i = 0; i < 3; i++) {
     mlfab__network_constant(&net, MLFAB__EGRESS, i, 10);
@@ -231,13 +229,12 @@ static void test_bundles(void **state) {
   mlfab__network_free(&net);
 }
 
-static void test_refusals(void **state) {
+TEST(test_refusals) {
   mlfab__network net;
   const double at[3] = {0, 1, 1}, late[1] = {1}, down[2] = {0, -1};
   const double rate[3] = {1, 2, 3}, minus[1] = {-1}, infinite[1] = {(double)INFINITY},
                nan_[1] = {(double)NAN};
   const uint32_t links[3] = {0, 1, 0};
-  (void)state;
   assert_int_equal(mlfab__network_init(&net, &env, 0, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__network_init(&net, &env, UINT32_MAX, 0), MLFAB_ERR_LIMIT);
   assert_int_equal(mlfab__network_init(&net, &env, 2, 2), 0);
@@ -265,9 +262,8 @@ static void test_refusals(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
-static void test_less(void **state) {
+TEST(test_less) {
   const double never = mlfab__network_never();
-  (void)state;
   assert_true(mlfab__network_less(1, 2) && !mlfab__network_less(2, 1) &&
               !mlfab__network_less(1, 1));
   assert_true(mlfab__network_less(1, never) && !mlfab__network_less(never, never));
@@ -278,12 +274,7 @@ static void test_less(void **state) {
   assert_true(!mlfab__finite(never) && !mlfab__finite((double)NAN));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_vectors), cmocka_unit_test(test_random),
-      cmocka_unit_test(test_bundles), cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_less),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

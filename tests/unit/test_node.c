@@ -10,12 +10,7 @@
 #include "core/base/rng.h"
 #include "core/server/server.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #define SUBMIT(node, at, request_p, name, ...)                                                     \
   mlfab_node_submit(                                                                               \
@@ -387,11 +382,10 @@ static void again(uint32_t *link) {
 /* --- malformed frames --- */
 
 /* Cut at every length, and each bit flipped: node 0 refuses the frame, counts it and closes the link. */
-static void test_damage(void **state) {
+TEST_WITH(test_damage, setup, teardown) {
   float before[COUNT];
   made m;
   mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
-  (void)state;
   pull(1, before);
   uint32_t meta = mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello);
   uint32_t all = MLFAB_HEADER_BYTES + meta;
@@ -419,10 +413,9 @@ static void test_damage(void **state) {
 }
 
 /* Another job, another protocol, an empty frame: strangers. */
-static void test_strangers(void **state) {
+TEST_WITH(test_strangers, setup, teardown) {
   float before[COUNT];
   made m;
-  (void)state;
   pull(1, before);
   uint64_t strangers = stats(0).strangers_refused;
   uint32_t link = dial();
@@ -457,10 +450,9 @@ static uint32_t standing_outside(uint32_t from) {
 }
 
 /* Silent callers do not pile up: the oldest are closed, and the newest is heard. */
-static void test_many_strangers(void **state) {
+TEST_WITH(test_many_strangers, setup, teardown) {
   float before[COUNT];
   uint32_t links[200];
-  (void)state;
   pull(1, before);
   for (uint32_t i = 0; i < MLFAB__COUNT(links); i++) links[i] = dial();
   run(1000000);
@@ -495,8 +487,7 @@ static uint32_t dial_join(int32_t rank, uint64_t nonce) {
 }
 
 /* A process that joins again and again has one connection, and loses it in the end whatever it sends. */
-static void test_joins_again_and_again(void **state) {
-  (void)state;
+TEST_WITH(test_joins_again_and_again, setup, teardown) {
   while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
   mlfab_node_close(&n.node[2]);
   run(6 * 500000000ull); /* until the rank is free */
@@ -519,10 +510,9 @@ static void test_joins_again_and_again(void **state) {
 }
 
 /* The first frame of a link must say who it is. */
-static void test_first_frames(void **state) {
+TEST_WITH(test_first_frames, setup, teardown) {
   float before[COUNT];
   made m;
-  (void)state;
   pull(1, before);
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
     uint32_t link = dial();
@@ -543,9 +533,8 @@ static void test_first_frames(void **state) {
 
 /* A frame with a past incarnation, or with a future one that was never given out, is fenced; the living
  * process is unaffected. */
-static void test_incarnations(void **state) {
+TEST_WITH(test_incarnations, setup, teardown) {
   float before[COUNT];
-  (void)state;
   pull(1, before);
   uint32_t now = incarnation_of(2);
   for (int i = -1; i <= 1; i += 2) {
@@ -564,11 +553,10 @@ static int setup_beside(void **state) {
 
 /* The roles of one node are linked internally: a caller that claims to be one of them is refused, and the
  * internal links do not change. */
-static void test_roles_beside(void **state) {
+TEST_WITH(test_roles_beside, setup_beside, teardown) {
   float before[COUNT];
   const uint32_t *planner = n.node[0]->pairs[MLFAB__PAIR_PLANNER];
   const uint32_t *server = n.node[0]->pairs[MLFAB__PAIR_SERVER];
-  (void)state;
   pull(1, before);
   for (uint32_t incarnation = 0; incarnation < 3; incarnation++) {
     uint32_t link = dial();
@@ -648,9 +636,8 @@ static void taken(uint32_t link, const char *what) {
 }
 
 /* A living process keeps its rank, whatever incarnation another process claims. */
-static void test_number_of_a_live_process(void **state) {
+TEST_WITH(test_number_of_a_live_process, setup_two_servers, teardown) {
   float before[COUNT];
-  (void)state;
   pull(1, before);
   uint32_t number = incarnation_of(2);
   uint32_t link = dial();
@@ -679,8 +666,7 @@ static void test_number_of_a_live_process(void **state) {
 
 /* A restarted process waits until the probe of its predecessor has failed; frames that the predecessor sent
  * before it died are no answer. Of two that wait only one is admitted. */
-static void test_number_of_a_dead_process(void **state) {
-  (void)state;
+TEST_WITH(test_number_of_a_dead_process, setup_two_servers, teardown) {
   uint32_t old = incarnation_of(2), last = n.node[0]->links[n.node[0]->callers[2].link].id;
   vanish();
   uint32_t link = dial();
@@ -710,8 +696,7 @@ static void test_number_of_a_dead_process(void **state) {
 }
 
 /* A hand-driven process may compute: it keeps its rank while its connection stands. */
-static void test_number_of_a_silent_process(void **state) {
-  (void)state;
+TEST_WITH(test_number_of_a_silent_process, setup_by_hand, teardown) {
   vanish();
   uint32_t link = dial();
   say_join(link, 2, 77);
@@ -733,8 +718,7 @@ static void test_number_of_a_silent_process(void **state) {
 
 /* A welcomed process owns its rank before it has a link, because its HELLO is on the way. It loses the rank
  * when HELLO does not arrive in time. */
-static void test_number_between_links(void **state) {
-  (void)state;
+TEST_WITH(test_number_between_links, setup_two_servers, teardown) {
   vanish();
   run(6ull * BEAT); /* until the rank is free */
   for (int late = 0; late < 2; late++) {
@@ -780,8 +764,7 @@ static void say_scheduler_join(uint32_t link, uint64_t nonce) {
 }
 
 /* A scheduler process owns its role as a worker owns its rank: a living one keeps it and may reconnect. */
-static void test_number_of_the_scheduler(void **state) {
-  (void)state;
+TEST_WITH(test_number_of_the_scheduler, NULL, teardown) {
   memset(&n, 0, sizeof n);
   n.job = mlfab__hash(0, "mlfab", 5);
   for (int i = 0; i < NODES; i++) {
@@ -831,10 +814,9 @@ static void fenced(uint32_t link, const char *what) {
 
 /* A process that claims to be a server or the scheduler is accepted only if server 0 has given it that
  * role. */
-static void test_roles_that_were_not_given(void **state) {
+TEST_WITH(test_roles_that_were_not_given, setup_beside_two, teardown) {
   float before[COUNT];
   const uint32_t first = incarnation_of(0), second = incarnation_of(1);
-  (void)state;
   pull(2, before);
   uint32_t link = dial_to(1);
   for (uint32_t i = 1; i < 4; i++) {
@@ -865,12 +847,11 @@ static void test_roles_that_were_not_given(void **state) {
 
 /* A server whose window is ahead of this worker's own numbers has served another process: the worker does
  * not take its "applied" for its own updates. */
-static void test_window_ahead(void **state) {
+TEST_WITH(test_window_ahead, setup, teardown) {
   float one[COUNT] = {0};
   mlfab_buf u = {0, 0, one, COUNT};
   mlfab_request request;
   mlfab__window *window = &n.node[0]->parts->server->windows.windows[2];
-  (void)state;
   for (int ahead = 0; ahead < 2; ahead++) {
     /* A window that matches what the worker sent is accepted. */
     assert_int_equal(SUBMIT(n.node[2], n.now, &request, PUSH, .bufs = &u, .n = 1), 0);
@@ -894,9 +875,8 @@ static void test_window_ahead(void **state) {
 }
 
 /* A waiting process that closes its link is forgotten; one that sends more frames is refused. */
-static void test_claims_end(void **state) {
+TEST_WITH(test_claims_end, setup_two_servers, teardown) {
   mlfab_io_event down;
-  (void)state;
   vanish();
   uint32_t link = dial(), second = dial();
   say_join(link, 2, 77);
@@ -913,8 +893,7 @@ static void test_claims_end(void **state) {
 }
 
 /* A stopped holder loses its rank to a process that waits for it, but not to one that has closed its link. */
-static void test_claim_without_claimant(void **state) {
-  (void)state;
+TEST_WITH(test_claim_without_claimant, setup_two_servers, teardown) {
   uint32_t last = n.node[0]->links[n.node[0]->callers[2].link].id;
   vanish();
   for (int back = 0; back < 2; back++) {
@@ -946,10 +925,9 @@ static uint32_t say_meet(uint64_t nonce) {
 
 /* Links between workers: another process is refused while the first one answers; the first one may
  * reconnect. One that does not answer loses its rank after two heartbeats. */
-static void test_meets(void **state) {
+TEST_WITH(test_meets, setup_two_servers, teardown) {
   uint32_t links[3];
   static const uint64_t nonces[] = {77, 78, 77};
-  (void)state;
   for (int i = 0; i < 3; i++) {
     links[i] = say_meet(nonces[i]);
     assert_int_equal(n.link[links[0]].up, i < 2);
@@ -973,8 +951,7 @@ static void test_meets(void **state) {
 
 /* A worker that has read the goodbye closes its link. That is no death, however long the server waits for
  * the others to read it. */
-static void test_goodbye_is_no_death(void **state) {
-  (void)state;
+TEST_WITH(test_goodbye_is_no_death, setup, teardown) {
   n.slow_ns[2] = 100ull * BEAT;
   assert_int_equal(mlfab_node_leave(n.node[0], n.now), 0);
   run(4ull * BEAT);
@@ -988,8 +965,7 @@ static void test_goodbye_is_no_death(void **state) {
 
 /* A hand-driven worker that has computed for long says goodbye before it reads the frames that arrived
  * meanwhile: it may judge its links silent, but its goodbye is sent. */
-static void test_goodbye_after_computing(void **state) {
-  (void)state;
+TEST_WITH(test_goodbye_after_computing, setup_by_hand, teardown) {
   mlfab_node *node = n.node[2];
   n.node[2] = NULL;
   run(10ull * BEAT);
@@ -1005,11 +981,10 @@ static void test_goodbye_after_computing(void **state) {
 /* --- a worker that violates the protocol --- */
 
 /* Frames that no worker sends, and unparsable metas, of every type. */
-static void test_wrong_types(void **state) {
+TEST_WITH(test_wrong_types, setup, teardown) {
   static const uint8_t harmless[] = {MLFAB__HEARTBEAT, MLFAB__BYE};
   float before[COUNT];
   made m;
-  (void)state;
   pull(1, before);
   uint32_t link = impersonate();
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
@@ -1061,12 +1036,11 @@ static mlfab__push right_push(void) {
   return p;
 }
 
-static void test_wrong_pushes(void **state) {
+TEST_WITH(test_wrong_pushes, setup, teardown) {
   float before[COUNT], w[COUNT];
   mlfab__segment s = {0, 400}, far = {COUNT * 4, 400}, cut = {2, 400};
   uint64_t many[MLFAB__SLICES_MAX] = {0};
   mlfab__push p;
-  (void)state;
   pull(1, before);
   uint32_t link = impersonate();
 #define WRONG(segment, bulk, what, ...)    \
@@ -1141,11 +1115,10 @@ static void test_wrong_pushes(void **state) {
 }
 
 /* Fewer versions than slices touched: refused, and not read. */
-static void test_few_versions(void **state) {
+TEST_WITH(test_few_versions, setup, teardown) {
   mlfab__segment s = {0, COUNT * 4};
   uint64_t versions[2] = {0, 1};
   float before[COUNT], w[COUNT];
-  (void)state;
   pull(1, before);
   uint32_t link = impersonate();
   mlfab__push p = right_push();
@@ -1161,12 +1134,11 @@ static void test_few_versions(void **state) {
   assert_memory_equal(before, w, sizeof w);
 }
 
-static void test_wrong_pulls(void **state) {
+TEST_WITH(test_wrong_pulls, setup, teardown) {
   static const mlfab__segment bad[] = {
       {COUNT * 4, 8}, {2, 4}, {0, COUNT * 4 + 4}, {UINT64_MAX - 3, 4}};
   float before[COUNT], w[COUNT];
   made m;
-  (void)state;
   pull(1, before);
   uint32_t link = impersonate();
   for (size_t i = 0; i < 5; i++) {
@@ -1196,11 +1168,10 @@ static void test_wrong_pulls(void **state) {
 }
 
 /* Random metas after valid headers, of every type, thousands of times. */
-static void test_random_metas(void **state) {
+TEST_WITH(test_random_metas, setup, teardown) {
   float before[COUNT], w[COUNT];
   mlfab__rng prng;
   made m;
-  (void)state;
   pull(1, before);
   mlfab__rng_seed(&prng, 7);
   uint32_t link = impersonate();
@@ -1225,12 +1196,11 @@ static void test_random_metas(void **state) {
 /* --- broadcasts in a row, one worker slower than the others --- */
 
 /* A worker that has finished one broadcast starts the next while others still receive. */
-static void test_broadcasts_in_a_row(void **state) {
+TEST_WITH(test_broadcasts_in_a_row, setup, teardown) {
   enum { ROUNDS = 12, SIZE = 3000 };
   uint8_t data[NODES][SIZE];
   mlfab_request request[NODES] = {0, 0, 0};
   int at[NODES] = {0, 0, 0};
-  (void)state;
   n.slow_ns[2] = 3000000;
   for (int through = 0; through < NODES; turn()) {
     through = 0;
@@ -1256,8 +1226,6 @@ static void test_broadcasts_in_a_row(void **state) {
     }
   }
 }
-
-#define HOSTILE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 /* The link breaks and takes the last acknowledgement of a broadcast with it: it is repeated, by itself or
  * with the request for the next one, and the root does not wait forever. */
@@ -1305,15 +1273,9 @@ static void lose_last_word(int next) {
   for (int i = 0; i < NODES && next; i++) assert_int_equal(finish(i, more[i]), 0);
 }
 
-static void test_last_word_lost(void **state) {
-  (void)state;
-  lose_last_word(0);
-}
+TEST_WITH(test_last_word_lost, setup, teardown) { lose_last_word(0); }
 
-static void test_last_word_lost_before_next(void **state) {
-  (void)state;
-  lose_last_word(1);
-}
+TEST_WITH(test_last_word_lost_before_next, setup, teardown) { lose_last_word(1); }
 
 static int setup_rounds(void **state) {
   (void)state;
@@ -1321,11 +1283,10 @@ static int setup_rounds(void **state) {
 }
 
 /* An update is withdrawn before it was sent: a pull behind it does not wait for its round. */
-static void test_pull_behind_withdrawn(void **state) {
+TEST_WITH(test_pull_behind_withdrawn, setup_rounds, teardown) {
   static float u[COUNT], w[COUNT];
   mlfab_buf update = {0, 0, u, COUNT}, weights = {0, 0, w, COUNT};
   mlfab_request push, get;
-  (void)state;
   assert_int_equal(SUBMIT(n.node[1], n.now, &push, PUSH, .bufs = &update, .n = 1), 0);
   assert_int_equal(SUBMIT(n.node[1], n.now, &get, PULL, .bufs = &weights, .n = 1), 0);
   assert_int_equal(mlfab_node_cancel(n.node[1], push, n.now), 0);
@@ -1334,10 +1295,9 @@ static void test_pull_behind_withdrawn(void **state) {
 }
 
 /* A joining process is told why it is refused; it cannot refuse server 0 itself. */
-static void test_refusing_server_0(void **state) {
+TEST_WITH(test_refusing_server_0, NULL, teardown) {
   mlfab_config c;
   made m;
-  (void)state;
   memset(&n, 0, sizeof n);
   n.job = mlfab__hash(0, "mlfab", 5);
   mlfab_config_init(&c);
@@ -1372,14 +1332,13 @@ static void test_refusing_server_0(void **state) {
 
 /* Frames between worker and server of one node do not wait for a timer: while there are more, the node asks
  * to be called at once. */
-static void test_inner_link_goes_on(void **state) {
+TEST_WITH(test_inner_link_goes_on, NULL, teardown) {
   static float u[COUNT];
   mlfab_buf update = {0, 0, u, COUNT};
   mlfab_config c;
   mlfab_request request = 0;
   mlfab_result result;
   int done = 0;
-  (void)state;
   memset(&n, 0, sizeof n);
   mlfab_config_init(&c);
   c.chunk_bytes = 64; /* hundreds of frames */
@@ -1419,9 +1378,8 @@ static void end_process(int i, uint32_t link) {
 
 /* A send fails because the worker is gone before its goodbye was read: the goodbye still arrives, and no
  * death is reported. */
-static void test_goodbye_unread(void **state) {
+TEST_WITH(test_goodbye_unread, setup, teardown) {
   float w[COUNT];
-  (void)state;
   uint32_t link = link_of(2);
   const mlfab__server_peer *peer = &n.node[0]->parts->server->peers[2];
   run(1000000);
@@ -1449,8 +1407,7 @@ static uint32_t standing(int i) {
 }
 
 /* A leaving worker reads on until server 0 has acknowledged its goodbye, and then closes the link. */
-static void test_goodbye_heard(void **state) {
-  (void)state;
+TEST_WITH(test_goodbye_heard, setup, teardown) {
   uint32_t link = link_of(2);
   run(1000000);
   n.slow_ns[0] = 50000000;
@@ -1466,8 +1423,7 @@ static void test_goodbye_heard(void **state) {
 }
 
 /* All nodes leave at once: none waits for another. */
-static void test_goodbyes_cross(void **state) {
-  (void)state;
+TEST_WITH(test_goodbyes_cross, setup, teardown) {
   run(1000000);
   for (int i = 0; i < NODES; i++) assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
   run(1000000);
@@ -1475,8 +1431,7 @@ static void test_goodbyes_cross(void **state) {
 }
 
 /* A leaving worker does not wait for a peer that computes. */
-static void test_goodbye_to_a_hand_driven_peer(void **state) {
-  (void)state;
+TEST_WITH(test_goodbye_to_a_hand_driven_peer, setup, teardown) {
   run(1000000);
   for (uint32_t s = 0; s < n.node[2]->config.servers; s++) n.node[2]->places[s].hand = 1;
   n.slow_ns[0] = 5000000000;
@@ -1497,8 +1452,7 @@ static void all_reduce(void) {
 }
 
 /* A worker that leaves after a collective waits for a round trip, not for a timer ... */
-static void test_leaving_asks(void **state) {
-  (void)state;
+TEST_WITH(test_leaving_asks, setup, teardown) {
   all_reduce();
   assert_false(mlfab__comm_quiet(n.node[2]->parts->comm));
   assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
@@ -1508,8 +1462,7 @@ static void test_leaving_asks(void **state) {
 }
 
 /* ... and not for a worker that leaves too. */
-static void test_leaving_together(void **state) {
-  (void)state;
+TEST_WITH(test_leaving_together, setup, teardown) {
   all_reduce();
   for (int i = NODES; i-- > 0; run(200000)) assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
   run(2000000);
@@ -1517,10 +1470,9 @@ static void test_leaving_together(void **state) {
 }
 
 /* A leaving worker does not wait for data on their way to a peer that has said goodbye. */
-static void test_leaving_after_a_peer(void **state) {
+TEST_WITH(test_leaving_after_a_peer, setup, teardown) {
   uint8_t data[64] = {0};
   mlfab_request request[NODES];
-  (void)state;
   all_reduce();
   run(300000000);
   assert_true(mlfab__comm_quiet(n.node[2]->parts->comm));
@@ -1561,12 +1513,11 @@ static int sends_never(void *self, mlfab__at at, mlfab__frame_out *frame) {
 }
 
 /* An urgent role is asked before the others each time, wherever it is in the table; the others take turns. */
-static void test_senders(void **state) {
+TEST(test_senders) {
   static mlfab_node node;
   static uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX];
   uint32_t numbers[SENDERS], sent[SENDERS] = {0}, last = SENDERS;
   mlfab__link link = {.kind = MLFAB__LINK_SERVER, .greeted = 1};
-  (void)state;
   node.links = &link;
   node.nlinks = 1;
   node.head = head;
@@ -1593,46 +1544,4 @@ static void test_senders(void **state) {
   for (uint32_t i = 0; i < SENDERS; i++) assert_in_range(sent[i], 6, 10);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_senders),
-      HOSTILE(test_damage),
-      HOSTILE(test_strangers),
-      HOSTILE(test_many_strangers),
-      HOSTILE(test_joins_again_and_again),
-      HOSTILE(test_first_frames),
-      HOSTILE(test_incarnations),
-      cmocka_unit_test_setup_teardown(test_roles_beside, setup_beside, teardown),
-      cmocka_unit_test_setup_teardown(test_number_of_a_live_process, setup_two_servers, teardown),
-      cmocka_unit_test_setup_teardown(test_number_of_a_dead_process, setup_two_servers, teardown),
-      cmocka_unit_test_setup_teardown(test_number_of_a_silent_process, setup_by_hand, teardown),
-      cmocka_unit_test_setup_teardown(test_number_between_links, setup_two_servers, teardown),
-      cmocka_unit_test_teardown(test_number_of_the_scheduler, teardown),
-      cmocka_unit_test_setup_teardown(test_roles_that_were_not_given, setup_beside_two, teardown),
-      HOSTILE(test_window_ahead),
-      cmocka_unit_test_setup_teardown(test_claims_end, setup_two_servers, teardown),
-      cmocka_unit_test_setup_teardown(test_claim_without_claimant, setup_two_servers, teardown),
-      HOSTILE(test_goodbye_is_no_death),
-      cmocka_unit_test_setup_teardown(test_goodbye_after_computing, setup_by_hand, teardown),
-      cmocka_unit_test_setup_teardown(test_meets, setup_two_servers, teardown),
-      HOSTILE(test_wrong_types),
-      HOSTILE(test_wrong_pushes),
-      HOSTILE(test_few_versions),
-      HOSTILE(test_wrong_pulls),
-      HOSTILE(test_random_metas),
-      HOSTILE(test_broadcasts_in_a_row),
-      HOSTILE(test_last_word_lost),
-      HOSTILE(test_last_word_lost_before_next),
-      cmocka_unit_test_setup_teardown(test_pull_behind_withdrawn, setup_rounds, teardown),
-      cmocka_unit_test_teardown(test_refusing_server_0, teardown),
-      cmocka_unit_test_teardown(test_inner_link_goes_on, teardown),
-      HOSTILE(test_goodbye_unread),
-      HOSTILE(test_goodbye_heard),
-      HOSTILE(test_goodbyes_cross),
-      HOSTILE(test_goodbye_to_a_hand_driven_peer),
-      HOSTILE(test_leaving_asks),
-      HOSTILE(test_leaving_together),
-      HOSTILE(test_leaving_after_a_peer),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -6,12 +6,8 @@
  * MLFAB_SEED=n one run alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/coll/notify.h"
 #include "core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { NODES = 16, WORDS = 3, PIECES = WORDS + 2, QUEUE = 128 };
 
@@ -467,16 +463,14 @@ static void run_many(uint64_t runs, uint32_t mode, uint64_t *whole, uint64_t *to
   }
 }
 
-static void notify_ack(void **state) {
+TEST(notify_ack) {
   uint64_t whole, torn, stale;
-  (void)state;
   run_many(10000, MLFAB_STOCHASTIC_NOTIFY_ACK, &whole, &torn, &stale);
   assert_true(whole > 0);
   assert_int_equal(torn + stale, 0);
 }
 
-static void bsp_and_async(void **state) {
-  (void)state;
+TEST(bsp_and_async) {
   for (uint32_t mode = MLFAB_STOCHASTIC_BSP; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     uint64_t whole, torn, stale;
     run_many(3000, mode, &whole, &torn, &stale);
@@ -486,9 +480,8 @@ static void bsp_and_async(void **state) {
 }
 
 /* Eight nodes, all to all, as in ASAP fig. 8: all 7 inputs of every reduce are whole. */
-static void figure_8(void **state) {
+TEST(figure_8) {
   double share[4] = {0};
-  (void)state;
   for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     world_begin(8, 8, mode, 1, 400);
     for (uint32_t i = 0; i < 64; i++) w.edges[i / 8][i % 8].is = i / 8 != i % 8;
@@ -513,14 +506,13 @@ static uint64_t words_of(uint32_t kind, uint32_t n) {
   return w.words;
 }
 
-static void expander_sends_less(void **state) {
-  (void)state;
+TEST(expander_sends_less) {
   for (uint32_t n = 3; n <= NODES; n++)
     assert_int_equal(words_of(MLFAB_GRAPH_EXPANDER, n) * (n - 1), 2 * words_of(MLFAB_GRAPH_ALL, n));
 }
 
 /* A slot that changes under the reader, or holds another iteration, is the writer's fault. */
-static void a_slot_written_too_early(void **state) {
+TEST(a_slot_written_too_early) {
   static const uint32_t peer[] = {7};
   static const mlfab__notify_stamps good = {1, 1}, torn = {2, 1}, next = {2, 2};
   mlfab__notify notify;
@@ -528,7 +520,6 @@ static void a_slot_written_too_early(void **state) {
   mlfab__env env;
   mlfab_error error;
   uint64_t ack = 9;
-  (void)state;
   mlfab__env_init(&env, NULL);
   assert_int_equal(mlfab__notify_init(&notify, &env, 0, peer, 1, peer, 1), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__notify_init(&notify, &env, 4, peer, 1, peer, 1), MLFAB_ERR_ARGUMENT);
@@ -568,9 +559,8 @@ static void release_one(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-static void out_of_memory(void **state) {
+TEST(out_of_memory) {
   static const uint32_t peer[] = {1, 2};
-  (void)state;
   for (int good = 0; good <= 2; good++) {
     mlfab__notify notify;
     mlfab__env env;
@@ -590,14 +580,4 @@ static void out_of_memory(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(notify_ack),
-      cmocka_unit_test(bsp_and_async),
-      cmocka_unit_test(figure_8),
-      cmocka_unit_test(expander_sends_less),
-      cmocka_unit_test(a_slot_written_too_early),
-      cmocka_unit_test(out_of_memory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -5,9 +5,7 @@
 #include "core/model/optimizer.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { N = 1300 }; /* more than two blocks of the rules, and no multiple of a vector */
 
@@ -96,8 +94,7 @@ static void follows(uint32_t kind, double decay, int dtype, double tolerance) {
   free(want);
 }
 
-static void every_rule_follows_its_formula(void **state) {
-  (void)state;
+TEST(every_rule_follows_its_formula) {
   for (size_t k = 0; k < MLFAB__COUNT(kinds); k++) {
     for (double decay = 0.0; decay < 0.2; decay += 0.1) {
       follows(kinds[k], decay, MLFAB_F32, 2e-5);
@@ -107,8 +104,7 @@ static void every_rule_follows_its_formula(void **state) {
 }
 
 /* Into w, into u, into a third array, and cut at random places: the same bits, including states. */
-static void places_and_cuts_do_not_show(void **state) {
-  (void)state;
+TEST(places_and_cuts_do_not_show) {
   mlfab__rng prng;
   model *start = (model *)calloc(1, sizeof *start), *a = (model *)malloc(sizeof *a);
   model *b = (model *)malloc(sizeof *b);
@@ -150,8 +146,7 @@ static void places_and_cuts_do_not_show(void **state) {
 }
 
 /* MLfabric eq. (5) and (6): two updates in both orders, from h = (1, -2) and w = 0 with gamma 0.9. */
-static void momentum_is_equation_2(void **state) {
-  (void)state;
+TEST(momentum_is_equation_2) {
   static const double updates[2][2][2] = {{{3, 1}, {-1, 4}}, {{-1, 4}, {3, 1}}};
   static const double w_after[2][2][2] = {{{3.9, -0.8}, {6.41, 2.48}}, {{-0.1, 2.2}, {2.81, 5.18}}};
   static const double h_after[2][2][2] = {{{3.9, -0.8}, {2.51, 3.28}}, {{-0.1, 2.2}, {2.91, 2.98}}};
@@ -169,8 +164,7 @@ static void momentum_is_equation_2(void **state) {
   }
 }
 
-static void adadelay_steps_shrink_with_delay(void **state) {
-  (void)state;
+TEST(adadelay_steps_shrink_with_delay) {
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_ADADELAY, 0.0);
   double u = 1.0, before = 2.0;
   for (uint64_t delay = 0; delay < 100; delay++) {
@@ -185,8 +179,7 @@ static void adadelay_steps_shrink_with_delay(void **state) {
 }
 
 /* By hand: the first step of Adam is scale * sign(u) for any u, except for epsilon. */
-static void adam_begins_with_the_sign(void **state) {
-  (void)state;
+TEST(adam_begins_with_the_sign) {
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_ADAM, 0.0);
   mlfab__optimizer_step step = {-0.125, 1, 0};
   double w[3] = {1, 1, 1}, u[3] = {1000, -0.5, 0}, m[3] = {0}, v[3] = {0};
@@ -199,8 +192,7 @@ static void adam_begins_with_the_sign(void **state) {
 }
 
 /* Without a gradient AdamW only decays. */
-static void adamw_decays(void **state) {
-  (void)state;
+TEST(adamw_decays) {
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_ADAM, 0.01);
   mlfab__optimizer_step step = {-0.5, 1, 0};
   float w = 2.0f, u = 0.0f, m = 0.0f, v = 0.0f;
@@ -209,8 +201,7 @@ static void adamw_decays(void **state) {
 }
 
 /* t beyond any run: the corrections are 1 and nothing overflows. */
-static void adam_survives_large_t(void **state) {
-  (void)state;
+TEST(adam_survives_large_t) {
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_ADAM, 0.0);
   mlfab__optimizer_step step = {-1.0, UINT64_MAX, 0};
   double w = 0, u = 0, m = 3, v = 4;
@@ -218,8 +209,7 @@ static void adam_survives_large_t(void **state) {
   assert_true(fabs(w + 2.7 / sqrt(3.996)) < 1e-7);
 }
 
-static void integers_are_plain(void **state) {
-  (void)state;
+TEST(integers_are_plain) {
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_SGD, 0.0);
   mlfab__optimizer_step step = {-2.0, 1, 0};
   int64_t w[2] = {10, INT64_MIN}, u[2] = {3, 1};
@@ -227,8 +217,7 @@ static void integers_are_plain(void **state) {
   assert_true(w[0] == 4 && w[1] == INT64_MAX - 1);
 }
 
-static void has_initial_values(void **state) {
-  (void)state;
+TEST(has_initial_values) {
   mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT, other;
   mlfab_model_options_init(&other);
   assert_memory_equal(&other, &options, sizeof other);
@@ -272,8 +261,7 @@ static void refuse(uint32_t kind, size_t member, double value, int code, const c
   assert_memory_equal(&rule, &before, sizeof rule);
 }
 
-static void refusals_name_the_member(void **state) {
-  (void)state;
+TEST(refusals_name_the_member) {
   const uint32_t kind = MLFAB_OPTIMIZER_ADAM;
   static const uint64_t nan_bits = 0x7ff8000000000000u, infinity_bits = 0xfff0000000000000u;
   double nan, infinity;
@@ -300,8 +288,7 @@ static void refusals_name_the_member(void **state) {
 #undef AT
 }
 
-static void knows_its_rules(void **state) {
-  (void)state;
+TEST(knows_its_rules) {
   static const struct {
     const char *name;
     uint32_t states;
@@ -321,19 +308,4 @@ static void knows_its_rules(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_rule_follows_its_formula),
-      cmocka_unit_test(places_and_cuts_do_not_show),
-      cmocka_unit_test(momentum_is_equation_2),
-      cmocka_unit_test(adadelay_steps_shrink_with_delay),
-      cmocka_unit_test(adam_begins_with_the_sign),
-      cmocka_unit_test(adamw_decays),
-      cmocka_unit_test(adam_survives_large_t),
-      cmocka_unit_test(integers_are_plain),
-      cmocka_unit_test(has_initial_values),
-      cmocka_unit_test(refusals_name_the_member),
-      cmocka_unit_test(knows_its_rules),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

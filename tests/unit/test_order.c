@@ -3,6 +3,7 @@
  *
  * MLFAB_SCALE=100 makes 300,000 batches, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
 #include "literal.h"
+#include "../testing.h"
 
 #include <math.h>
 
@@ -387,9 +388,8 @@ static void compare_batch(uint64_t seed, uint32_t most) {
   mlfab__network_free(&base);
 }
 
-static void test_same_plans(void **state) {
+TEST(test_same_plans) {
   const char *one = getenv("MLFAB_SEED");
-  (void)state;
   if (one) {
     compare_batch(strtoull(one, NULL, 10), BATCH_GROUPED);
     compare_batch(strtoull(one, NULL, 10), 20);
@@ -409,14 +409,13 @@ static void test_same_plans(void **state) {
 }
 
 /* More updates than a word has bits. */
-static void test_same_orders(void **state) {
+TEST(test_same_orders) {
   static mlfab__network base;
   static mlfab__ordered ordered[BATCH_MOST];
   const char *one = getenv("MLFAB_SEED");
   uint64_t first = one ? strtoull(one, NULL, 10) : 1;
   uint64_t last = one ? first : test_cases(10);
   uint32_t most = 0;
-  (void)state;
   for (uint64_t seed = first; seed <= last; seed++) {
     uint32_t n;
     batch_make(&it, &env, seed, BATCH_MOST);
@@ -431,7 +430,7 @@ static void test_same_orders(void **state) {
 }
 
 /* With equal links, shortest first is by size: more updates than 64 words have bits. */
-static void test_order_of_thousands(void **state) {
+TEST(test_order_of_thousands) {
   enum { N = 9000, NODES = 4 };
   static mlfab__candidate updates[N];
   static mlfab__ordered out[N];
@@ -440,7 +439,6 @@ static void test_order_of_thousands(void **state) {
   uint32_t server = NODES, applied;
   double zero = 0.0, rate = 10.0, end = 0.0;
   mlfab__order_input in = {updates, N, &server, 1, INT64_MAX, 0};
-  (void)state;
   assert_int_equal(mlfab__network_init(&net, &env, NODES + 1, 0), 0);
   for (uint32_t i = 0; i <= NODES; i++) {
     assert_int_equal(mlfab__network_capacity(&net, MLFAB__EGRESS, i, 1, &zero, &rate), 0);
@@ -463,7 +461,7 @@ static void test_order_of_thousands(void **state) {
 /* Two servers receive from 2 on. Both aggregators have one node for both components of a sum, which therefore
  * takes 2: the second may receive until 4, which two updates need. All cases end at 6, so that the first of
  * them is chosen if no bound excludes it. */
-static void test_sum_of_several_servers(void **state) {
+TEST(test_sum_of_several_servers) {
   enum { N = 3, SERVERS = 2, K = 2, NODES = N + SERVERS + K };
   const uint32_t server[SERVERS] = {3, 4}, aggregators[K * SERVERS] = {5, 5, 6, 6};
   const double bytes[SERVERS] = {10, 10}, at[2] = {0, 2}, rate[2] = {0, 10};
@@ -471,7 +469,6 @@ static void test_sum_of_several_servers(void **state) {
   mlfab__grouped out[N];
   mlfab__group_choice choice;
   mlfab__network net;
-  (void)state;
   assert_int_equal(mlfab__network_init(&net, &env, NODES, 0), 0);
   for (uint32_t i = 0; i < NODES; i++) {
     assert_int_equal(mlfab__network_constant(&net, MLFAB__EGRESS, i, 10), 0);
@@ -577,10 +574,9 @@ static double try_groups(mlfab__network *net, const mlfab__group_input *in) {
   return best;
 }
 
-static void test_gaps(void **state) {
+TEST(test_gaps) {
   gap sums = {0}, groups = {0};
   uint64_t fewer = 0, batches = test_cases(300), applied_all = 0;
-  (void)state;
   for (uint64_t seed = 1; seed <= batches; seed++) {
     mlfab__ordered out[BATCH_MOST];
     mlfab__grouped grouped[BATCH_MOST];
@@ -608,17 +604,10 @@ static void test_gaps(void **state) {
   gap_print(&groups, "Alg. 3, T over all consecutive groups");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_plans),
-      cmocka_unit_test(test_same_orders),
-      cmocka_unit_test(test_order_of_thousands),
-      cmocka_unit_test(test_sum_of_several_servers),
-      cmocka_unit_test(test_gaps),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
   mlfab__planner_init(&planner, &env);
-  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  int failed = testing_run(argc - 1, argv + 1, NULL, NULL);
   for (uint32_t i = 0; i <= BATCH_MOST; i++) mlfab__network_free(&literal_before[i]);
   mlfab__network_free(&literal_net);
   mlfab__planner_free(&planner);

@@ -6,11 +6,8 @@
 #include "core/kernels/half.h"
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { LENGTH_MAX = 3000, WORDS = LENGTH_MAX / 64 + 2, GUARD = 0x5a };
 
@@ -245,8 +242,7 @@ static void sparse_case(stretch *s, uint64_t seed) {
   assert_memory_equal(out_of(s), other, bytes);
 }
 
-static void what_goes_in_comes_out(void **state) {
-  (void)state;
+TEST(what_goes_in_comes_out) {
   static void (*const kinds[])(stretch *, uint64_t) = {dense_case, marked_case, begun_case,
                                                        sparse_case};
   static stretch s;
@@ -259,8 +255,7 @@ static void what_goes_in_comes_out(void **state) {
 }
 
 /* The largest stretch: indices up to 65535, and the largest grain. */
-static void takes_65536_elements(void **state) {
-  (void)state;
+TEST(takes_65536_elements) {
   enum { N = 65536 };
   mlfab__packet_shape shape = {0, MLFAB_F32, 0, 0, N};
   float *values = calloc(N, sizeof *values), *back = calloc(N, sizeof *back);
@@ -291,8 +286,7 @@ static void takes_65536_elements(void **state) {
 }
 
 /* Sets and compares bits: with -ffast-math arithmetic on NaN and infinity is undefined. */
-static void finds_what_is_not_finite(void **state) {
-  (void)state;
+TEST(finds_what_is_not_finite) {
   static const uint8_t nan16[2] = {0x01, 0x7c}, nanbf[2] = {0x80, 0xff};
   static const uint8_t nan32[4] = {0, 0, 0x80, 0x7f};
   static const uint8_t nan64[8] = {0, 0, 0, 0, 0, 0, 0xf8, 0x7f};
@@ -374,8 +368,7 @@ static void refused(const uint8_t *out, uint32_t bytes, const char *why) {
     refused(out, bytes, why);      \
   } while (0)
 
-static void refuses_each_flaw(void **state) {
-  (void)state;
+TEST(refuses_each_flaw) {
   uint64_t room[200] = {0};
   uint8_t *out = (uint8_t *)room;
   assert_int_equal(good_index(out), 24 + 8 + 16);
@@ -413,8 +406,7 @@ static void refuses_each_flaw(void **state) {
 }
 
 /* A packet with no kept element is valid and changes nothing. */
-static void takes_nothing_kept(void **state) {
-  (void)state;
+TEST(takes_nothing_kept) {
   uint64_t room[4] = {0};
   uint8_t *out = (uint8_t *)room;
   mlfab__packet p;
@@ -434,8 +426,7 @@ static void takes_nothing_kept(void **state) {
 }
 
 /* Random damage: a packet that is still accepted must be safe to unpack (a sanitizer shows it). */
-static void survives_damage(void **state) {
-  (void)state;
+TEST(survives_damage) {
   static stretch s;
   static double w[65536];
   uint64_t taken = 0;
@@ -468,11 +459,4 @@ static void survives_damage(void **state) {
   assert_true(test_scale() < 1.0 || taken > 100);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_goes_in_comes_out),   cmocka_unit_test(takes_65536_elements),
-      cmocka_unit_test(finds_what_is_not_finite), cmocka_unit_test(refuses_each_flaw),
-      cmocka_unit_test(takes_nothing_kept),       cmocka_unit_test(survives_damage),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -5,12 +5,8 @@
 #include "core/kernels/kernels.h"
 #include "core/coll/partial.h"
 #include "core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { MEMBERS = 33, BLOCKS = 3, ROUNDS = 512 };
 
@@ -567,8 +563,7 @@ static void one_world(uint64_t seed) {
   free_world(w);
 }
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 250); seed++)
     one_world(seed);
   assert_int_equal(env.bytes, 0);
@@ -600,8 +595,7 @@ static void one_failing_world(uint64_t seed) {
   free_world(w);
 }
 
-static void test_failures(void **state) {
-  (void)state;
+TEST(test_failures) {
   for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 250); seed++)
     one_failing_world(seed);
   assert_int_equal(env.bytes, 0);
@@ -638,8 +632,7 @@ static void activate(uint32_t members, uint32_t first, uint32_t second, int all)
   free_world(w);
 }
 
-static void test_activation(void **state) {
-  (void)state;
+TEST(test_activation) {
   for (uint32_t members = 1; members <= MEMBERS; members++) {
     for (uint32_t a = 0; a < members; a++) activate(members, a, a, 0);
     for (uint32_t b = 1; b < members; b++)
@@ -650,8 +643,7 @@ static void test_activation(void **state) {
 }
 
 /* Draws are uniform, chi squared at p = 0.001, and not the same from round to round. */
-static void test_draws(void **state) {
-  (void)state;
+TEST(test_draws) {
   enum { DRAWS = 32 * 1024 };
   mlfab__partial partial = {0};
   uint32_t seen[32] = {0}, again = 0, last = 32;
@@ -724,8 +716,7 @@ static void lag(uint32_t results, uint32_t queue_max) {
   free_world(w);
 }
 
-static void test_lag(void **state) {
-  (void)state;
+TEST(test_lag) {
   lag(MLFAB_PARTIAL_LATEST, 1);
   for (uint32_t q = 1; q < 4; q++) lag(MLFAB_PARTIAL_QUEUED, q);
   assert_int_equal(env.bytes, 0);
@@ -746,8 +737,7 @@ static void give(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-static void test_memory(void **state) {
-  (void)state;
+TEST(test_memory) {
   mlfab__env poor;
   mlfab_env hooks = {.size = sizeof hooks, .allocate = scarce, .release = give};
   const uint32_t ranks[] = {0, 1, 2};
@@ -780,19 +770,12 @@ static void test_memory(void **state) {
   assert_int_equal(mlfab__partial_init(&partial, &env, &spec, 1), MLFAB_ERR_MEMORY);
 }
 
-static void test_enough_rounds(void **state) {
-  (void)state;
+TEST(test_enough_rounds) {
   print_message("%llu rounds\n", (unsigned long long)rounds_total);
   if (!first_seed() && test_scale() >= 1.0) assert_true(rounds_total > 20000);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_activation),    cmocka_unit_test(test_draws),
-      cmocka_unit_test(test_lag),           cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_random),        cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_enough_rounds),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "vector.h"
 
 #include "core/replica/replicate.h"
+#include "../testing.h"
 
 static mlfab__env env;
 static mlfab__planner planner;
@@ -550,8 +551,7 @@ static void check_vector(vector *v, const char *kind) {
   }
 }
 
-static void test_vectors(void **state) {
-  (void)state;
+TEST(test_vectors) {
   vector_each(check_vector);
   assert_true(checked >= 30 && roots > 0);
 }
@@ -590,8 +590,7 @@ static int plan_small(mlfab__planned planned[2], uint32_t *applied_p, double *ti
   return code;
 }
 
-static void test_refusals(void **state) {
-  (void)state;
+TEST(test_refusals) {
   for (int what = 0; what < 10; what++) {
     mlfab__planned planned[2];
     uint32_t applied;
@@ -612,9 +611,8 @@ static void test_refusals(void **state) {
 }
 
 /* Grouping alone: an invalid size is refused, an empty batch is valid; a failure leaves nothing reserved. */
-static void test_group_refusals(void **state) {
+TEST(test_group_refusals) {
   const double sizes[] = {-1, (double)INFINITY, -(double)INFINITY, (double)NAN, 0};
-  (void)state;
   for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
     mlfab__grouped out[2];
     mlfab__group_choice choice;
@@ -633,11 +631,10 @@ static void test_group_refusals(void **state) {
   }
 }
 
-static void test_extremes(void **state) {
+TEST(test_extremes) {
   mlfab__planned p[2];
   uint32_t applied;
   double time;
-  (void)state;
   small_batch(); /* an empty batch */
   it.b.n = 0;
   assert_int_equal(plan_small(p, &applied, &time), 0);
@@ -683,9 +680,8 @@ static void test_extremes(void **state) {
 
 /* A member that arrives late at twice the rate of the server's link, and one that arrives before it: the
  * sum's first byte leaves with the late member's first byte, though t_max is 0. */
-static void test_cut_through(void **state) {
+TEST(test_cut_through) {
   mlfab__grouped out[2];
-  (void)state;
   for (int late = 0; late < 2; late++) {
     double time;
     small_batch();
@@ -736,11 +732,10 @@ static void release(void *user, void *memory, size_t bytes) {
 }
 
 /* Fails one allocation of each run in turn: the failure is reported, and nothing stays reserved. */
-static void test_memory(void **state) {
+TEST(test_memory) {
   mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
   const mlfab__env before = env;
   int code = MLFAB_ERR_MEMORY;
-  (void)state;
   for (uint64_t most = 0; code; most++) {
     mlfab__planner small;
     mlfab__planned planned[VECTOR_MOST];
@@ -787,11 +782,10 @@ static void test_memory(void **state) {
 }
 
 /* The same for grouping alone, in a network without spare room. */
-static void test_group_memory(void **state) {
+TEST(test_group_memory) {
   mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
   const mlfab__env before = env;
   int code = MLFAB_ERR_MEMORY;
-  (void)state;
   for (uint64_t most = 0; code; most++) {
     mlfab__planner small;
     mlfab__grouped out[VECTOR_MOST];
@@ -825,16 +819,10 @@ static void test_group_memory(void **state) {
   env = before;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_group_refusals), cmocka_unit_test(test_group_memory),
-      cmocka_unit_test(test_vectors),        cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_extremes),       cmocka_unit_test(test_cut_through),
-      cmocka_unit_test(test_memory),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
   mlfab__planner_init(&planner, &env);
-  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  int failed = testing_run(argc - 1, argv + 1, NULL, NULL);
   mlfab__planner_free(&planner);
   mlfab__replicate_free(&replicator, &env);
   return failed || env.bytes != 0;

@@ -3,10 +3,7 @@
 #include "core/base/rng.h"
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 /* --- by the book: numbers of 17 bytes, products digit by digit --- */
 
@@ -74,7 +71,7 @@ static void check(const uint8_t key[32], const uint8_t *data, size_t bytes, cons
 /* --- the tests --- */
 
 /* RFC 8439 §2.5.2, and from appendix A.3 those that try carries: numbers 7 to 11. */
-static void test_rfc(void **state) {
+TEST(test_rfc) {
   static const uint8_t text_key[32] = {0x85, 0xd6, 0xbe, 0x78, 0x57, 0x55, 0x6d, 0x33,
                                        0x7f, 0x44, 0x52, 0xfe, 0x42, 0xd5, 0x06, 0xa8,
                                        0x01, 0x03, 0x80, 0x8a, 0xfb, 0x0d, 0xb2, 0xfd,
@@ -102,7 +99,6 @@ static void test_rfc(void **state) {
                         254, 254, 254, 254, 254, 254, 254, 254, 1,   1,   1,   1,
                         1,   1,   1,   1,   1,   1,   1,   1,   1,   1,   1,   1}},
   };
-  (void)state;
   check(text_key, (const uint8_t *)"Cryptographic Forum Research Group", 34, text_tag);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     uint8_t key[32] = {cases[i].r}, tag[16] = {cases[i].tag}, own[16];
@@ -114,11 +110,10 @@ static void test_rfc(void **state) {
   }
 }
 
-static void test_book(void **state) {
+TEST(test_book) {
   static uint8_t data[5000];
   uint8_t key[32], wanted[16];
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 3);
   for (size_t round = 0; round < 4000; round++) {
     size_t n = round < 1400 ? round : (size_t)mlfab__rng_below(&prng, sizeof data - 8);
@@ -135,12 +130,11 @@ static void test_book(void **state) {
 typedef int sodium_once(unsigned char *, const unsigned char *, unsigned long long,
                         const unsigned char *);
 
-static void test_sodium(void **state) {
+TEST(test_sodium) {
   void *library = dlopen("libsodium.so.23", RTLD_NOW);
   static uint8_t data[300000];
   uint8_t key[32], wanted[16];
   mlfab__rng prng;
-  (void)state;
   if (!library) library = dlopen("libsodium.so", RTLD_NOW);
   if (!library) skip();
   sodium_once *once;
@@ -158,8 +152,4 @@ static void test_sodium(void **state) {
   dlclose(library);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_rfc), cmocka_unit_test(test_book),
-                                     cmocka_unit_test(test_sodium)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -4,9 +4,7 @@
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { LENGTH_MAX = 5000, ROOM = LENGTH_MAX + 16, STREAMED = 40000 };
 enum { SEPARATE, ONTO_W, ONTO_U, NO_W, SHAPES };
@@ -86,8 +84,7 @@ static void one_case(mlfab__rng *prng, arena *a) {
   }
 }
 
-static void equals_the_loop_at_every_level(void **state) {
-  (void)state;
+TEST(equals_the_loop_at_every_level) {
   mlfab__rng prng;
   arena *a = (arena *)calloc(1, sizeof *a);
   assert_non_null(a);
@@ -97,8 +94,7 @@ static void equals_the_loop_at_every_level(void **state) {
 }
 
 /* Long enough for non-temporal stores, with the destination at every position within a cache line. */
-static void streams_long_arrays(void **state) {
-  (void)state;
+TEST(streams_long_arrays) {
   mlfab__rng prng;
   double *w = (double *)malloc((STREAMED + 16) * sizeof *w);
   double *u = (double *)malloc((STREAMED + 16) * sizeof *u);
@@ -139,8 +135,7 @@ static void plant(int dtype, void *array, size_t at, int what) {
 }
 
 /* At every position of arrays that have a head, a body and a tail, one bad number is found. */
-static void finds_nan_and_infinity(void **state) {
-  (void)state;
+TEST(finds_nan_and_infinity) {
   enum { N = 83 };
   double w[N + 8], u[N + 8], dst[N + 8];
   mlfab__rng prng;
@@ -169,8 +164,7 @@ static void finds_nan_and_infinity(void **state) {
 
 /* The product is checked, not u alone, and not the sum: the update is not to blame for weights that are
  * infinite already. The largest finite number passes. */
-static void looks_at_the_product(void **state) {
-  (void)state;
+TEST(looks_at_the_product) {
   enum { N = 100 };
   float u[N], w[N], dst[N];
   double u64[N], dst64[N];
@@ -189,8 +183,7 @@ static void looks_at_the_product(void **state) {
     }
 }
 
-static void integers_wrap_and_refuse_scales(void **state) {
-  (void)state;
+TEST(integers_wrap_and_refuse_scales) {
   int64_t w[3] = {INT64_MAX, INT64_MIN, 5}, u[3] = {1, -1, 7}, dst[3] = {8, 8, 8};
   assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, 1e19, 3, 0), 0);
   assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, -1e19, 3, 0), 0);
@@ -205,8 +198,7 @@ static void integers_wrap_and_refuse_scales(void **state) {
   assert_int_equal(mlfab__kernel_finite(MLFAB_I64, u, 3), 1);
 }
 
-static void subtracts(void **state) {
-  (void)state;
+TEST(subtracts) {
   mlfab__rng prng;
   double a[200], b[200], expected[200], dst[200];
   mlfab__rng_seed(&prng, 4);
@@ -226,8 +218,7 @@ static void subtracts(void **state) {
     }
 }
 
-static void norms_are_right_and_repeat(void **state) {
-  (void)state;
+TEST(norms_are_right_and_repeat) {
   mlfab__rng prng;
   double u[1016], moved[1016];
   mlfab__rng_seed(&prng, 5);
@@ -253,8 +244,7 @@ static void norms_are_right_and_repeat(void **state) {
     }
 }
 
-static void knows_its_types(void **state) {
-  (void)state;
+TEST(knows_its_types) {
   assert_int_equal(mlfab__dtype_bytes(MLFAB_F32), 4);
   assert_int_equal(mlfab__dtype_bytes(MLFAB_F64), 8);
   assert_int_equal(mlfab__dtype_bytes(MLFAB_I64), 8);
@@ -266,12 +256,4 @@ static void knows_its_types(void **state) {
   assert_string_equal(mlfab__dtype_name(-1), "unknown");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_the_loop_at_every_level),  cmocka_unit_test(streams_long_arrays),
-      cmocka_unit_test(finds_nan_and_infinity),          cmocka_unit_test(looks_at_the_product),
-      cmocka_unit_test(integers_wrap_and_refuse_scales), cmocka_unit_test(subtracts),
-      cmocka_unit_test(norms_are_right_and_repeat),      cmocka_unit_test(knows_its_types),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -7,6 +7,7 @@
 #include "literal.h"
 
 #include "core/replica/replicate.h"
+#include "../testing.h"
 
 #include <math.h>
 
@@ -442,8 +443,7 @@ static void check(uint64_t seed) {
   seen_parts += w.replicas[0].part > 0 && tells[0].frozen > 0 && tells[0].frozen < tells[0].n;
 }
 
-static void test_random(void **state) {
-  (void)state;
+TEST(test_random) {
   if (getenv("MLFAB_SEED")) {
     check(strtoull(getenv("MLFAB_SEED"), NULL, 10));
     return;
@@ -460,10 +460,9 @@ static void test_random(void **state) {
 
 /* ---- refusals ---- */
 
-static void test_refusals(void **state) {
+TEST(test_refusals) {
   static mlfab__network before;
   const double bad[] = {-1, nan(""), mlfab__network_never()};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
     for (int what = 0; what < 7; what++) {
       uint64_t seed = 1;
@@ -508,10 +507,9 @@ static void release(void *user, void *memory, size_t bytes) {
 }
 
 /* Fails each allocation of a run in turn: nothing stays reserved, and the next call does the whole. */
-static void test_memory(void **state) {
+TEST(test_memory) {
   mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
   const mlfab__env kept = env;
-  (void)state;
   for (uint64_t seed = 1; seed <= 40; seed++) {
     int code = MLFAB_ERR_MEMORY;
     for (uint64_t most = 0; code; most++) {
@@ -542,13 +540,8 @@ static void test_memory(void **state) {
   env = kept;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_memory),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
   mlfab__planner_init(&planner, &env);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

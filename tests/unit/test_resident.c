@@ -6,6 +6,7 @@
 #include "played_model.h"
 
 #include "world.h"
+#include "../testing.h"
 
 enum { COUNT = 3000, STEPS = 12, WORKERS = 2 };
 
@@ -83,9 +84,8 @@ static void same_until(const story *got, const story *want) {
     assert_memory_equal(got->w[i], want->w[i], sizeof want->w[i]);
 }
 
-static void test_same_bits(void **state) {
+TEST(test_same_bits) {
   static story got;
-  (void)state;
   for (uint32_t k = 0; k < 3; k++) {
     world w;
     played *device = played_model_begin(k + 1);
@@ -111,12 +111,11 @@ static int server_ended(world *w, mlfab_error *error) {
 }
 
 /* The k-th call of each function fails. */
-static void test_failures(void **state) {
+TEST(test_failures) {
   static story got;
   static const int functions[] = {PLAYED_TAKE,  PLAYED_STAGE, PLAYED_ZERO, PLAYED_ADD, PLAYED_STEP,
                                   PLAYED_AFTER, PLAYED_COPY,  PLAYED_MARK, PLAYED_PIN};
   uint32_t ended[PLAYED_LAST] = {0}, poor[PLAYED_LAST] = {0};
-  (void)state;
   for (uint32_t f = 0; f < sizeof functions / sizeof *functions; f++) {
     const int function = functions[f];
     for (uint32_t k = 1, over = 0; !over && k < 200; k += 1 + k / 4) {
@@ -158,9 +157,8 @@ static void test_failures(void **state) {
 }
 
 /* The device is lost in the middle, or stops: nobody gets a wrong model, and nobody hangs. */
-static void test_lost(void **state) {
+TEST(test_lost) {
   static story got;
-  (void)state;
   for (uint32_t k = 0; k < 30; k++) {
     world w;
     mlfab_error error;
@@ -184,9 +182,8 @@ static int refuses(void *user, const mlfab_update_info *info, uint32_t tensor, i
   return 0;
 }
 
-static void test_refused(void **state) {
+TEST(test_refused) {
   static story got;
-  (void)state;
   for (int k = 0; k < 4; k++) {
     world w;
     float first[8] = {0};
@@ -223,8 +220,7 @@ static void test_refused(void **state) {
 }
 
 /* Without enough device memory the model is refused, and a smaller one is not. */
-static void test_out_of_memory(void **state) {
-  (void)state;
+TEST(test_out_of_memory) {
   world w;
   static float first[COUNT];
   const mlfab_buf all = {1, 0, first, COUNT};
@@ -243,8 +239,7 @@ static void test_out_of_memory(void **state) {
 }
 
 /* A worker that is the server, too: nobody waits for updates that nobody will decide. */
-static void test_flush(void **state) {
-  (void)state;
+TEST(test_flush) {
   world w;
   mlfab_error error;
   static float first[COUNT];
@@ -269,10 +264,4 @@ static void test_flush(void **state) {
   played_model_end(device);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_lost),          cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_flush)};
-  return cmocka_run_group_tests_name("models on a device", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -2,21 +2,17 @@
 #include "core/base/env.h"
 #include "core/base/rng.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 /* The first outputs of the reference splitmix64.c with state 0. */
-static void test_mix(void **state) {
-  (void)state;
+TEST(test_mix) {
   assert_true(mlfab__mix(0) == 0xe220a8397b1dcdafu);
   assert_true(mlfab__mix(0x9e3779b97f4a7c15u) == 0x6e789e6aa1b965f4u);
   assert_true(mlfab__mix(2 * 0x9e3779b97f4a7c15u) == 0x06c45d188009454fu);
 }
 
 /* The first outputs of the reference xoshiro256starstar.c with state 1, 2, 3, 4. */
-static void test_sequence(void **state) {
+TEST(test_sequence) {
   static const uint64_t expected[] = {11520u,
                                       0u,
                                       1509978240u,
@@ -26,7 +22,6 @@ static void test_sequence(void **state) {
                                       16172922978634559625u,
                                       8476171486693032832u};
   mlfab__rng prng = {{1, 2, 3, 4}}, other;
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(expected); i++) {
     assert_true(mlfab__rng_next(&prng) == expected[i]);
   }
@@ -40,10 +35,9 @@ static void test_sequence(void **state) {
   assert_true(mlfab__rng_next(&prng) != mlfab__rng_next(&other));
 }
 
-static void test_below(void **state) {
+TEST(test_below) {
   mlfab__rng prng, reference;
   uint32_t counts[7] = {0};
-  (void)state;
   mlfab__rng_seed(&prng, 1);
   assert_true(mlfab__rng_below(&prng, 0) == 0);
   assert_true(mlfab__rng_below(&prng, 1) == 0);
@@ -69,10 +63,9 @@ static void test_below(void **state) {
   assert_memory_equal(&prng, &reference, sizeof prng);
 }
 
-static void test_unit(void **state) {
+TEST(test_unit) {
   mlfab__rng prng;
   double sum = 0, least = 1, most = 0;
-  (void)state;
   mlfab__rng_seed(&prng, 3);
   for (int i = 0; i < 100000; i++) {
     double x = mlfab__rng_unit(&prng);
@@ -124,8 +117,7 @@ static mlfab_env hooked(hooks *h) {
   return given;
 }
 
-static void test_hash(void **state) {
-  (void)state;
+TEST(test_hash) {
   /* FNV-1a of "a" and "foobar" as published, then the mix. */
   assert_true(mlfab__hash(0, "a", 1) == mlfab__mix(0xaf63dc4c8601ec8cu));
   assert_true(mlfab__hash(0, "foobar", 6) == mlfab__mix(0x85944171f73967e8u));
@@ -133,11 +125,10 @@ static void test_hash(void **state) {
   assert_true(mlfab__hash(1, "a", 1) != mlfab__hash(0, "a", 1));
 }
 
-static void test_env_init(void **state) {
+TEST(test_env_init) {
   hooks h = {0};
   mlfab__env env;
   mlfab_env given = hooked(&h);
-  (void)state;
   assert_int_equal(mlfab__env_init(&env, NULL), 0);
   assert_non_null(env.hooks.allocate);
   assert_null(env.hooks.clock);
@@ -157,12 +148,11 @@ static void test_env_init(void **state) {
   assert_int_equal(env.hooks.size, sizeof env.hooks);
 }
 
-static void test_env_memory(void **state) {
+TEST(test_env_memory) {
   hooks h = {0};
   mlfab__env env;
   mlfab_env given = hooked(&h);
   unsigned char *memory;
-  (void)state;
   assert_int_equal(mlfab__env_init(&env, &given), 0);
   assert_null(mlfab__alloc(&env, 0));
   assert_null(mlfab__alloc_aligned(&env, 0));
@@ -197,13 +187,12 @@ static void test_env_memory(void **state) {
   assert_int_equal(env.allocations, 302);
 }
 
-static void test_env_texts(void **state) {
+TEST(test_env_texts) {
   hooks h = {0};
   mlfab__env env;
   mlfab_env given = hooked(&h);
   mlfab_error error;
   char long_text[1000], buffer[24];
-  (void)state;
   assert_int_equal(mlfab__env_init(&env, &given), 0);
   memset(long_text, 'x', sizeof long_text - 1);
   long_text[sizeof long_text - 1] = 0;
@@ -242,12 +231,4 @@ static void test_env_texts(void **state) {
   assert_string_equal(mlfab__duration(buffer, UINT64_MAX), "18446744073 s");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_mix),       cmocka_unit_test(test_sequence),
-      cmocka_unit_test(test_below),     cmocka_unit_test(test_unit),
-      cmocka_unit_test(test_env_init),  cmocka_unit_test(test_env_memory),
-      cmocka_unit_test(test_env_texts), cmocka_unit_test(test_hash),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

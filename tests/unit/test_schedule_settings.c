@@ -4,10 +4,10 @@
 #define _GNU_SOURCE 1 /* setenv */
 #endif
 #include "world.h"
+#include "../testing.h"
 
 /* A schedule of size 0 means the defaults, so the environment fills it like one that was initialised. */
-static void test_environment(void **state) {
-  (void)state;
+TEST(test_environment) {
   mlfab_config config, fresh;
   mlfab_error error;
   unsetenv("MLFAB_ACCUMULATORS");
@@ -70,8 +70,7 @@ static int fabric_push(world *w, uint32_t worker, mlfab_result *result) {
 }
 
 /* Whatever bounds the others were opened with: an update is dropped by all servers or by none. */
-static void test_server_0_counts(void **state) {
-  (void)state;
+TEST(test_server_0_counts) {
   static const uint64_t bounds[][2] = {{1, MLFAB_UNBOUNDED}, {MLFAB_UNBOUNDED, 1}, {2, 1}};
   for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
     static world w;
@@ -94,8 +93,7 @@ static void test_server_0_counts(void **state) {
 }
 
 /* Without a link to server 0 nothing changes, and the caller gets an error. */
-static void test_not_sent(void **state) {
-  (void)state;
+TEST(test_not_sent) {
   static world w;
   mlfab_sim_options faults = {.size = sizeof faults, .loss = 1.0};
   mlfab_schedule schedule;
@@ -114,9 +112,4 @@ static void test_not_sent(void **state) {
   world_close(&w);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_environment),
-                                     cmocka_unit_test(test_server_0_counts),
-                                     cmocka_unit_test(test_not_sent)};
-  return cmocka_run_group_tests_name("review_schedule", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -7,12 +7,8 @@
 #include "../../transports/shm_coll.c"
 
 #include "../../core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
+#include "../testing.h"
 
 #if MLFAB_WITH_SHM
 
@@ -360,10 +356,9 @@ static void random_calls(struct member *m, uint64_t seed) {
   }
 }
 
-static void test_random(void **state) {
+TEST(test_random) {
   uint64_t from = setting("MLFAB_SEED", 1), runs = test_cases(40);
   if (getenv("MLFAB_SEED") != NULL) runs = 1;
-  (void)state;
   for (uint64_t seed = from; seed < from + runs; seed++)
     team(1 + (uint32_t)(seed % MEMBERS), seed, random_calls, 0);
 }
@@ -400,8 +395,7 @@ static void many_calls(struct member *m, uint64_t seed) {
   }
 }
 
-static void test_many(void **state) {
-  (void)state;
+TEST(test_many) {
   team(2, 100000, many_calls, 0);
   team(4, 10000, many_calls, 0);
 }
@@ -437,8 +431,7 @@ static void large_calls(struct member *m, uint64_t seed) {
   free(own);
 }
 
-static void test_large(void **state) {
-  (void)state;
+TEST(test_large) {
   for (uint32_t n = 2; n <= 5; n++) team(n, n, large_calls, 0);
 }
 
@@ -474,8 +467,7 @@ static void releases(struct member *m, uint64_t seed) {
   }
 }
 
-static void test_releases(void **state) {
-  (void)state;
+TEST(test_releases) {
   team(2, 500, releases, 0);
   team(4, 0, releases, 0);
 }
@@ -507,8 +499,7 @@ static void mismatch(struct member *m, uint64_t seed) {
   }
 }
 
-static void test_mismatch(void **state) {
-  (void)state;
+TEST(test_mismatch) {
   for (uint32_t n = 2; n <= 5; n++) {
     team(n, 2 * n, mismatch, 0);
     team(n, 2 * n + 1, mismatch, 0);
@@ -544,8 +535,7 @@ static void refusal(struct member *m, uint64_t seed) {
   }
 }
 
-static void test_refusal(void **state) {
-  (void)state;
+TEST(test_refusal) {
   for (uint64_t seed = 2; seed < 8; seed++) team((uint32_t)(2 + seed % 3), seed, refusal, 0);
 }
 
@@ -595,9 +585,8 @@ static void death(struct member *m, uint64_t seed) {
   random_calls(m, seed);
 }
 
-static void test_death(void **state) {
+TEST(test_death) {
   uint64_t runs = test_cases(16);
-  (void)state;
   for (uint64_t seed = 0; seed < runs; seed++) {
     uint32_t n = (uint32_t)(2 + seed / 4 % 3);
     team(n, seed, death, 1u << seed % n);
@@ -640,9 +629,8 @@ static void stop(struct member *m, uint64_t seed) {
   for (uint64_t i = 0; i < COUNT; i++) CHECK(data[i] == GARBAGE * INT64_C(0x0101010101010101));
 }
 
-static void test_stop(void **state) {
+TEST(test_stop) {
   uint64_t runs = test_cases(24);
-  (void)state;
   for (uint64_t seed = 0; seed < runs; seed++) team((uint32_t)(2 + seed / 8 % 3), seed, stop, 0);
 }
 
@@ -656,8 +644,7 @@ static void early(struct member *m, uint64_t seed) {
   CHECK(run(m, &t, &buf, &culprit) == 0);
 }
 
-static void test_early(void **state) {
-  (void)state;
+TEST(test_early) {
   for (uint64_t seed = 0; seed < 30; seed++) team(3, seed, early, 0);
 }
 
@@ -696,10 +683,9 @@ static void pair_close(struct pair *pair) {
   assert_int_equal(pair->env.bytes, 0);
 }
 
-static void test_names(void **state) {
+TEST(test_names) {
   struct pair pair;
   mlfab__shm_coll *a;
-  (void)state;
   pair_open(&pair);
   a = pair.arenas[0];
   for (int i = 0; i < 6; i++) {
@@ -806,8 +792,7 @@ static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
   pair_close(&pair);
 }
 
-static void test_withdrawn(void **state) {
-  (void)state;
+TEST(test_withdrawn) {
   withdrawn(65536 * 4, 0, true);
   withdrawn(65536 * 4 + 63, 0, false); /* the last page has no byte of the vector */
   withdrawn(65536 * 8, 0, false);
@@ -816,10 +801,9 @@ static void test_withdrawn(void **state) {
 }
 
 /* Pages that also hold other data are not lent. */
-static void test_not_lent(void **state) {
+TEST(test_not_lent) {
   static const uint64_t places[][2] = {
       {65536 * 4 + 64, 0}, {65536 * 8, 64}, {65536 * 8, 65536 + 64}};
-  (void)state;
   for (uint32_t i = 0; i < MLFAB__COUNT(places); i++) {
     struct pair pair;
     struct player player = {&pair, 1};
@@ -839,10 +823,9 @@ static void test_not_lent(void **state) {
 }
 
 /* Doors that name memory that does not exist, or ranges outside it. */
-static void test_hostile(void **state) {
+TEST(test_hostile) {
   static float data[MOST];
   mlfab_vec buf = {data, MOST};
-  (void)state;
   for (uint64_t seed = 0; seed < 200; seed++) {
     struct pair pair;
     struct player player = {&pair, 1};
@@ -891,8 +874,7 @@ static void no_descriptors(struct member *m, uint64_t seed) {
   }
 }
 
-static void test_no_descriptors(void **state) {
-  (void)state;
+TEST(test_no_descriptors) {
   for (uint64_t seed = 0; seed < 4; seed++) team((uint32_t)(2 + seed / 2), seed, no_descriptors, 0);
 }
 
@@ -906,9 +888,8 @@ static int count_descriptors(void) {
 }
 
 /* Opening, joining and sharing leave no mapping and no descriptor, also when descriptors run out. */
-static void test_leaks(void **state) {
+TEST(test_leaks) {
   int descriptors = 0;
-  (void)state;
   for (int i = 0; i < 20; i++) {
     struct pair pair;
     void *memories[2 * (MLFAB__SHM_FILES - 1)]; /* and the slots */
@@ -932,22 +913,11 @@ static void test_leaks(void **state) {
   assert_int_equal(count_descriptors(), descriptors);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),    cmocka_unit_test(test_many),
-      cmocka_unit_test(test_large),     cmocka_unit_test(test_releases),
-      cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_refusal),
-      cmocka_unit_test(test_death),     cmocka_unit_test(test_stop),
-      cmocka_unit_test(test_early),     cmocka_unit_test(test_names),
-      cmocka_unit_test(test_withdrawn), cmocka_unit_test(test_not_lent),
-      cmocka_unit_test(test_hostile),   cmocka_unit_test(test_no_descriptors),
-      cmocka_unit_test(test_leaks),
-  };
-  if (getenv("MLFAB_TEST") != NULL) cmocka_set_test_filter(getenv("MLFAB_TEST"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)
 
 #else
+
+#include <stdio.h>
 
 int main(void) {
   puts("SKIP: shared memory is not compiled in");

@@ -2,19 +2,12 @@
  *
  * Works at the level of the transport's table. The test defines the functions of contexts that the
  * simulator calls; they stand for a context and count the calls. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "../../core/base/base.h"
 #include "../../mlfab_sim.h"
 #include "../../core/base/env.h"
 #include "../../core/sched/monitor.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { HOSTS = 8, HEAD = 64 };
 #define SECOND 1000000000ull
@@ -236,12 +229,11 @@ static int send_ghost(rig *r, int host, uint32_t link, uint32_t bytes, uint64_t 
 
 /* ---- time ---- */
 
-static void test_rate_and_latency_are_exact(void **state) {
+TEST(test_rate_and_latency_are_exact) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   uint64_t start = now(r);
-  (void)state;
   assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
   rig_run(r, 3 * SECOND);
   /* A second to send, the latency, a second to receive. */
@@ -261,14 +253,13 @@ static void test_rate_and_latency_are_exact(void **state) {
   rig_free(r);
 }
 
-static void test_order_and_bytes(void **state) {
+TEST(test_order_and_bytes) {
   mlfab_sim_options o = plain();
   o.latency_jitter = 1;
   o.reorder = 0.3;
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   uint8_t head[HEAD] = {0}, bulk[100];
-  (void)state;
   for (int i = 0; i < 100; i++) { /* token 0: copied at once, so the buffer may change */
     memset(bulk, i, sizeof bulk);
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 0), 0);
@@ -280,12 +271,11 @@ static void test_order_and_bytes(void **state) {
   rig_free(r);
 }
 
-static void test_bulk_is_borrowed_until_sent(void **state) {
+TEST(test_bulk_is_borrowed_until_sent) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   uint8_t head[HEAD] = {0}, bulk[3][1000];
-  (void)state;
   memset(bulk, 1, sizeof bulk);
   for (uint64_t i = 0; i < 3; i++)
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk[i], 1000, 20 + i), 0);
@@ -300,13 +290,12 @@ static void test_bulk_is_borrowed_until_sent(void **state) {
   rig_free(r);
 }
 
-static void test_two_senders_share_the_receiver(void **state) {
+TEST(test_two_senders_share_the_receiver) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 2), q = connect_pair(r, 1, 2);
   uint64_t start = now(r);
   int early = 0;
-  (void)state;
   for (uint64_t i = 0; i < 20; i++) {
     assert_int_equal(send_ghost(r, 0, p.a, 50000, 1), 0);
     assert_int_equal(send_ghost(r, 1, q.a, 50000, 2), 0);
@@ -323,11 +312,10 @@ static void test_two_senders_share_the_receiver(void **state) {
   rig_free(r);
 }
 
-static void test_small_frames_do_not_wait_for_other_links(void **state) {
+TEST(test_small_frames_do_not_wait_for_other_links) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 2), q = connect_pair(r, 0, 1);
-  (void)state;
   for (int i = 0; i < 40; i++) assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
   uint64_t start = now(r);
   assert_int_equal(send_ghost(r, 0, q.a, HEAD, 2), 0);
@@ -338,12 +326,11 @@ static void test_small_frames_do_not_wait_for_other_links(void **state) {
 }
 
 /* One frame each in turn: links with different frame sizes get different shares. */
-static void test_a_port_serves_its_lanes_in_turn(void **state) {
+TEST(test_a_port_serves_its_lanes_in_turn) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 2), s = connect_pair(r, 0, 3);
   uint64_t start = now(r);
-  (void)state;
   for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 30000, 1), 0);
   for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, q.a, 10000, 2), 0);
   for (int i = 0; i < 5; i++) assert_int_equal(send_ghost(r, 0, s.a, 20000, 3), 0);
@@ -358,12 +345,11 @@ static void test_a_port_serves_its_lanes_in_turn(void **state) {
   rig_free(r);
 }
 
-static void test_rate_changes_in_the_middle(void **state) {
+TEST(test_rate_changes_in_the_middle) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   uint64_t start = now(r);
-  (void)state;
   assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
   rig_run(r, SECOND / 4);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0),
@@ -388,12 +374,11 @@ static void test_rate_changes_in_the_middle(void **state) {
   rig_free(r);
 }
 
-static void test_again_and_writable(void **state) {
+TEST(test_again_and_writable) {
   mlfab_sim_options o = plain();
   o.buffer_bytes = 100000;
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
-  (void)state;
   r->deaf[1] = 1;
   for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 10000, 1), 0);
   assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
@@ -413,9 +398,8 @@ static void test_again_and_writable(void **state) {
 
 /* ---- hosts that share their ports ---- */
 
-static void test_shared_ports_share_the_rate(void **state) {
+TEST(test_shared_ports_share_the_rate) {
   mlfab_sim_options o = plain();
-  (void)state;
   for (int shared = 0; shared < 2; shared++) {
     rig *r = rig_make_sharing(&o, shared);
     pair out_a = connect_pair(r, 0, 5), out_b = connect_pair(r, 1, 6);
@@ -445,11 +429,10 @@ static void test_shared_ports_share_the_rate(void **state) {
 
 /* Traffic between sharing hosts uses no port, so it continues when the ports stand still; partitions and
  * pauses are per host. */
-static void test_sharing_hosts_talk_past_their_ports(void **state) {
+TEST(test_sharing_hosts_talk_past_their_ports) {
   mlfab_sim_options o = plain();
   o.loss = o.duplicate = 1;
   rig *r = rig_make_sharing(&o, 1);
-  (void)state;
   assert_int_equal(mlfab_sim_set_rate(r->sim, 2, 0, 0), 0);
   pair p = connect_pair(r, 0, 1), q = connect_pair(r, 2, 1);
   uint64_t start = now(r);
@@ -478,12 +461,11 @@ static void test_sharing_hosts_talk_past_their_ports(void **state) {
 }
 
 /* A sharing host that crashes leaves the ports to the others. */
-static void test_a_crash_leaves_shared_ports(void **state) {
+TEST(test_a_crash_leaves_shared_ports) {
   mlfab_sim_options o = plain();
   rig *r = rig_make_sharing(&o, 1);
   pair p = connect_pair(r, 0, 5), q = connect_pair(r, 1, 5);
   uint64_t start = now(r);
-  (void)state;
   assert_int_equal(send_ghost(r, 1, q.a, 500000, 1), 0);
   assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
   rig_run(r, 100 * MILLI);
@@ -494,10 +476,9 @@ static void test_a_crash_leaves_shared_ports(void **state) {
   rig_free(r);
 }
 
-static void test_sharing_is_refused_late(void **state) {
+TEST(test_sharing_is_refused_late) {
   mlfab_sim_options o = plain();
   mlfab_sim *sim = NULL;
-  (void)state;
   assert_int_equal(mlfab_sim_create(&o, &sim), 0);
   assert_int_equal(mlfab_sim_share(NULL, 0, 1), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_sim_share(sim, 0, 0), MLFAB_ERR_ARGUMENT);
@@ -519,12 +500,11 @@ static int measure(rig *r, int host, mlfab_measure *m) {
   return r->t->measure(r->self[host], now(r), m);
 }
 
-static void test_measure_is_exact(void **state) {
+TEST(test_measure_is_exact) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   mlfab_measure m, n;
-  (void)state;
   assert_int_equal(measure(r, 0, &m), 0); /* start of the window */
   assert_int_equal(measure(r, 1, &m), 0);
   assert_int_equal(measure(r, 0, &m), 0); /* no time has passed */
@@ -562,12 +542,11 @@ static void test_measure_is_exact(void **state) {
   rig_free(r);
 }
 
-static void test_measure_counts_for_all_that_share(void **state) {
+TEST(test_measure_counts_for_all_that_share) {
   mlfab_sim_options o = plain();
   rig *r = rig_make_sharing(&o, 1);
   pair p = connect_pair(r, 0, 5), q = connect_pair(r, 1, 5), local = connect_pair(r, 0, 2);
   mlfab_measure m[3];
-  (void)state;
   for (int i = 0; i < 3; i++) assert_int_equal(measure(r, i, &m[i]), 0);
   assert_int_equal(send_ghost(r, 0, p.a, 100000, 1), 0);
   assert_int_equal(send_ghost(r, 1, q.a, 200000, 1), 0);
@@ -584,7 +563,7 @@ static void test_measure_counts_for_all_that_share(void **state) {
 }
 
 /* Under load the monitor finds the rate, and a changed one within two seconds. */
-static void test_the_monitor_finds_the_rate(void **state) {
+TEST(test_the_monitor_finds_the_rate) {
   static const uint64_t rates[] = {RATE, RATE / 4, 3 * RATE, RATE / 10};
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
@@ -592,7 +571,6 @@ static void test_the_monitor_finds_the_rate(void **state) {
   mlfab__monitor monitor;
   mlfab_measure m;
   double in, out;
-  (void)state;
   mlfab__monitor_init(&monitor, SECOND / 2);
   assert_int_equal(measure(r, 0, &m), 0);
   for (size_t k = 0; k < MLFAB__COUNT(rates); k++) {
@@ -613,11 +591,10 @@ static void test_the_monitor_finds_the_rate(void **state) {
 
 /* ---- connecting and closing ---- */
 
-static void test_connect_refused_and_nonsense(void **state) {
+TEST(test_connect_refused_and_nonsense) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   uint64_t start = now(r);
-  (void)state;
   r->t->close(r->self[3]);
   r->self[3] = NULL;
   assert_int_equal(r->t->connect(r->self[0], "sim:3", 9), 0);
@@ -636,10 +613,9 @@ static void test_connect_refused_and_nonsense(void **state) {
   rig_free(r);
 }
 
-static void test_second_connect_replaces_the_first(void **state) {
+TEST(test_second_connect_replaces_the_first) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
-  (void)state;
   for (uint64_t pause = 0; pause < 3; pause++) { /* before it arrives, and on its way back */
     int ups = times(r, 0, MLFAB_IO_UP), theirs = times(r, 2, MLFAB_IO_UP);
     assert_int_equal(r->t->connect(r->self[0], "sim:1", 4), 0);
@@ -654,12 +630,11 @@ static void test_second_connect_replaces_the_first(void **state) {
   rig_free(r);
 }
 
-static void test_disconnect_sends_what_was_accepted(void **state) {
+TEST(test_disconnect_sends_what_was_accepted) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   uint8_t head[HEAD] = {0}, bulk[1000];
-  (void)state;
   memset(bulk, 6, sizeof bulk);
   for (int i = 0; i < 5; i++)
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk, sizeof bulk, 3), 0);
@@ -678,11 +653,10 @@ static void test_disconnect_sends_what_was_accepted(void **state) {
   rig_free(r);
 }
 
-static void test_a_host_talks_to_itself(void **state) {
+TEST(test_a_host_talks_to_itself) {
   mlfab_sim_options o = plain();
   o.loss = 1;
   rig *r = rig_make(&o);
-  (void)state;
   assert_int_equal(r->t->connect(r->self[0], "sim:0", 3), 0);
   rig_run(r, MILLI);
   assert_int_equal(times(r, 0, MLFAB_IO_UP), 2);
@@ -700,13 +674,12 @@ static void test_a_host_talks_to_itself(void **state) {
 
 /* ---- faults ---- */
 
-static void test_loss_breaks_the_connection(void **state) {
+TEST(test_loss_breaks_the_connection) {
   mlfab_sim_options o = plain();
   o.loss = 1;
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1), q = connect_pair(r, 2, 3);
   uint64_t start = now(r);
-  (void)state;
   assert_int_equal(send_ghost(r, 0, p.a, 1000, 5), 0);
   assert_int_equal(send_ghost(r, 0, p.a, 1000, 6), 0);
   assert_int_equal(send_ghost(r, 1, p.b, 2000, 7), 0);
@@ -723,13 +696,12 @@ static void test_loss_breaks_the_connection(void **state) {
   rig_free(r);
 }
 
-static void test_duplicate_delivers_and_breaks(void **state) {
+TEST(test_duplicate_delivers_and_breaks) {
   mlfab_sim_options o = plain();
   o.duplicate = 1;
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   uint64_t start = now(r);
-  (void)state;
   assert_int_equal(send_ghost(r, 0, p.a, 1000, 5), 0);
   assert_int_equal(send_ghost(r, 0, p.a, 1000, 6), 0);
   rig_run(r, SECOND);
@@ -740,13 +712,12 @@ static void test_duplicate_delivers_and_breaks(void **state) {
   rig_free(r);
 }
 
-static void test_reorder_lets_other_links_overtake(void **state) {
+TEST(test_reorder_lets_other_links_overtake) {
   mlfab_sim_options o = plain();
   o.reorder = 0.5;
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 1);
   uint64_t order = 0, overtaken = 0;
-  (void)state;
   for (int i = 0; i < 20; i++) {
     assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
     assert_int_equal(send_ghost(r, 0, q.a, 1000, 1), 0);
@@ -762,11 +733,10 @@ static void test_reorder_lets_other_links_overtake(void **state) {
   rig_free(r);
 }
 
-static void test_partition_stalls_and_heals(void **state) {
+TEST(test_partition_stalls_and_heals) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1), q = connect_pair(r, 0, 2);
-  (void)state;
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
   uint64_t start = now(r);
   for (int i = 0; i < 3; i++) assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
@@ -788,10 +758,9 @@ static void test_partition_stalls_and_heals(void **state) {
   rig_free(r);
 }
 
-static void test_partition_while_connecting(void **state) {
+TEST(test_partition_while_connecting) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
-  (void)state;
   assert_int_equal(r->t->connect(r->self[0], "sim:1", 3), 0);
   rig_run(r, LATENCY + 1000); /* 1 has accepted, 0 does not know yet */
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
@@ -816,11 +785,10 @@ static void test_partition_while_connecting(void **state) {
   rig_free(r);
 }
 
-static void test_pause_keeps_what_comes(void **state) {
+TEST(test_pause_keeps_what_comes) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
-  (void)state;
   assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
   uint64_t start = now(r);
   for (int i = 0; i < 3; i++) assert_int_equal(send_ghost(r, 0, p.a, 1000, 1), 0);
@@ -832,11 +800,10 @@ static void test_pause_keeps_what_comes(void **state) {
 
 /* A stopped process is on a host that answers probes; a partitioned host, or one without its network card,
  * does not answer. */
-static void test_probes(void **state) {
+TEST(test_probes) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
-  (void)state;
   assert_int_equal(mlfab_sim_pause(r->sim, 1, SECOND), 0);
   assert_int_equal(r->t->probe(r->self[0], p.a), 0);
   assert_int_equal(r->t->probe(r->self[1], p.b), 0);
@@ -861,12 +828,11 @@ static void on_restart(void *user, uint32_t host) {
   r->self[host] = endpoint(r->sim, host);
 }
 
-static void test_crash_and_restart(void **state) {
+TEST(test_crash_and_restart) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
   pair p = connect_pair(r, 0, 1);
   pair q = connect_pair(r, 2, 1);
-  (void)state;
   restarts = 0;
   assert_int_equal(mlfab_sim_on_crash(r->sim, 1, on_restart, r), 0);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 1), 0);
@@ -929,9 +895,8 @@ static uint64_t storm(uint64_t seed, int shared, int *downs_p, int *frames_p, in
   return hash;
 }
 
-static void test_same_seed_same_hash(void **state) {
+TEST(test_same_seed_same_hash) {
   uint64_t last = 0;
-  (void)state;
   for (uint64_t seed = 1; seed < 17; seed++) {
     int downs, frames, back, downs2, frames2, back2, shared = seed > 11;
     uint64_t hash = storm(seed, shared, &downs, &frames, &back);
@@ -952,13 +917,12 @@ static void push_forward(void *user) {
   ctx->deadline_ns = ctx->env.clock(ctx->env.user) + 5 * MILLI;
 }
 
-static void test_contexts_are_driven(void **state) {
+TEST(test_contexts_are_driven) {
   mlfab_sim_options o = plain();
   mlfab_sim *sim = NULL;
   mlfab *a = NULL, *b = NULL;
   mlfab_config config;
   mlfab_error error;
-  (void)state;
   abandoned = 0;
   mlfab_config_init(&config);
   assert_int_equal(mlfab_sim_create(&o, &sim), 0);
@@ -999,12 +963,11 @@ static void test_contexts_are_driven(void **state) {
 
 static void crash_zero(void *user) { assert_int_equal(mlfab_sim_crash(user, 0), 0); }
 
-static void test_wait_runs_the_others(void **state) {
+TEST(test_wait_runs_the_others) {
   mlfab_sim_options o = plain();
   mlfab_sim *sim = NULL;
   mlfab *a = NULL, *b = NULL;
   mlfab_config config;
-  (void)state;
   mlfab_config_init(&config);
   assert_int_equal(mlfab_sim_create(&o, &sim), 0);
   assert_int_equal(mlfab_sim_open(sim, 0, &config, &a, NULL), 0);
@@ -1038,13 +1001,12 @@ static void test_wait_runs_the_others(void **state) {
 
 /* ---- size and memory ---- */
 
-static void test_a_thousand_hosts(void **state) {
+TEST(test_a_thousand_hosts) {
   enum { MANY = 1000 };
   static void *self[MANY];
   mlfab_sim_options o = plain();
   mlfab_sim *sim = NULL;
   int up = 0, frames = 0;
-  (void)state;
   o.hosts = MANY;
   o.rate_bytes_per_s = 1000000000;
   assert_int_equal(mlfab_sim_create(&o, &sim), 0);
@@ -1095,8 +1057,7 @@ static void budget_release(void *user, void *memory, size_t bytes) {
 }
 
 /* Whichever allocation fails: no crash, no leak, and every accepted frame arrives or its link breaks. */
-static void test_out_of_memory_at_every_step(void **state) {
-  (void)state;
+TEST(test_out_of_memory_at_every_step) {
   for (int limit = 0; limit < 60; limit++) {
     budget b = {limit, 0};
     mlfab_env env = {0};
@@ -1143,10 +1104,9 @@ static void test_out_of_memory_at_every_step(void **state) {
   }
 }
 
-static void test_bad_options(void **state) {
+TEST(test_bad_options) {
   mlfab_sim *sim = NULL;
   mlfab_sim_options o = plain();
-  (void)state;
   assert_int_equal(mlfab_sim_create(NULL, &sim), MLFAB_ERR_ARGUMENT);
   o.hosts = 0;
   assert_int_equal(mlfab_sim_create(&o, &sim), MLFAB_ERR_ARGUMENT);
@@ -1164,41 +1124,4 @@ static void test_bad_options(void **state) {
   mlfab_sim_destroy(&sim);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rate_and_latency_are_exact),
-      cmocka_unit_test(test_order_and_bytes),
-      cmocka_unit_test(test_bulk_is_borrowed_until_sent),
-      cmocka_unit_test(test_two_senders_share_the_receiver),
-      cmocka_unit_test(test_small_frames_do_not_wait_for_other_links),
-      cmocka_unit_test(test_a_port_serves_its_lanes_in_turn),
-      cmocka_unit_test(test_rate_changes_in_the_middle),
-      cmocka_unit_test(test_again_and_writable),
-      cmocka_unit_test(test_shared_ports_share_the_rate),
-      cmocka_unit_test(test_sharing_hosts_talk_past_their_ports),
-      cmocka_unit_test(test_a_crash_leaves_shared_ports),
-      cmocka_unit_test(test_sharing_is_refused_late),
-      cmocka_unit_test(test_measure_is_exact),
-      cmocka_unit_test(test_measure_counts_for_all_that_share),
-      cmocka_unit_test(test_the_monitor_finds_the_rate),
-      cmocka_unit_test(test_connect_refused_and_nonsense),
-      cmocka_unit_test(test_second_connect_replaces_the_first),
-      cmocka_unit_test(test_disconnect_sends_what_was_accepted),
-      cmocka_unit_test(test_a_host_talks_to_itself),
-      cmocka_unit_test(test_loss_breaks_the_connection),
-      cmocka_unit_test(test_duplicate_delivers_and_breaks),
-      cmocka_unit_test(test_reorder_lets_other_links_overtake),
-      cmocka_unit_test(test_partition_stalls_and_heals),
-      cmocka_unit_test(test_partition_while_connecting),
-      cmocka_unit_test(test_pause_keeps_what_comes),
-      cmocka_unit_test(test_probes),
-      cmocka_unit_test(test_crash_and_restart),
-      cmocka_unit_test(test_same_seed_same_hash),
-      cmocka_unit_test(test_contexts_are_driven),
-      cmocka_unit_test(test_wait_runs_the_others),
-      cmocka_unit_test(test_a_thousand_hosts),
-      cmocka_unit_test(test_out_of_memory_at_every_step),
-      cmocka_unit_test(test_bad_options),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -3,10 +3,7 @@
 #include "core/model/slab.h"
 #include "core/model/store.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { BLOCKS = 512, AREAS = 600 };
 
@@ -54,8 +51,7 @@ static int clean(void **state) {
 
 /* --- single cases --- */
 
-static void test_ascending(void **state) {
-  (void)state;
+TEST_WITH(test_ascending, clean, NULL) {
   for (int shares = 0; shares < 2; shares++) {
     mlfab__slab slab = {.on = shares ? &table : NULL};
     uint8_t *at[100];
@@ -87,7 +83,7 @@ static void test_ascending(void **state) {
 }
 
 /* How large a new area is: shared ones have room for blocks that are asked for later. */
-static void test_sizes(void **state) {
+TEST_WITH(test_sizes, clean, NULL) {
   static const struct {
     uint32_t bytes, more, shared_count;
   } cases[] = {{1, 0, 64},
@@ -103,7 +99,6 @@ static void test_sizes(void **state) {
                {(1 << 21) - 63, 1, 16},
                {1 << 20, 0, 32},
                {1 << 26, 0, 1}};
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     for (int shares = 0; shares < 2; shares++) {
       mlfab__slab slab = {.on = shares ? &table : NULL};
@@ -120,8 +115,7 @@ static void test_sizes(void **state) {
 }
 
 /* Without descriptors an area is private. */
-static void test_no_descriptors(void **state) {
-  (void)state;
+TEST_WITH(test_no_descriptors, clean, NULL) {
   mlfab__slab slab = {.on = &table};
   shared.fails = 1;
   uint8_t *a = mlfab__slab_take(&env, &slab, 4096, 0);
@@ -165,9 +159,8 @@ static void check_areas(const mlfab__slab *slab, const block *blocks, uint32_t n
   assert_int_equal(shared.out, nshared);
 }
 
-static void test_random(void **state) {
+TEST_WITH(test_random, clean, NULL) {
   static const uint32_t sizes[] = {64, 100, 4096, 70000};
-  (void)state;
   for (uint64_t seed = 1; seed <= 30; seed++) {
     static block blocks[BLOCKS];
     uint32_t n = 0;
@@ -213,8 +206,7 @@ static void release(void *user, void *memory, size_t bytes) {
 }
 
 /* The k-th allocation fails, for every k, and nothing is left. */
-static void test_memory(void **state) {
-  (void)state;
+TEST_WITH(test_memory, clean, NULL) {
   for (int shares = 0; shares < 2; shares++) {
     int left = 0, k = 0;
     mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = scarce, .release = release};
@@ -234,8 +226,7 @@ static void test_memory(void **state) {
 }
 
 /* The same for a store with its blocks in a slab, which has another block already. */
-static void test_store_memory(void **state) {
-  (void)state;
+TEST_WITH(test_store_memory, clean, NULL) {
   for (int shares = 0; shares < 2; shares++) {
     const mlfab__tensor_info infos[] = {{0, MLFAB_F32, 5000}, {1, MLFAB_F64, 1200}};
     int left = 1000, code = MLFAB_ERR_MEMORY;
@@ -278,8 +269,7 @@ static void test_store_memory(void **state) {
 }
 
 /* A store that is retired keeps the blocks that others refer to, with their bytes. */
-static void test_retire(void **state) {
-  (void)state;
+TEST_WITH(test_retire, clean, NULL) {
   for (uint64_t seed = 1; seed <= 40; seed++) {
     const mlfab__tensor_info info = {0, MLFAB_F32, 20000};
     mlfab__rng prng;
@@ -329,16 +319,7 @@ static void test_retire(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(test_ascending, clean),
-      cmocka_unit_test_setup(test_sizes, clean),
-      cmocka_unit_test_setup(test_no_descriptors, clean),
-      cmocka_unit_test_setup(test_random, clean),
-      cmocka_unit_test_setup(test_memory, clean),
-      cmocka_unit_test_setup(test_store_memory, clean),
-      cmocka_unit_test_setup(test_retire, clean),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -6,9 +6,7 @@
 #include "core/model/sync.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 static mlfab__env env;
 
@@ -86,9 +84,8 @@ static void scatter(mlfab__rng *prng, mlfab__layout *layout) {
   mlfab__layout_assign(layout, owner);
 }
 
-static void test_pieces(void **state) {
+TEST(test_pieces) {
   static const uint32_t blocks[] = {64, 128, 448, 4096, 1u << 20};
-  (void)state;
   for (uint64_t seed = 1; seed <= 150; seed++) {
     mlfab__rng prng;
     mlfab__layout layout;
@@ -170,8 +167,7 @@ static void shuffle(mlfab__rng *prng, mlfab__store *s) {
   assert_int_equal(mlfab__store_take(s), MLFAB__NO_BLOCK);
 }
 
-static void test_references(void **state) {
-  (void)state;
+TEST(test_references) {
   for (uint64_t seed = 1; seed <= 40; seed++) {
     mlfab__rng prng;
     mlfab__layout layout;
@@ -200,12 +196,11 @@ static void release(void *user, void *memory, size_t bytes) {
 }
 
 /* The k-th allocation fails, for every k: MLFAB_ERR_MEMORY, and no leak. */
-static void test_memory(void **state) {
+TEST(test_memory) {
   int left = 0, code = MLFAB_ERR_MEMORY;
   mlfab__rng prng;
   mlfab__layout layout;
   mlfab_env hooks = {0};
-  (void)state;
   mlfab__rng_seed(&prng, 3);
   random_layout(&prng, 1, &layout);
   hooks.size = sizeof hooks;
@@ -265,9 +260,8 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
 }
 
 /* Every pair of options, and the text for those that exclude each other. */
-static void test_options(void **state) {
+TEST(test_options) {
   mlfab_error error;
-  (void)state;
   for (uint32_t i = 0; i < 7 * 8 * 2 * 2 * 3; i++) {
     uint32_t rule = i % 7 < 6 ? i % 7 : 1000, sync = i / 7 % 8, mean = i / 56 % 2,
              det = i / 112 % 2, dtype = 1 + i / 224;
@@ -280,7 +274,7 @@ static void test_options(void **state) {
 }
 
 /* Numbers out of range, and filters with options that do not apply to them. */
-static void test_numbers(void **state) {
+TEST(test_numbers) {
   static const struct {
     uint32_t tags, half, ghost;
     double threshold, decay;
@@ -309,7 +303,6 @@ static void test_numbers(void **state) {
       {0, 0, 0, 0.1, 0.0, MLFAB_I64, MLFAB_ERR_UNSUPPORTED,
        "not supported: int64 tensors (tensor 2) with change_threshold (a parameter filter)"},
   };
-  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     mlfab_model_options o = {0};
     mlfab__tensor_info info[] = {{1, MLFAB_F32, 4}, {2, cases[i].dtype, 4}};
@@ -330,8 +323,7 @@ static void test_numbers(void **state) {
 }
 
 /* No grain is smaller than an element of the slice. */
-static void test_grains(void **state) {
-  (void)state;
+TEST(test_grains) {
   for (uint64_t seed = 1; seed <= 200; seed++) {
     mlfab__rng prng;
     mlfab__layout layout;
@@ -362,12 +354,7 @@ static void test_grains(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_pieces),  cmocka_unit_test(test_references),
-      cmocka_unit_test(test_memory),  cmocka_unit_test(test_options),
-      cmocka_unit_test(test_numbers), cmocka_unit_test(test_grains),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

@@ -4,13 +4,9 @@
  *
  * MLFAB_SCALE=100 makes 400,000 trials of each gap distribution, 1 (the default) a hundredth of them. */
 #include "core/model/sync.h"
-#include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdlib.h>
-#include <stdio.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { KINDS = MLFAB_SYNC_USER + 1, WORKERS = 8 };
 
@@ -34,8 +30,7 @@ static int printed_pull(uint32_t kind, int64_t i, int64_t v, int64_t s) {
   }
 }
 
-static void test_pull_conditions(void **state) {
-  (void)state;
+TEST(test_pull_conditions) {
   for (uint32_t n = 0; n < MLFAB_SYNC_USER * 6 * 6 * 4; n++) {
     uint32_t kind = n % MLFAB_SYNC_USER;
     uint64_t progress = n / 7 % 6, v = n / 42 % 6, s = n / 252;
@@ -65,8 +60,7 @@ static void test_pull_conditions(void **state) {
 }
 
 /* Numbers that would overflow, and probabilities 0 and 1. */
-static void test_pull_extremes(void **state) {
-  (void)state;
+TEST(test_pull_extremes) {
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = INT64_MAX};
   mlfab_sync_state look = {
       .iteration = UINT64_MAX, .fastest = UINT64_MAX, .v_train = UINT64_MAX - 3};
@@ -84,8 +78,7 @@ static void test_pull_extremes(void **state) {
 }
 
 /* P of PSSP_DYNAMIC: e^x without libm, significance as alpha, always within [0, 1]. */
-static void test_dynamic(void **state) {
-  (void)state;
+TEST(test_dynamic) {
   static const double alphas[] = {1e-9, 0.3, 1, 1.5, 2, 7, 1e300};
   mlfab_sync sync = {.kind = MLFAB_SYNC_PSSP_DYNAMIC};
   for (uint64_t beyond = 0; beyond < 2000; beyond++) {
@@ -108,8 +101,7 @@ static void test_dynamic(void **state) {
   }
 }
 
-static void test_push_conditions(void **state) {
-  (void)state;
+TEST(test_push_conditions) {
   for (uint32_t n = 0; n < KINDS * 5 * 5; n++) {
     mlfab_sync sync = {.kind = n % KINDS};
     uint64_t i = n / KINDS % 5, v = n / KINDS / 5;
@@ -171,16 +163,14 @@ static void gap_law(double c, uint64_t s, uint32_t trials) {
   assert_true(chi < chi_limit(bins));
 }
 
-static void test_gap_law(void **state) {
-  (void)state;
+TEST(test_gap_law) {
   gap_law(0.5, 3, scaled(4000));
   gap_law(0.3, 3, scaled(4000));
   gap_law(0.2, 0, scaled(16000));
   gap_law(0.1, 3, scaled(64000)); /* more trials, or the mean itself would be off by 0.15 */
 }
 
-static void test_draws(void **state) {
-  (void)state;
+TEST(test_draws) {
   uint32_t below[10] = {0};
   for (uint32_t i = 0; i < 40000; i++) {
     double u = mlfab__sync_draw(7, i % 4, i / 4 % 10, i / 40);
@@ -197,8 +187,7 @@ static void test_draws(void **state) {
 
 /* ---- DSPS ---- */
 
-static void test_tuner(void **state) {
-  (void)state;
+TEST(test_tuner) {
   mlfab_sync sync = {.kind = MLFAB_SYNC_DSPS, .staleness = 2};
   mlfab__sync_tuner tuner = {2, 0};
   mlfab__sync_complete(&sync);
@@ -228,8 +217,7 @@ static void refused(const mlfab_sync *sync, const char *text) {
   assert_int_equal(mlfab__sync_check(sync, WORKERS, NULL), MLFAB_ERR_ARGUMENT);
 }
 
-static void test_refused(void **state) {
-  (void)state;
+TEST(test_refused) {
   static volatile double zero; /* so that NaN and infinity are computed at run time */
   refused(&(mlfab_sync){.kind = 8}, "kind of consistency is 8, must be 0 (ASYNC) to 7 (USER)");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_SSP, .staleness = -1},
@@ -293,8 +281,7 @@ static mlfab_sync careless(uint32_t kind) {
 }
 
 /* Fields that a kind does not use are neither checked nor compared; the others are both. */
-static void test_descriptions(void **state) {
-  (void)state;
+TEST(test_descriptions) {
   for (uint32_t kind = 0; kind < KINDS; kind++) {
     mlfab_sync all = careless(kind), other = all;
     int pssp = kind == MLFAB_SYNC_PSSP || kind == MLFAB_SYNC_PSSP_DYNAMIC;
@@ -336,13 +323,4 @@ static void test_descriptions(void **state) {
   assert_string_equal(mlfab__sync_name(KINDS), "unknown");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_pull_conditions), cmocka_unit_test(test_pull_extremes),
-      cmocka_unit_test(test_dynamic),         cmocka_unit_test(test_push_conditions),
-      cmocka_unit_test(test_gap_law),         cmocka_unit_test(test_draws),
-      cmocka_unit_test(test_tuner),           cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_descriptions),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

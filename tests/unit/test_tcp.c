@@ -9,10 +9,7 @@
 #include <net/if.h>
 #include <sched.h>
 #include <netinet/in.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -23,13 +20,12 @@
 #include <dlfcn.h>
 #include <linux/filter.h>
 #include <linux/tcp.h>
-#include <stdarg.h>
 #include <sys/syscall.h>
 #else
 #include <netinet/tcp.h>
 #endif
 
-#include <cmocka.h>
+#include "../testing.h"
 
 /* --- a simulated kernel ----------------------------------------------------------------------- */
 
@@ -204,7 +200,7 @@ static void greet(end *a, end *b) {
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-static void test_addresses(void **state) {
+TEST(test_addresses) {
   static const char *const good[] = {"tcp:127.0.0.1:5", "tcp:[::1]:5",    "127.0.0.1:5",
                                      "[::1]:5",         "node7.local:80", "tcp:node7:65535",
                                      "unix:/tmp/x",     "unix:@x"};
@@ -216,7 +212,6 @@ static void test_addresses(void **state) {
       "]:5",       "[:5",         "tcp:]:5",    "tcp:host:123456"};
   char longer[400];
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   for (size_t i = 0; i < MLFAB__COUNT(good); i++)
     if (!tcp()->reach(e.self, good[i])) fail_msg("%s", good[i]);
@@ -241,9 +236,8 @@ static void test_addresses(void **state) {
   end_close(&e);
 }
 
-static void test_listen(void **state) {
+TEST(test_listen) {
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   assert_int_equal(strncmp(e.address, "tcp:127.0.0.1:", 14), 0);
   assert_true(port_of(e.address) > 0);
@@ -269,10 +263,9 @@ static void test_listen(void **state) {
 }
 
 /* A name may have several addresses; it is enough that one of them accepts. */
-static void test_names(void **state) {
+TEST(test_names) {
   end a, b;
   char address[64];
-  (void)state;
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "tcp:localhost:0", "", 0), 0);
   assert_null(strstr(b.address, "localhost"));
@@ -286,12 +279,11 @@ static void test_names(void **state) {
   end_close(&b);
 }
 
-static void test_insecure(void **state) {
+TEST(test_insecure) {
   static const char *const open[] = {"tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:203.0.113.7:0",
                                      "tcp:[2001:db8::1]:5", "tcp:[::ffff:203.0.113.7]:5"};
   static const char *const closed[] = {"tcp:127.0.0.2:9", "tcp:[::ffff:127.0.0.1]:9"};
   end e, keeper;
-  (void)state;
   assert_int_equal(end_open(&keeper, "", "", 0), 0);
   for (size_t i = 0; i < MLFAB__COUNT(open); i++) {
     assert_int_equal(end_open(&e, open[i], "", 0), MLFAB_ERR_INSECURE);
@@ -316,11 +308,10 @@ static void test_insecure(void **state) {
 }
 
 /* Without a key and allow_insecure only Unix sockets are used. */
-static void test_closed(void **state) {
+TEST(test_closed) {
   static const char *const refused[] = {"tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:localhost:0",
                                         "tcp:0.0.0.0:0", "127.0.0.1:0"};
   end a, b;
-  (void)state;
   unkeyed = 1;
   for (size_t i = 0; i < MLFAB__COUNT(refused); i++) {
     assert_int_equal(end_open(&a, refused[i], "", 0), MLFAB_ERR_INSECURE);
@@ -340,11 +331,10 @@ static void test_closed(void **state) {
   unkeyed = 0;
 }
 
-static void test_interfaces(void **state) {
+TEST(test_interfaces) {
   char lo[IFNAMSIZ] = "", name[64];
   struct ifaddrs *list = NULL;
   end e;
-  (void)state;
   assert_int_equal(getifaddrs(&list), 0);
   for (const struct ifaddrs *i = list; i; i = i->ifa_next)
     if (i->ifa_flags & IFF_LOOPBACK) snprintf(lo, sizeof lo, "%s", i->ifa_name);
@@ -375,10 +365,9 @@ static void test_interfaces(void **state) {
 
 /* --- addresses in use ------------------------------------------------------------------------- */
 
-static void test_in_use(void **state) {
+TEST(test_in_use) {
   end a, b;
   char address[256];
-  (void)state;
   assert_int_equal(end_open(&a, "", "", 0), 0);
   memcpy(address, a.address, sizeof address);
   assert_int_equal(end_open(&b, address, "", 0), MLFAB_ERR_ADDRESS_IN_USE);
@@ -388,12 +377,11 @@ static void test_in_use(void **state) {
   end_close(&b);
 }
 
-static void test_unix_path(void **state) {
+TEST(test_unix_path) {
   struct sockaddr_un local = {.sun_family = AF_UNIX};
   struct stat info;
   char address[100];
   end a, b;
-  (void)state;
   snprintf(local.sun_path, sizeof local.sun_path, "/tmp/mlfab-test-%ld.sock", (long)getpid());
   snprintf(address, sizeof address, "unix:%.90s", local.sun_path);
   /* A socket file left by a dead process. */
@@ -429,11 +417,10 @@ static void test_unix_path(void **state) {
 /* --- strangers -------------------------------------------------------------------------------- */
 
 /* Connections that send nothing, or a little from time to time, neither pile up nor keep others out. */
-static void test_slow_strangers(void **state) {
+TEST(test_slow_strangers) {
   enum { MANY = 200 };
   int fds[MANY];
   end a, b;
-  (void)state;
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "", "", 0), 0);
   for (int i = 0; i < MANY; i++) {
@@ -463,13 +450,12 @@ static void test_slow_strangers(void **state) {
 
 /* A job of many workers starts: all have connected and introduced themselves before this node polls for the
  * first time. None is refused for the wait. */
-static void test_many_call_at_once(void **state) {
+TEST(test_many_call_at_once) {
   enum { MANY = 300 };
   static int fds[MANY];
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   for (int i = 0; i < MANY; i++) {
     fds[i] = stranger(&e);
@@ -491,14 +477,13 @@ static void announce(int fd, uint8_t type, uint32_t bulk) {
 }
 
 /* Before admission no large frame is accepted: neither as the first frame nor after a JOIN. */
-static void test_little_before_admission(void **state) {
+TEST(test_little_before_admission) {
   enum { MANY = 40 };
   uint8_t head[MLFAB_HEADER_BYTES + 2048];
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__JOIN};
   mlfab__join join;
   int fds[MANY];
   end e;
-  (void)state;
   memset(&join, 0, sizeof join);
   memset(join.addresses, 'x', sizeof join.addresses - 1); /* the longest possible */
   header.meta_bytes = mlfab__encode_join(head + MLFAB_HEADER_BYTES, &join);
@@ -526,13 +511,12 @@ static void test_little_before_admission(void **state) {
 }
 
 /* The process has no descriptor left: a connection that waits for admission is closed for a newer caller. */
-static void test_descriptors_for_newcomers(void **state) {
+TEST(test_descriptors_for_newcomers) {
   enum { MANY = 10, MOST = 4096 };
   static int taken[MOST];
   int fds[MANY], n = 0;
   struct rlimit before, few;
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   for (int i = 0; i < MANY; i++) fds[i] = stranger(&e);
   for (int i = 0; i < 200; i++) {
@@ -559,7 +543,7 @@ static void test_descriptors_for_newcomers(void **state) {
   end_close(&e);
 }
 
-static void test_protocol(void **state) {
+TEST(test_protocol) {
   static const struct {
     uint8_t protocol;
     int code;
@@ -567,7 +551,6 @@ static void test_protocol(void **state) {
   } cases[] = {{MLFAB_PROTOCOL - 1, MLFAB_ERR_PROTOCOL_OLDER, "older"},
                {MLFAB_PROTOCOL + 1, MLFAB_ERR_PROTOCOL_NEWER, "newer"}};
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   for (int i = 0; i < 2; i++) {
     uint8_t head[128], right[128];
@@ -593,7 +576,7 @@ static void test_protocol(void **state) {
 }
 
 /* Frames accepted before disconnect are copied and written later if the socket is full. */
-static void test_linger(void **state) {
+TEST(test_linger) {
   static uint8_t bulk[MLFAB_BULK_MAX];
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
@@ -601,7 +584,6 @@ static void test_linger(void **state) {
       .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
   header.flags = MLFAB__WIRE_BULK_CRC;
   end a, b;
-  (void)state;
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "", "", 0), 0);
   assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
@@ -623,12 +605,11 @@ static void test_linger(void **state) {
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-static void test_idle_links(void **state) {
+TEST(test_idle_links) {
   enum { MANY = 200 };
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   end a, b;
-  (void)state;
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "", "", 0), 0);
   for (int i = 1; i <= MANY; i++) {
@@ -645,10 +626,9 @@ static void test_idle_links(void **state) {
 
 /* One detach returns all bulks sent with a token, because the chunks of an update share one. The receiver
  * gets the bytes as they were sent, whatever the sender writes there afterwards. */
-static void test_detach_all(void **state) {
+TEST(test_detach_all) {
   enum { CHUNKS = 64, BYTES = 262144 };
   end a, b;
-  (void)state;
   assert_int_equal(end_open(&a, "tcp:127.0.0.1:0", "", 0), 0);
   assert_int_equal(end_open(&b, "tcp:127.0.0.1:0", "", 0), 0);
   assert_int_equal(tcp()->connect(a.self, b.address, 1), 0);
@@ -688,13 +668,12 @@ static void test_detach_all(void **state) {
 
 /* The process has no descriptor left when a peer connects, and frees some later: then the peer is admitted,
  * although no link of this transport was closed. */
-static void test_no_descriptors(void **state) {
+TEST(test_no_descriptors) {
   struct rlimit before, few;
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   int taken[256], n = 0;
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   e.now_ns = 5;
   int fd = stranger(&e);
@@ -742,7 +721,7 @@ static void beat(const end *e, uint32_t link) {
 /* A process that does not read, so that its window is closed, is on a host that answers: its connection
  * stays up for any time. A host that accepts no packet (a filter drops them before TCP) does not answer,
  * until the filter is removed. */
-static void test_probe(void **state) {
+TEST(test_probe) {
   struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
   struct sock_fprog drop = {1, nothing};
   static uint8_t bulk[MLFAB_BULK_MAX];
@@ -750,7 +729,6 @@ static void test_probe(void **state) {
   mlfab__header header = {.type = MLFAB__HEARTBEAT, .bulk_bytes = MLFAB_BULK_MAX};
   int idle, full, gone, status;
   end e;
-  (void)state;
   assert_int_equal(end_open(&e, "", "", 0), 0);
   uint32_t to_idle = raw_peer(&e, &idle), to_full = raw_peer(&e, &full);
   uint32_t to_gone = raw_peer(&e, &gone);
@@ -782,14 +760,13 @@ static void test_probe(void **state) {
 }
 
 /* Over a Unix socket the probe asks for the process: a child that holds the socket does not count. */
-static void test_probe_of_a_child(void **state) {
+TEST(test_probe_of_a_child) {
   struct sockaddr_un to = {.sun_family = AF_UNIX};
   uint8_t head[128];
   char address[64];
   int told[2], tell[2];
   pid_t heir = 0;
   end e;
-  (void)state;
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
   int n = snprintf(address, sizeof address, "unix:@mlfab-probe-%ld", (long)getpid());
   memcpy(to.sun_path + 1, address + 6, (size_t)n - 6);
@@ -818,25 +795,22 @@ static void test_probe_of_a_child(void **state) {
   for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
 }
 #else
-static void test_probe(void **state) {
-  (void)state;
+TEST(test_probe) {
   skip();
 }
-static void test_probe_of_a_child(void **state) {
-  (void)state;
+TEST(test_probe_of_a_child) {
   skip();
 }
 #endif
 
 /* The k-th allocation fails, for every k: an error, and no leak. */
-static void test_out_of_memory(void **state) {
+TEST(test_out_of_memory) {
   uint8_t head[128], first[128];
   uint32_t first_bytes;
   static uint8_t bulk[100000];
   mlfab__header header = {
       .protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = sizeof bulk};
   end a, b;
-  (void)state;
   mlfab__wire_seal(head, &header, bulk);
   first_bytes = frame(first, MLFAB_PROTOCOL);
   for (int k = 0, clean = 0; !clean; k++) {
@@ -897,7 +871,7 @@ static void write_all(end *e, int fd, const uint8_t *data, size_t bytes) {
 
 /* A peer that has sent half a frame has more to send, so the rate of arrival is then the network's. The
  * test provides the transport's clock, so that rates are exact. */
-static void test_measure_in(void **state) {
+TEST(test_measure_in) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bytes[HEAD + BULK];
   uint8_t small[128];
@@ -905,7 +879,6 @@ static void test_measure_in(void **state) {
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
   mlfab_measure m;
   end e;
-  (void)state;
   mlfab__wire_seal(bytes, &header, bytes + HEAD);
   assert_int_equal(end_open(&e, "", "", 0), 0);
   int fd = stranger(&e);
@@ -958,7 +931,7 @@ static void test_measure_in(void **state) {
 }
 
 /* Two peers: all bytes count while one of them is known to have more. */
-static void test_measure_two(void **state) {
+TEST(test_measure_two) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bytes[HEAD + BULK];
   uint8_t small[128];
@@ -967,7 +940,6 @@ static void test_measure_two(void **state) {
   mlfab_measure m;
   int fds[2];
   end e;
-  (void)state;
   mlfab__wire_seal(bytes, &header, bytes + HEAD);
   assert_int_equal(end_open(&e, "", "", 0), 0);
   e.now_ns = SLICE;
@@ -991,7 +963,7 @@ static void test_measure_two(void **state) {
 }
 
 /* A full socket shows that there was more to send; but if nothing moves, the peer may have stopped. */
-static void test_measure_out(void **state) {
+TEST(test_measure_out) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128];
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
@@ -999,7 +971,6 @@ static void test_measure_out(void **state) {
   uint32_t smallest = frame(small, MLFAB_PROTOCOL);
   mlfab_measure m, n;
   end a, b;
-  (void)state;
   mlfab__wire_seal(head, &header, bulk);
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "", "", 0), 0);
@@ -1040,12 +1011,11 @@ static void test_measure_out(void **state) {
 #if defined(__linux__)
 /* TCP_INFO of two sending links: their rates are added while both have bytes in flight and more to send. No
  * rate follows when the application or the reader limited the link, or when there was too little data. */
-static void test_measure_told(void **state) {
+TEST(test_measure_told) {
   enum { RATE = 20000000, LOAD = 1 << 20, LITTLE = 4 << 10 };
   struct tcp_info info = {0};
   mlfab_measure m;
   end a, b;
-  (void)state;
   assert_int_equal(end_open(&a, "", "", 0), 0);
   assert_int_equal(end_open(&b, "", "", 0), 0);
   a.now_ns = b.now_ns = SLICE;
@@ -1106,7 +1076,7 @@ static void send_against(end *a, uint32_t link, int fd) {
 
 /* Sockets that were full: bytes over busy time are their rates, which are added only while they send; the
  * network limits them, unless the reader does. */
-static void test_measure_told_full(void **state) {
+TEST(test_measure_told_full) {
   enum { LINKS = 2 };
   struct sockaddr_in at = {.sin_family = AF_INET};
   socklen_t bytes = sizeof at;
@@ -1118,7 +1088,6 @@ static void test_measure_told_full(void **state) {
   uint32_t first_bytes = frame(first, MLFAB_PROTOCOL);
   mlfab_measure m;
   end a;
-  (void)state;
   int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   assert_int_equal(bind(listener, (const struct sockaddr *)(const void *)&at, bytes), 0);
@@ -1161,13 +1130,12 @@ static void test_measure_told_full(void **state) {
 #endif
 
 /* Two nodes of one host that also listen for others: their traffic uses no network. */
-static void test_measure_within_the_host(void **state) {
+TEST(test_measure_within_the_host) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128];
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = BULK};
   mlfab_measure m;
   end a, b;
-  (void)state;
   mlfab__wire_seal(head, &header, bulk);
   assert_int_equal(end_open(&a, "tcp:0.0.0.0:0", "", 1), 0);
   assert_int_equal(end_open(&b, "tcp:0.0.0.0:0", "", 1), 0);
@@ -1239,9 +1207,8 @@ static int measure_interface(void) {
   return 0;
 }
 
-static void test_measure_interface(void **state) {
+TEST(test_measure_interface) {
   int status = 0;
-  (void)state;
   pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) _exit(measure_interface());
@@ -1291,11 +1258,10 @@ static pid_t other_user(const char *name, int listening, int *hold_p) {
 }
 
 /* A Unix socket refuses another user of the host, and does not talk to one that listens. */
-static void test_other_user(void **state) {
+TEST(test_other_user) {
   end a, b;
   char name[64], address[96];
   int hold;
-  (void)state;
   if (geteuid() != 0) skip();
   snprintf(name, sizeof name, "mlfab-test-user-%ld", (long)getpid());
   snprintf(address, sizeof address, "unix:@%s", name);
@@ -1325,8 +1291,7 @@ static void test_other_user(void **state) {
 }
 
 /* A kernel without epoll_pwait2, or a filter that refuses it, is tried once; EINTR does not count. */
-static void test_no_pwait2(void **state) {
-  (void)state;
+TEST(test_no_pwait2) {
 #if defined(SYS_epoll_pwait2) && defined(__LP64__)
   static const int errors[] = {ENOSYS, EPERM, EINTR};
   for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
@@ -1343,39 +1308,4 @@ static void test_no_pwait2(void **state) {
 #endif
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_addresses),
-    cmocka_unit_test(test_listen),
-    cmocka_unit_test(test_names),
-    cmocka_unit_test(test_insecure),
-    cmocka_unit_test(test_closed),
-    cmocka_unit_test(test_interfaces),
-    cmocka_unit_test(test_in_use),
-    cmocka_unit_test(test_unix_path),
-    cmocka_unit_test(test_other_user),
-    cmocka_unit_test(test_slow_strangers),
-    cmocka_unit_test(test_many_call_at_once),
-    cmocka_unit_test(test_little_before_admission),
-    cmocka_unit_test(test_descriptors_for_newcomers),
-    cmocka_unit_test(test_protocol),
-    cmocka_unit_test(test_linger),
-    cmocka_unit_test(test_idle_links),
-    cmocka_unit_test(test_no_descriptors),
-    cmocka_unit_test(test_no_pwait2),
-    cmocka_unit_test(test_probe),
-    cmocka_unit_test(test_probe_of_a_child),
-    cmocka_unit_test(test_out_of_memory),
-    cmocka_unit_test(test_detach_all),
-    cmocka_unit_test(test_measure_in),
-    cmocka_unit_test(test_measure_two),
-    cmocka_unit_test(test_measure_out),
-#if defined(__linux__)
-    cmocka_unit_test(test_measure_told),
-    cmocka_unit_test(test_measure_told_full),
-#endif
-    cmocka_unit_test(test_measure_within_the_host),
-    cmocka_unit_test(test_measure_interface),
-  };
-  return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

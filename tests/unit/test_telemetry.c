@@ -9,13 +9,10 @@
 #include "core/telemetry/metrics.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 /* --- metrics --- */
 
@@ -44,8 +41,7 @@ static int occurrences(const char *of) {
 }
 
 /* Gives every member a value of its own: each must be in the text exactly once, as a sample. */
-static void test_every_counter_has_a_family(void **state) {
-  (void)state;
+TEST(test_every_counter_has_a_family) {
   mlfab__snapshot s = snapshot_of("run");
   size_t members = sizeof s.stats / sizeof(uint64_t);
   for (size_t i = 0; i < members; i++) {
@@ -64,8 +60,7 @@ static void test_every_counter_has_a_family(void **state) {
 }
 
 /* Types, units and suffixes of every family: its lines stand together, TYPE first. */
-static void test_the_text_is_openmetrics(void **state) {
-  (void)state;
+TEST(test_the_text_is_openmetrics) {
   mlfab__snapshot s = snapshot_of("run");
   s.call = "pull";
   s.waits_ns = 1500000;
@@ -99,8 +94,7 @@ static void test_the_text_is_openmetrics(void **state) {
 }
 
 /* The older format: TYPE and HELP have the samples' name, and every other line of the newer one is there. */
-static void test_the_older_format(void **state) {
-  (void)state;
+TEST(test_the_older_format) {
   mlfab__snapshot s = snapshot_of("run");
   static char wanted[sizeof text], copy[sizeof text];
   char name[64], rest[200], type[16] = "";
@@ -121,8 +115,7 @@ static void test_the_older_format(void **state) {
   assert_string_equal(text, wanted);
 }
 
-static void test_labels_are_escaped_and_a_small_room_is_kept(void **state) {
-  (void)state;
+TEST(test_labels_are_escaped_and_a_small_room_is_kept) {
   mlfab__snapshot s = snapshot_of("a\"b\\c\nd\x01");
   size_t bytes = mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, text, sizeof text);
   assert_non_null(strstr(text, "fabric=\"a\\\"b\\\\c\\nd?\""));
@@ -135,8 +128,7 @@ static void test_labels_are_escaped_and_a_small_room_is_kept(void **state) {
 
 /* --- names --- */
 
-static void test_names_of_files(void **state) {
-  (void)state;
+TEST(test_names_of_files) {
   static const char *const cases[][2] = {
       {"/a/m.prom", "/a/m.worker-3.prom"},    {"/a.b/m", "/a.b/m.worker-3"},
       {"m.tar.gz", "m.tar.worker-3.gz"},      {"/a/.m", "/a/.m.worker-3"},
@@ -153,8 +145,7 @@ static void test_names_of_files(void **state) {
   assert_true(strlen(path) < sizeof path);
 }
 
-static void test_levels_of_the_log(void **state) {
-  (void)state;
+TEST(test_levels_of_the_log) {
   const char *file;
   assert_int_equal(mlfab__telemetry_log("info", &file), MLFAB_LOG_INFO);
   assert_null(file);
@@ -196,8 +187,7 @@ static void both_ends(uint8_t type, uint32_t meta_bytes, uint8_t kind_out, uint8
   assert_true(other.key == transfer->key);
 }
 
-static void test_both_ends_of_a_transfer_have_one_key(void **state) {
-  (void)state;
+TEST(test_both_ends_of_a_transfer_have_one_key) {
   mlfab__rng rng;
   mlfab__rng_seed(&rng, 5);
   mlfab__map keys = {0};
@@ -347,8 +337,7 @@ static void check_lane(uint32_t n, uint32_t peer, int out) {
   assert_int_equal(told, arrows);
 }
 
-static void test_runs_against_a_literal_reading(void **state) {
-  (void)state;
+TEST(test_runs_against_a_literal_reading) {
   mlfab__rng rng;
   for (uint64_t seed = 1; seed <= 40; seed++) {
     mlfab__trace *trace = recorder();
@@ -384,8 +373,7 @@ static void test_runs_against_a_literal_reading(void **state) {
   assert_int_equal(node.env.bytes, 0);
 }
 
-static void test_what_does_not_fit_is_counted(void **state) {
-  (void)state;
+TEST(test_what_does_not_fit_is_counted) {
   mlfab__trace *trace = recorder();
   enum { MANY = MLFAB__TRACE_RECORDS + 1000 };
   static mlfab__trace_record taken[MLFAB__TRACE_RECORDS];
@@ -405,8 +393,7 @@ static void test_what_does_not_fit_is_counted(void **state) {
   mlfab__trace_close(&trace, &node);
 }
 
-static void test_plans_of_a_lane_do_not_overlap(void **state) {
-  (void)state;
+TEST(test_plans_of_a_lane_do_not_overlap) {
   mlfab__rng rng;
   mlfab__rng_seed(&rng, 8);
   mlfab__trace *trace = recorder();
@@ -441,8 +428,7 @@ static void test_plans_of_a_lane_do_not_overlap(void **state) {
 
 /* --- events --- */
 
-static void test_events_are_whole_lines(void **state) {
-  (void)state;
+TEST(test_events_are_whole_lines) {
   char event[MLFAB__CHROME_MAX];
   mlfab__chrome chrome = {.pid = 4, .unix_ns = UINT64_C(1700000000000000000), .clock_ns = 500};
   size_t n = mlfab__chrome_begin(&chrome, "worker-3", "ho\"st\n", 12, event);
@@ -528,8 +514,7 @@ static void train(mlfab *ctx) {
   assert_true(w[3] == 4.0f);
 }
 
-static void test_a_path_that_cannot_be_written_is_one_line(void **state) {
-  (void)state;
+TEST(test_a_path_that_cannot_be_written_is_one_line) {
   mlfab_env env = {.size = sizeof env, .log = on_log};
   mlfab_config c = alone();
   mlfab *ctx = NULL;
@@ -556,8 +541,7 @@ static void test_a_path_that_cannot_be_written_is_one_line(void **state) {
 }
 
 /* The file that is there is replaced, not written to: who has it open reads it on, whole. */
-static void test_metrics_are_replaced(void **state) {
-  (void)state;
+TEST(test_metrics_are_replaced) {
   char path[128];
   mlfab_config c = alone();
   mlfab *ctx = NULL;
@@ -588,8 +572,7 @@ static void test_metrics_are_replaced(void **state) {
 }
 
 /* The thread is held up by the context's lock, which it needs for metrics; lines beyond the ring are counted. */
-static void test_lines_that_do_not_fit_are_counted(void **state) {
-  (void)state;
+TEST(test_lines_that_do_not_fit_are_counted) {
   mlfab_config c = alone();
   mlfab *ctx = NULL;
   snprintf(c.log, sizeof c.log, "info:%s/log", folder);
@@ -612,8 +595,7 @@ static void test_lines_that_do_not_fit_are_counted(void **state) {
 }
 
 /* The caller's hook gets its own levels, the file those that were asked for. */
-static void test_the_callers_hook_is_kept(void **state) {
-  (void)state;
+TEST(test_the_callers_hook_is_kept) {
   mlfab_env env = {.size = sizeof env, .log = on_log, .log_level = MLFAB_LOG_WARN};
   mlfab_config c = alone();
   mlfab *ctx = NULL;
@@ -634,8 +616,7 @@ static void test_the_callers_hook_is_kept(void **state) {
 }
 
 /* mlfab_metrics and mlfab_log: with and without files. */
-static void test_text_and_lines_by_hand(void **state) {
-  (void)state;
+TEST(test_text_and_lines_by_hand) {
   mlfab_env env = {.size = sizeof env, .log = on_log};
   mlfab_config c = alone();
   mlfab *ctx = NULL;
@@ -675,8 +656,7 @@ static void test_text_and_lines_by_hand(void **state) {
   assert_non_null(strstr(text, " ERROR worker-0: coarse\n"));
 }
 
-static void test_mistakes_are_refused(void **state) {
-  (void)state;
+TEST(test_mistakes_are_refused) {
   mlfab_config c = alone();
   mlfab *ctx = NULL;
   mlfab_node *made = NULL;
@@ -709,25 +689,4 @@ static int end(void **state) {
   return system(command);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_counter_has_a_family),
-      cmocka_unit_test(test_the_text_is_openmetrics),
-      cmocka_unit_test(test_the_older_format),
-      cmocka_unit_test(test_labels_are_escaped_and_a_small_room_is_kept),
-      cmocka_unit_test(test_names_of_files),
-      cmocka_unit_test(test_levels_of_the_log),
-      cmocka_unit_test(test_both_ends_of_a_transfer_have_one_key),
-      cmocka_unit_test(test_runs_against_a_literal_reading),
-      cmocka_unit_test(test_what_does_not_fit_is_counted),
-      cmocka_unit_test(test_plans_of_a_lane_do_not_overlap),
-      cmocka_unit_test(test_events_are_whole_lines),
-      cmocka_unit_test(test_a_path_that_cannot_be_written_is_one_line),
-      cmocka_unit_test(test_metrics_are_replaced),
-      cmocka_unit_test(test_lines_that_do_not_fit_are_counted),
-      cmocka_unit_test(test_the_callers_hook_is_kept),
-      cmocka_unit_test(test_text_and_lines_by_hand),
-      cmocka_unit_test(test_mistakes_are_refused),
-  };
-  return cmocka_run_group_tests(tests, begin, end);
-}
+TESTS(begin, end)

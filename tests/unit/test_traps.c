@@ -14,12 +14,7 @@
 
 #include <fenv.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { MOST = 700, RAISED = FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW };
 
@@ -190,15 +185,13 @@ static void all_kernels(int level) {
 }
 
 /* Checks the exception flags, which show what would trap and in which case. */
-static void test_flags(void **state) {
-  (void)state;
+TEST(test_flags) {
   mlfab__rng_seed(&prng, 1);
   for (int level = 0; level <= 2; level++) all_kernels(level);
 }
 
 /* The same with traps enabled. */
-static void test_traps(void **state) {
-  (void)state;
+TEST(test_traps) {
   mlfab__rng_seed(&prng, 2);
   feclearexcept(FE_ALL_EXCEPT);
   if (feenableexcept(RAISED) < 0) skip();
@@ -206,7 +199,4 @@ static void test_traps(void **state) {
   fedisableexcept(RAISED);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_flags), cmocka_unit_test(test_traps)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

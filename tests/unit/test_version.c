@@ -4,12 +4,8 @@
 #include "core/model/version.h"
 
 #include "core/base/rng.h"
-#include "scale.h"
 
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { BYTES_MAX = 1 << 16, GRAINS_MAX = 1 << 12 };
 
@@ -191,10 +187,9 @@ static void check_estimate(history *h, uint64_t since) {
   assert_int_equal(share.blocks, 256 * touched / looked);
 }
 
-static void test_random_histories(void **state) {
+TEST(test_random_histories) {
   static history h;
   uint64_t moved = 0;
-  (void)state;
   for (uint64_t seed = mlfab__max(1, first_seed()); !last_seed(seed, 600); seed++) {
     begin(&h, seed);
     for (int step = 0; step < 20; step++) {
@@ -253,11 +248,10 @@ static uint64_t pull_some(history *h, cache *c) {
 
 /* A pull pins, reads tags piece by piece while commits continue, and ends: then the cache equals the pinned
  * snapshot, bit for bit. */
-static void test_no_lost_update(void **state) {
+TEST(test_no_lost_update) {
   static history h;
   static cache caches[CACHES];
   uint64_t ended = 0, whole = 0, sent = 0;
-  (void)state;
   for (uint64_t seed = mlfab__max(1, first_seed()); !last_seed(seed, 150); seed++) {
     begin(&h, seed);
     for (int i = 0; i < CACHES; i++) {
@@ -314,11 +308,10 @@ static uint32_t numbers(const char *text, const char *name, uint64_t *out, uint3
 
 /* Its labels are update numbers, and a pull that stored `next` requests those from it on. Here the cache
  * sends the last one that it has, which is one less. */
-static void test_versioned_pull(void **state) {
+TEST(test_versioned_pull) {
   static char text[1 << 16];
   uint64_t version[64], since, wanted[64], begin, stop, next;
   mlfab__tags tags;
-  (void)state;
   FILE *file = fopen("tests/vectors/tdf.json", "r");
   assert_non_null(file);
   size_t length = fread(text, 1, sizeof text - 1, file);
@@ -350,11 +343,10 @@ static void test_versioned_pull(void **state) {
 /* ---- edges ---- */
 
 /* Values that are equal bit for bit have not changed; +0 and -0 differ, a NaN equals itself. */
-static void test_bits_decide(void **state) {
+TEST(test_bits_decide) {
   mlfab__tags tags;
   float before[4] = {0.0f, 1.0f, 0.0f, 2.0f}, after[4] = {-0.0f, 1.0f, 0.0f, 2.0f};
   uint32_t nan = 0x7fc00001;
-  (void)state;
   memcpy(&before[2], &nan, 4);
   memcpy(&after[2], &nan, 4);
   assert_int_equal(mlfab__tags_init(&env, &tags, sizeof before, 4), 0);
@@ -364,9 +356,8 @@ static void test_bits_decide(void **state) {
 }
 
 /* The largest distance that a tag holds, and the next one. */
-static void test_base_moves(void **state) {
+TEST(test_base_moves) {
   mlfab__tags tags;
-  (void)state;
   assert_int_equal(mlfab__tags_init(&env, &tags, 4096, 64), 0);
   mlfab__tags_touch(&tags, 0, 64, 7);
   mlfab__tags_touch(&tags, 64, 64, UINT32_MAX);
@@ -393,11 +384,10 @@ static void release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-static void test_memory_runs_out(void **state) {
+TEST(test_memory_runs_out) {
   mlfab_env hooks;
   mlfab__env poor;
   mlfab__tags tags;
-  (void)state;
   memset(&hooks, 0, sizeof hooks);
   hooks.size = sizeof hooks;
   hooks.allocate = few;
@@ -410,12 +400,7 @@ static void test_memory_runs_out(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random_histories), cmocka_unit_test(test_no_lost_update),
-      cmocka_unit_test(test_versioned_pull),   cmocka_unit_test(test_bits_decide),
-      cmocka_unit_test(test_base_moves),       cmocka_unit_test(test_memory_runs_out),
-  };
+int main(int argc, char **argv) {
   mlfab__env_init(&env, NULL);
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return testing_run(argc - 1, argv + 1, NULL, NULL);
 }

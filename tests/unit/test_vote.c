@@ -8,15 +8,10 @@
  * counted. Without kills, always.
  *
  * MLFAB_SEED=n runs one seed, and prints. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "../../core/base/rng.h"
 #include "../../core/replica/vote.h"
-#include "scale.h"
 
 enum { BEAT = 64, LETTERS = 512, EPOCHS = 4096, NOBODY = 9 };
 
@@ -277,8 +272,7 @@ static int say_seed(void **state) {
   return 0;
 }
 
-static void test_votes(void **state) {
-  (void)state;
+TEST_WITH(test_votes, NULL, say_seed) {
   const char *one = getenv("MLFAB_SEED");
   uint64_t seeds = test_cases(1000), well = 0;
   uint32_t promotions = 0, decisions = 0;
@@ -320,8 +314,7 @@ static void mailbox_store(void *user, const mlfab__vote_record *record) {
 }
 
 /* A grant is on disk before anybody hears of it; the same question gets the same answer again. */
-static void test_stored_first(void **state) {
-  (void)state;
+TEST(test_stored_first) {
   mailbox box = {0};
   mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
   mlfab__vote_record first = {1, MLFAB__VOTER_A, 1}, second = {2, MLFAB__VOTER_A, 3};
@@ -356,8 +349,7 @@ static void test_stored_first(void **state) {
 }
 
 /* A voter that has lost what it had stored grants and echoes nothing until both others have told what they know. */
-static void test_forgotten(void **state) {
-  (void)state;
+TEST(test_forgotten) {
   mailbox box = {0};
   mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
   mlfab__vote_record second = {2, MLFAB__VOTER_A, 3}, third = {3, MLFAB__VOTER_A, 1};
@@ -382,8 +374,7 @@ static void test_forgotten(void **state) {
 }
 
 /* What a copy wanted while it served is forgotten when the other one has served in between. */
-static void test_wanted(void **state) {
-  (void)state;
+TEST(test_wanted) {
   mailbox box = {0};
   mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
   const mlfab__vote_record by_b = {5, MLFAB__VOTER_B, 3}, again = {6, MLFAB__VOTER_A, 1};
@@ -411,8 +402,7 @@ static void test_wanted(void **state) {
 
 /* A knows that the record is decided by which B is in sync, and dies before it can say so. The witness has granted it: so
  * B asks. */
-static void test_heard_from_the_witness(void **state) {
-  (void)state;
+TEST(test_heard_from_the_witness) {
   mailbox box = {0};
   mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
   mlfab__vote_record first = {1, MLFAB__VOTER_A, 1}, second = {2, MLFAB__VOTER_A, 3};
@@ -438,8 +428,7 @@ static void test_heard_from_the_witness(void **state) {
 }
 
 /* What no voter says changes nothing. */
-static void test_nonsense(void **state) {
-  (void)state;
+TEST(test_nonsense) {
   mailbox box = {0};
   mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
   mlfab__vote_record first = {1, MLFAB__VOTER_A, 1};
@@ -470,12 +459,4 @@ static void test_nonsense(void **state) {
   assert_int_equal(box.sent + box.stores, 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stored_first),
-                                     cmocka_unit_test(test_forgotten),
-                                     cmocka_unit_test(test_heard_from_the_witness),
-                                     cmocka_unit_test(test_wanted),
-                                     cmocka_unit_test(test_nonsense),
-                                     cmocka_unit_test_teardown(test_votes, say_seed)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

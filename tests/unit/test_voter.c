@@ -4,17 +4,12 @@
  * What is granted is checked when it is told: a file that is durable then has it. A voter that starts again on its file
  * remembers all that it has granted; on none, on one of another fabric, or on a damaged one, it grants nothing before both
  * others have told it what they know. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 #include "core/api/disk.h"
 #include "core/base/rng.h"
 #include "core/replica/voter.h"
 #include "memory_disk.h"
-#include "scale.h"
 
 enum { SHARDS = 3, BEAT = 1000, ACTIONS = 64, EVENTS = 120 };
 
@@ -245,10 +240,9 @@ static void event(void) {
   }
 }
 
-static void test_disks(void **state) {
+TEST(test_disks) {
   const char *one = getenv("MLFAB_SEED");
   uint64_t first = one ? strtoull(one, NULL, 10) : 1, n = one ? 1 : test_cases(300), grants = 0;
-  (void)state;
   for (uint64_t seed = first; seed < first + n; seed++) {
     begin(seed);
     for (int i = 0; i < EVENTS; i++) event();
@@ -285,8 +279,7 @@ static void prepare(uint64_t seed) {
   close_voter();
 }
 
-static void test_another_fabric(void **state) {
-  (void)state;
+TEST(test_another_fabric) {
   prepare(1);
   open_voter(0);
   f.node.fabric = 8;
@@ -298,8 +291,7 @@ static void test_another_fabric(void **state) {
 }
 
 /* No byte of the file may be wrong, missing, or too many. */
-static void test_damage(void **state) {
-  (void)state;
+TEST(test_damage) {
   prepare(2);
   disk_inode *file = disk_file(f.files, "votes-");
   assert_non_null(file);
@@ -323,9 +315,8 @@ static void test_damage(void **state) {
 }
 
 /* A file that cannot be read is none; and frames of strangers are refused. */
-static void test_others(void **state) {
+TEST(test_others) {
   uint8_t meta[MLFAB_META_MAX];
-  (void)state;
   prepare(3);
   open_voter(0);
   f.files->fail_at = f.files->calls + 2; /* the first reading call */
@@ -346,9 +337,4 @@ static void test_others(void **state) {
   end();
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_disks),
-                                     cmocka_unit_test(test_another_fabric),
-                                     cmocka_unit_test(test_damage), cmocka_unit_test(test_others)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

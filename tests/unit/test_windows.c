@@ -2,9 +2,7 @@
 #include "core/model/windows.h"
 #include "core/base/rng.h"
 
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 enum { HISTORY = 8192 };
 
@@ -23,9 +21,8 @@ static void compare(const mlfab__window *window, const uint8_t *verdict, uint64_
 }
 
 /* Numbers that skip by a little, a lot, exactly a word and exactly the window; merged updates. */
-static void test_random(void **state) {
+TEST(test_random) {
   static const uint64_t jumps[] = {1, 1, 1, 1, 2, 3, 63, 64, 65, 127, 128, 255, 256, 257, 300};
-  (void)state;
   for (uint64_t seed = 1; seed <= 60; seed++) {
     mlfab__rng prng;
     mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 0, 1};
@@ -58,9 +55,8 @@ static void test_random(void **state) {
 }
 
 /* The oldest number that is remembered, and the one before it. */
-static void test_edges(void **state) {
+TEST(test_edges) {
   mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 0, 1};
-  (void)state;
   assert_int_equal(mlfab__windows_ask(&window, 1, 1), MLFAB__UNDECIDED);
   mlfab__windows_decide(&window, 1, 1, 0);
   assert_int_equal(mlfab__windows_ask(&window, 1, 1), MLFAB__APPLIED);
@@ -77,10 +73,9 @@ static void test_edges(void **state) {
   assert_int_equal(mlfab__windows_ask(&window, 1999 - MLFAB__WINDOW, 1), MLFAB__NOT_APPLIED);
 }
 
-static void test_incarnations(void **state) {
+TEST(test_incarnations) {
   mlfab__env env;
   mlfab__windows windows;
-  (void)state;
   mlfab__env_init(&env, NULL);
   assert_int_equal(mlfab__windows_init(&env, &windows, 2), 0);
   assert_int_equal(mlfab__windows_admit(&windows, 1, 3), 0);
@@ -97,11 +92,4 @@ static void test_incarnations(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_random),
-      cmocka_unit_test(test_edges),
-      cmocka_unit_test(test_incarnations),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)

@@ -9,9 +9,7 @@
 #include "core/sched/sched_wire.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "../testing.h"
 
 /* --- the types without lists, in a uniform table --- */
 
@@ -184,10 +182,9 @@ static uint32_t expected_meta(const codec *c, const uint8_t *m, const uint8_t *m
   return bytes;
 }
 
-static void test_round_trip(void **state) {
+TEST(test_round_trip) {
   static uint8_t m[4096], back[4096], mask[4096], meta[4096], again[4096];
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 1);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
     const codec *c = &codecs[k];
@@ -211,10 +208,9 @@ static void test_round_trip(void **state) {
   }
 }
 
-static void test_every_cut(void **state) {
+TEST(test_every_cut) {
   static uint8_t m[4096], back[4096], meta[4096];
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 2);
   for (size_t k = 0; k < MLFAB__COUNT(codecs); k++) {
     for (int round = 0; round < 5; round++) {
@@ -230,11 +226,10 @@ static void test_every_cut(void **state) {
   }
 }
 
-static void test_texts(void **state) {
+TEST(test_texts) {
   mlfab__bye bye = {0}, back;
   uint8_t meta[4096];
   uint32_t bytes;
-  (void)state;
   memset(bye.text, 'a', sizeof bye.text - 1);
   bytes = mlfab__encode_bye(meta, &bye);
   assert_int_equal(bytes, 4 + 8 + 2 + 255);
@@ -308,9 +303,8 @@ static int decode_push_exact(const uint8_t *meta, uint32_t bytes, mlfab__push *m
   return status;
 }
 
-static void test_push_round_trip(void **state) {
+TEST(test_push_round_trip) {
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 3);
   for (int round = 0; round < 500; round++) {
     uint32_t segment_count = (uint32_t)mlfab__rng_below(&prng, round % 10 == 0 ? 2049 : 20);
@@ -335,10 +329,9 @@ static void test_push_round_trip(void **state) {
   }
 }
 
-static void test_push_limits(void **state) {
+TEST(test_push_limits) {
   mlfab__rng prng;
   mlfab__push m;
-  (void)state;
   mlfab__rng_seed(&prng, 4);
   m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 9);
   assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), MLFAB_META_MAX - 4);
@@ -360,13 +353,12 @@ static void refuse_push(const mlfab__push *m) {
   assert_int_equal(decode_push_exact(meta_a, bytes, &back), MLFAB_ERR_FRAME);
 }
 
-static void test_push_refused(void **state) {
+TEST(test_push_refused) {
   static const double bad_scales[] = {(double)NAN, -(double)NAN, (double)INFINITY,
                                       -(double)INFINITY};
   mlfab__rng prng;
   mlfab__push good, m;
   mlfab__segment keep[4];
-  (void)state;
   mlfab__rng_seed(&prng, 5);
   good = random_push(&prng, 4, 2);
   memcpy(keep, segments, sizeof keep);
@@ -408,14 +400,13 @@ static void test_push_refused(void **state) {
 }
 
 /* Counts that overflow 32 bits when multiplied by the size of an entry, and wrong counts. */
-static void test_counts_that_lie(void **state) {
+TEST(test_counts_that_lie) {
   static const uint32_t counts[] = {5u,          4096u,       4097u,       0x10000000u, 0x10000004u,
                                     0x20000002u, 0x80000000u, 0xfffffffcu, 0xffffffffu};
   mlfab__rng prng;
   mlfab__push push, back;
   mlfab__pull pull = {1, 2, 3, 1, 4, 2}, pull_back;
   uint32_t bytes;
-  (void)state;
   mlfab__rng_seed(&prng, 6);
   push = random_push(&prng, 4, 2);
   for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
@@ -450,9 +441,8 @@ static void test_counts_that_lie(void **state) {
                    MLFAB_ERR_FRAME);
 }
 
-static void test_pull(void **state) {
+TEST(test_pull) {
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 7);
   for (int round = 0; round < 200; round++) {
     mlfab__pull m = {mlfab__rng_next(&prng),
@@ -569,10 +559,9 @@ static void expect_wire(int which, uint32_t n, const list *m) {
   }
 }
 
-static void test_lists(void **state) {
+TEST(test_lists) {
   mlfab__rng prng;
   list m, back;
-  (void)state;
   mlfab__rng_seed(&prng, 20);
   for (int round = 0; round < 300; round++) {
     int which = round % 3;
@@ -596,12 +585,11 @@ static void test_lists(void **state) {
 }
 
 /* The longest lists fit into a meta; longer ones are not encoded, and a larger count is refused. */
-static void test_list_limits(void **state) {
+TEST(test_list_limits) {
   static const uint32_t counts[] = {4u,          512u,        513u,        1400u,      1401u,
                                     0x0aaaaaabu, 0x10000000u, 0x80000000u, 0xffffffffu};
   mlfab__rng prng;
   list m, back;
-  (void)state;
   mlfab__rng_seed(&prng, 21);
   for (int which = 0; which < 3; which++) {
     random_list(&prng, which, list_max[which], which == 1 ? MLFAB__SEGMENTS_MAX : 0, &m);
@@ -631,12 +619,11 @@ static void refuse_list(int which, const list *m) {
   assert_int_equal(decode_list(which, meta_a, bytes, &back), MLFAB_ERR_FRAME);
 }
 
-static void test_lists_refused(void **state) {
+TEST(test_lists_refused) {
   static const double bad_weights[] = {(double)NAN, -(double)NAN, (double)INFINITY,
                                        -(double)INFINITY};
   mlfab__rng prng;
   list m, empty;
-  (void)state;
   mlfab__rng_seed(&prng, 22);
   random_list(&prng, 1, 0, 2, &empty);
   refuse_list(1, &empty); /* a group without members */
@@ -739,14 +726,13 @@ static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
   return code;
 }
 
-static void test_moves(void **state) {
+TEST(test_moves) {
   static const uint32_t fixed[] = {20, 12, 12, 108, 8, 188}, each[] = {2, 2, 2, 4, 2, 4};
   static const uint32_t limit[] = {MLFAB__SLICES_MAX, MLFAB__SLICES_MAX,
                                    MLFAB__SLICES_MAX, MLFAB__RESHARD_SERVER_WORDS_MAX,
                                    MLFAB__SLICES_MAX, MLFAB__ADOPT_WORDS_MAX};
   mlfab__rng prng;
   uint32_t got;
-  (void)state;
   mlfab__rng_seed(&prng, 24);
   for (int round = 0; round < 400; round++) {
     int which = round % 6;
@@ -764,11 +750,10 @@ static void test_moves(void **state) {
   }
 }
 
-static void test_trees(void **state) {
+TEST(test_trees) {
   static const uint32_t fixed[] = {24, 12}, each[] = {4, 12};
   mlfab__rng prng;
   uint32_t got;
-  (void)state;
   mlfab__rng_seed(&prng, 23);
   random_bytes(&prng, tree_ranks, sizeof tree_ranks);
   random_bytes(&prng, tree_nodes, sizeof tree_nodes);
@@ -812,10 +797,9 @@ static int decode_roll(uint32_t bytes, mlfab__membership_list *m) {
   return code;
 }
 
-static void test_roll(void **state) {
+TEST(test_roll) {
   mlfab__rng prng;
   mlfab__membership_list m = {11, 0}, got;
-  (void)state;
   mlfab__rng_seed(&prng, 25);
   random_bytes(&prng, roll, sizeof roll);
   for (int round = 0; round < 100; round++) {
@@ -833,11 +817,10 @@ static void test_roll(void **state) {
   assert_int_equal(mlfab__encode_membership_list(meta_a, &m, roll), 0);
 }
 
-static void test_owed(void **state) {
+TEST(test_owed) {
   mlfab__rng prng;
   mlfab__membership_owed m, got;
   uint64_t counts[12], back[12];
-  (void)state;
   mlfab__rng_seed(&prng, 26);
   for (uint32_t round = 0; round < 100; round++) {
     random_bytes(&prng, &m, sizeof m);
@@ -856,13 +839,12 @@ static void test_owed(void **state) {
   assert_int_equal(mlfab__encode_membership_owed(meta_a, &m, counts), 0);
 }
 
-static void test_bulk_lists(void **state) {
+TEST(test_bulk_lists) {
   mlfab__rng prng;
   mlfab__member_info m, back;
   mlfab__tensor_info tensor = {0x01020304u, 3, 0x05060708090a0b0cu}, tensor_back;
   static const uint8_t tensor_wire[16] = {4, 3, 2, 1, 3, 0, 0, 0, 12, 11, 10, 9, 8, 7, 6, 5};
   uint8_t at[MLFAB__TENSOR_INFO_BYTES];
-  (void)state;
   mlfab__rng_seed(&prng, 8);
   for (int round = 0; round < 300; round++) {
     uint32_t bytes;
@@ -924,7 +906,7 @@ static int receive(const frame *f) {
   return mlfab_frame_verify(f->head, head_bytes, f->bulk, bulk_bytes);
 }
 
-static void test_golden_frame(void **state) {
+TEST(test_golden_frame) {
   static const uint8_t golden[76] = {
       0x4d, 0x4c, 0x46, 0x42, 8,    6,    0,    0,    0,    0,    0,    0,    0,
       0,    0,    0,    12,   0,    0,    0,    0,    0,    0,    0,    0x18, 0x17,
@@ -936,7 +918,6 @@ static void test_golden_frame(void **state) {
   mlfab__header h = {0}, back;
   uint8_t head[76], expected[76];
   uint32_t crc, head_bytes, bulk_bytes;
-  (void)state;
   h.type = MLFAB__HEARTBEAT;
   h.meta_bytes = mlfab__encode_heartbeat(head + 64, &m);
   h.job = 0x1112131415161718u;
@@ -964,12 +945,11 @@ static void test_golden_frame(void **state) {
 }
 
 /* Frames of every type may have a tag, but none without the flag; the header's checksum covers it. */
-static void test_tags(void **state) {
+TEST(test_tags) {
   static const uint8_t tag[MLFAB__TAG_BYTES] = {0x18, 1, 2,  3,  4,  5,  6,  7,
                                                 8,    9, 10, 11, 12, 13, 14, 0x21};
   mlfab__rng prng;
   frame f;
-  (void)state;
   mlfab__rng_seed(&prng, 12);
   random_frame(&prng, &f, 0);
   for (uint32_t type = 1; type < MLFAB__FRAME_TYPES; type++) {
@@ -996,10 +976,9 @@ static void test_tags(void **state) {
   }
 }
 
-static void test_every_bit(void **state) {
+TEST(test_every_bit) {
   mlfab__rng prng;
   frame f;
-  (void)state;
   mlfab__rng_seed(&prng, 9);
   for (int round = 0; round < 60; round++) {
     random_frame(&prng, &f, round % 2);
@@ -1018,12 +997,11 @@ static void test_every_bit(void **state) {
   }
 }
 
-static void test_coverage_of_bulk(void **state) {
+TEST(test_coverage_of_bulk) {
   mlfab__rng prng;
   frame f;
   uint32_t head_bytes;
   uint8_t *short_head;
-  (void)state;
   mlfab__rng_seed(&prng, 10);
   random_frame(&prng, &f, 1);
   head_bytes = 64 + f.header.meta_bytes;
@@ -1065,11 +1043,10 @@ static int check_with(const frame *f, size_t at, size_t bytes, uint64_t value) {
   return status;
 }
 
-static void test_wrong_headers(void **state) {
+TEST(test_wrong_headers) {
   mlfab__rng prng;
   frame f;
   uint32_t x;
-  (void)state;
   mlfab__rng_seed(&prng, 11);
   random_frame(&prng, &f, 1);
   assert_int_equal(check_with(&f, 0, 4, MLFAB__MAGIC), 0);
@@ -1125,9 +1102,8 @@ static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *at, size_t bytes) {
   return ~crc;
 }
 
-static void test_crc_known(void **state) {
+TEST(test_crc_known) {
   uint8_t buffer[32];
-  (void)state;
   for (int level = 0; level <= mlfab__crc32c_level(); level++) {
     memset(buffer, 0, 32);
     assert_int_equal(mlfab__crc32c_with(level, 0, buffer, 32), 0x8a9136aau);
@@ -1143,10 +1119,9 @@ static void test_crc_known(void **state) {
   }
 }
 
-static void test_crc_agrees(void **state) {
+TEST(test_crc_agrees) {
   static uint8_t buffer[65536];
   mlfab__rng prng;
-  (void)state;
   mlfab__rng_seed(&prng, 12);
   random_bytes(&prng, buffer, sizeof buffer);
   for (size_t bytes = 0; bytes <= 5000; bytes++) {
@@ -1170,31 +1145,4 @@ static void test_crc_agrees(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),
-      cmocka_unit_test(test_every_cut),
-      cmocka_unit_test(test_texts),
-      cmocka_unit_test(test_push_round_trip),
-      cmocka_unit_test(test_push_limits),
-      cmocka_unit_test(test_push_refused),
-      cmocka_unit_test(test_counts_that_lie),
-      cmocka_unit_test(test_pull),
-      cmocka_unit_test(test_lists),
-      cmocka_unit_test(test_list_limits),
-      cmocka_unit_test(test_lists_refused),
-      cmocka_unit_test(test_trees),
-      cmocka_unit_test(test_roll),
-      cmocka_unit_test(test_owed),
-      cmocka_unit_test(test_moves),
-      cmocka_unit_test(test_bulk_lists),
-      cmocka_unit_test(test_golden_frame),
-      cmocka_unit_test(test_tags),
-      cmocka_unit_test(test_every_bit),
-      cmocka_unit_test(test_coverage_of_bulk),
-      cmocka_unit_test(test_wrong_headers),
-      cmocka_unit_test(test_crc_known),
-      cmocka_unit_test(test_crc_agrees),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TESTS(NULL, NULL)
