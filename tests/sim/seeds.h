@@ -103,6 +103,12 @@ static inline void seeds_run_of(const char *file, const char *name, uint64_t cou
 /* Calls `one`, which ends the test when it fails, with each seed of the test `name`. */
 #define seeds_run(name, count, one) seeds_run_of(__FILE__, name, count, one)
 
+/* Runs a seed, and again if it is its turn: `run` must return the same hash of all that happened. */
+static inline void seeds_same(uint64_t seed, uint64_t (*run)(uint64_t seed)) {
+  uint64_t hash = run(seed);
+  if (seeds_again() && run(seed) != hash) fail_msg("it ran otherwise the second time");
+}
+
 /* Says of the seed that runs what its failure should tell. */
 static inline void seeds_about(const char *format, ...) {
   va_list list;

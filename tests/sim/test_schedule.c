@@ -537,7 +537,7 @@ static void check_drops(const bed *b) {
   }
 }
 
-/* What the seeds of a test have seen together. */
+/* The sums over the seeds of a test. */
 static struct { uint32_t applied, dropped, groups, plans, failed, compared; } seen;
 
 /* Did so many seeds run that something rare has happened? */

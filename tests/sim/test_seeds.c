@@ -1,4 +1,4 @@
-/* test_seeds.c - seeds.h: which seeds run, and what is refused; and seeds.txt: each line is of a test that exists. */
+/* test_seeds.c - seeds.h: the seeds that run, and bad input; and seeds.txt: each line names a test that exists. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* setenv */
 #endif
@@ -46,7 +46,7 @@ static void test_ranges(void **state) {
   assert_true(nran == 3 && ran[0] == 1);
 }
 
-/* What a program says that runs with this environment; returns its exit status. */
+/* Runs a program with this environment; returns its exit status, and in `text` its words. */
 static int hear(const char *seed, const char *first, char *text, size_t room) {
   int ends[2], status;
   size_t n = 0;

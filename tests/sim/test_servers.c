@@ -401,7 +401,20 @@ static void here(job *j, uint32_t node, const char *want) {
   assert_string_equal(got, want);
 }
 
-/* What each node knows, and what is refused: a server that is not here, one that a worker cannot reach. */
+/* Worker 0 pushes and pulls, and the pull waits for another worker. */
+static mlfab_request pull_that_waits(job *j) {
+  mlfab_buf one = {0, 0, j->of[0].u, COUNT}, image = {0, 0, j->of[0].w, COUNT};
+  mlfab_request pull;
+  int done = 0;
+  OK(j->w.node[0], mlfab_push(j->w.node[0], &one, 1, NULL, NULL));
+  OK(j->w.node[0], mlfab_pull_start(j->w.node[0], &image, 1, NULL, &pull));
+  run_for(j, WORLD_S);
+  OK(j->w.node[0], mlfab_test(j->w.node[0], pull, &done, NULL));
+  assert_int_equal(done, 0);
+  return pull;
+}
+
+/* The known servers of each node, and what is refused: a server that is not here, one that a worker cannot reach. */
 static void test_refusals(void **state) {
   static job j;
   mlfab_error error;
@@ -473,14 +486,8 @@ static void test_guests(void **state) {
   start_model(&j.of[2]);
   assert_true(j.of[2].w[0] > 2.5f && j.of[2].w[0] < 3.5f);
   /* It counts from here on. */
-  mlfab_buf one = {0, 0, j.of[0].u, COUNT}, image = {0, 0, j.of[0].w, COUNT};
-  mlfab_request pull;
-  int done = 0;
-  OK(j.w.node[0], mlfab_push(j.w.node[0], &one, 1, NULL, NULL));
-  OK(j.w.node[0], mlfab_pull_start(j.w.node[0], &image, 1, NULL, &pull));
-  run_for(&j, WORLD_S);
-  OK(j.w.node[0], mlfab_test(j.w.node[0], pull, &done, NULL));
-  assert_int_equal(done, 0);
+  mlfab_buf one = {0, 0, j.of[0].u, COUNT};
+  mlfab_request pull = pull_that_waits(&j);
   OK(j.w.node[2], mlfab_push(j.w.node[2], &one, 1, NULL, NULL));
   OK(j.w.node[0], mlfab_wait(j.w.node[0], pull, 0, NULL));
   assert_true(j.of[0].w[0] > 4.5f && j.of[0].w[0] < 5.5f);
@@ -499,14 +506,8 @@ static void test_iterations_go_on(void **state) {
   world_await(&j.w, WORKERS + 2);
   OK(j.w.node[0], mlfab_set_servers(j.w.node[0], to, 1, 0));
   assert_true(train(&j, 2) > 21.5f);
-  mlfab_buf one = {0, 0, j.of[0].u, COUNT}, image = {0, 0, j.of[0].w, COUNT};
-  mlfab_request pull;
-  int done = 0;
-  OK(j.w.node[0], mlfab_push(j.w.node[0], &one, 1, NULL, NULL));
-  OK(j.w.node[0], mlfab_pull_start(j.w.node[0], &image, 1, NULL, &pull));
-  run_for(&j, WORLD_S);
-  OK(j.w.node[0], mlfab_test(j.w.node[0], pull, &done, NULL));
-  assert_int_equal(done, 0); /* worker 1 is one iteration behind */
+  mlfab_buf one = {0, 0, j.of[0].u, COUNT};
+  mlfab_request pull = pull_that_waits(&j); /* worker 1 is one iteration behind */
   OK(j.w.node[1], mlfab_push(j.w.node[1], &one, 1, NULL, NULL));
   OK(j.w.node[0], mlfab_wait(j.w.node[0], pull, 0, NULL));
   world_close(&j.w);
