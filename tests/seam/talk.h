@@ -18,9 +18,9 @@
 #ifndef TALK_H
 #define TALK_H
 
-#include "mlfab_node.h"
 #include "core/sched/sched_wire.h"
 #include "core/wire/wire.h"
+#include "mlfab_node.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -107,6 +107,7 @@ typedef struct talk {
   int by_hand;            /* the test does the handshakes */
   int hold_sent;          /* SENT is reported by talk_sent, not at once */
   int hold_tick;          /* only talk_wait and talk_tick let background work go on */
+  int as_is;              /* the node gets the bulk that is said itself, not a copy of it */
   int has_files;          /* file operations are carried out; 0: the driver has none */
   int32_t file_code;      /* with which they fail */
   mlfab__hello_ack ack;   /* the harness's answer to HELLO, but for server and generation */
@@ -430,13 +431,15 @@ static inline void talk_say(talk *t, uint32_t who, uint8_t type, uint32_t meta_b
   uint8_t *head = malloc(MLFAB_HEADER_BYTES + meta_bytes), *copy = malloc(bulk_bytes + 1u);
   if (!p->link) fail_msg("a peer without a link (%u, %u) speaks", who >> 16, who & 0xffff);
   memcpy(head + MLFAB_HEADER_BYTES, t->meta, meta_bytes);
-  if (bulk) memcpy(copy, bulk, bulk_bytes);
+  if (bulk && !t->as_is) memcpy(copy, bulk, bulk_bytes);
   mlfab__wire_seal(head, &header, bulk);
   const mlfab_io_event e = {.kind = MLFAB_IO_FRAME,
                             .link = p->link,
                             .head = head,
                             .head_bytes = MLFAB_HEADER_BYTES + meta_bytes,
-                            .bulk = bulk ? copy : NULL,
+                            .bulk = t->as_is ? bulk
+                                    : bulk   ? copy
+                                             : NULL,
                             .bulk_bytes = bulk_bytes};
   p->said_ns = t->now;
   mlfab_node_event(t->node, &e, t->now);
