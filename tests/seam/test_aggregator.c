@@ -720,7 +720,7 @@ static void on_model(fixture *f, uint32_t worker, const mlfab__hop_model *m,
   s->done[i] = (m->flags & MLFAB__MODEL_LAST) != 0;
 }
 
-/* Every slice must be of the version that was sent last, whole. */
+/* Every slice must have the version that was sent last, whole. */
 static void check_models(const fixture *f, const spread *s) {
   for (uint32_t i = 0; i < s->n; i++) {
     if (!s->done[i]) assert_true(s->failed[i] || s->all_failed);

@@ -1,5 +1,5 @@
 /* test_packed_groups.c - a server's node takes the sums of groups of packets. The test plays the workers, some of which add up
- * what others push, and the scheduler that makes the groups. What the server says is delivered later, in a random order.
+ * what others push, and the scheduler that makes the groups. Its frames are delivered later, in a random order.
  *
  * Oracles: a dense group of the same values at another server; the sum of the updates that were said to be applied.
  * MLFAB_SEED=n runs one random case alone, MLFAB_SCALE=100 a hundred times as many. */
@@ -332,7 +332,7 @@ static void hear(seam *s, const seam_heard *heard) {
   }
 }
 
-/* What the server has said reaches the worker. */
+/* The next frame of the server reaches the worker. */
 static void deliver(world *w, uint32_t at) {
   peer *p = &w->peers[at];
   mlfab__grant grant;

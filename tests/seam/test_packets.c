@@ -4,18 +4,14 @@
  * the last one reads the model. */
 #include "core/base/env.h"
 #include "core/kernels/half.h"
-#include "core/kernels/kernels.h"
-#include "core/kernels/packet.h"
-#include "core/model/layout.h"
 #include "core/model/optimizer.h"
 #include "core/model/sync.h"
 #include "tests/seam/serving.h"
+#include "tests/seam/updates.h"
 #include "tests/unit/changing.h"
 #include "tests/unit/scale.h"
 
-#include <math.h>
-
-enum { W = 3, READER = W - 1, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 20, MODEL = 1 << 18 };
+enum { W = 3, READER = W - 1, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 22, MODEL = 1 << 18 };
 enum { CHUNK = 65536, EAGER = 65536, ARRIVALS = 1024 };
 #define READS (UINT64_C(1) << 40) /* requests of the reader have this bit */
 
@@ -26,8 +22,8 @@ typedef struct sending {
   int used;
   uint32_t worker;
   uint64_t seq, bytes, sent, granted;
-  uint8_t *data;              /* as it travels */
-  uint32_t ends[4096], nends; /* ends of packets */
+  uint8_t *data;                 /* as it travels */
+  uint32_t ends[1 << 16], nends; /* ends of packets */
   int dense;
   uint32_t flags, eager, nsegments; /* to announce it again */
   mlfab__segment segments[8];
@@ -146,7 +142,7 @@ static const uint8_t *node_read(node *n) {
   return n->model;
 }
 
-/* Has the server begun to send a slice to a cache? Then the cache expects what the slice has now. */
+/* Has the server begun to send a slice to a cache? Then the cache expects the present bytes of the slice. */
 static void watch(node *n) {
   for (uint32_t w = 0; w < READER; w++) {
     const seam_heard *offered = &n->s.peers[w].offered;
@@ -236,28 +232,18 @@ static void node_close(node *n) {
   free(n);
 }
 
+static shape whole_shape(const mlfab__layout *layout) {
+  return (shape){{{0, layout->bytes}}, 1, layout->bytes};
+}
+
 /* The same bits, except for the sign of zeros. */
-static void same_values(const mlfab__layout *layout, const uint8_t *x, const uint8_t *y) {
-  for (uint32_t i = 0; i < layout->ntensors; i++) {
-    const mlfab__tensor *t = &layout->tensors[i];
-    uint32_t width = mlfab__dtype_bytes((int)t->dtype);
-    for (uint64_t k = 0; k < t->count; k++) {
-      const uint8_t *p = x + t->offset + k * width, *q = y + t->offset + k * width;
-      float f[2];
-      double d[2] = {1.0, 1.0};
-      if (memcmp(p, q, width) == 0) continue;
-      memcpy(&f[0], p, 4), memcpy(&f[1], q, 4);
-      if (t->dtype == MLFAB_F32) d[0] = (double)f[0], d[1] = (double)f[1];
-      if (t->dtype == MLFAB_F64) memcpy(&d[0], p, 8), memcpy(&d[1], q, 8);
-      if (d[0] != 0.0 || d[1] != 0.0)
-        fail_msg("tensor %u (type %u), element %llu: %.9g, %.9g", i, t->dtype,
-                 (unsigned long long)k, d[0], d[1]);
-    }
-  }
+static void same(const mlfab__layout *layout, const uint8_t *x, const uint8_t *y) {
+  shape all = whole_shape(layout);
+  assert_true(same_values(layout, &all, x, y));
 }
 
 static void same_models(node *a, node *b) {
-  same_values(&a->layout, node_read(a), node_read(b));
+  same(&a->layout, node_read(a), node_read(b));
   for (uint32_t i = 0; i < a->layout.nslices; i++) {
     assert_int_equal(a->versions[i], b->versions[i]);
     assert_int_equal(a->commits[i], b->commits[i]);
@@ -269,53 +255,26 @@ static void same_models(node *a, node *b) {
 
 /* --- updates --- */
 
-typedef struct update {
-  uint32_t nsegments;
-  mlfab__segment segments[8];
-  uint64_t sum;
+/* An update of some stretches, as packets and dense. No half rounds its values. */
+typedef struct change {
+  shape shape;
   double scale;
-  uint8_t values[MODEL]; /* of the whole model */
-} update;
+  update update;
+} change;
 
 static void set_value(uint8_t *at, uint32_t dtype, double x) {
   float f = (float)x;
-  int64_t i = (int64_t)x;
   if (dtype == MLFAB_F32) memcpy(at, &f, 4);
-  if (dtype == MLFAB_F64) memcpy(at, &x, 8);
-  if (dtype == MLFAB_I64) memcpy(at, &i, 8);
 }
 
-/* Quarters and halves of small integers: no half rounds them. */
-static double draw(mlfab__rng *prng) { return ((double)mlfab__rng_below(prng, 200) - 100.0) / 8.0; }
-
-static void update_make(const mlfab__layout *layout, mlfab__rng *prng, update *u) {
-  uint32_t one_of = 1u << mlfab__rng_below(prng, 12);
-  memset(u->values, 0, layout->bytes);
-  for (uint32_t i = 0; i < layout->ntensors; i++) {
-    const mlfab__tensor *t = &layout->tensors[i];
-    uint32_t width = mlfab__dtype_bytes((int)t->dtype);
-    for (uint64_t k = 0; k < t->count; k++) {
-      if (mlfab__rng_below(prng, one_of) == 0)
-        set_value(u->values + t->offset + k * width, t->dtype, draw(prng));
-    }
-  }
-  u->nsegments = 0;
-  u->sum = 0;
-  uint32_t want = 1 + (uint32_t)mlfab__rng_below(prng, 4);
-  uint64_t at = 0;
-  for (uint32_t k = 0; k < want && at + 64 < layout->bytes; k++) {
-    uint64_t left = layout->bytes - at;
-    uint64_t skip = want == 1 ? 0 : 8 * mlfab__rng_below(prng, left / 16 + 1);
-    uint64_t bytes =
-        want == 1 ? left
-                  : 8 * (1 + mlfab__rng_below(prng, (left - skip) / 8 > 1 ? (left - skip) / 8 : 1));
-    if (bytes > left - skip) bytes = left - skip;
-    if (bytes == 0) break;
-    u->segments[u->nsegments++] = (mlfab__segment){at + skip, bytes};
-    u->sum += bytes;
-    at += skip + bytes + 8;
-  }
-  u->scale = mlfab__rng_below(prng, 3) == 0 ? -4.0 : mlfab__rng_below(prng, 2) ? -1.0 : 1.0;
+static void change_make(const mlfab__layout *layout, mlfab__rng *prng, change *c, int whole) {
+  free_update(&c->update);
+  do {
+    if (whole) c->shape = whole_shape(layout);
+    if (!whole) random_segments(prng, layout, 0, &c->shape);
+  } while (c->shape.bytes == 0);
+  random_update(prng, layout, &c->shape, 1, 1, mlfab__rng_below(prng, 2) ? 99 : 10, &c->update);
+  c->scale = mlfab__rng_below(prng, 3) == 0 ? -4.0 : mlfab__rng_below(prng, 2) ? -1.0 : 1.0;
 }
 
 static void announce_again(node *n, sending *s) {
@@ -336,12 +295,12 @@ static void announce_again(node *n, sending *s) {
         s->eager > 0 ? s->data : NULL, s->eager);
 }
 
-static void announce(node *n, sending *s, const update *u, uint32_t flags, uint32_t eager) {
+static void announce(node *n, sending *s, const change *u, uint32_t flags, uint32_t eager) {
   s->flags = flags;
   s->eager = eager;
-  s->nsegments = u->nsegments;
+  s->nsegments = u->shape.n;
   s->scale = u->scale;
-  memcpy(s->segments, u->segments, sizeof s->segments);
+  memcpy(s->segments, u->shape.segments, sizeof s->segments);
   announce_again(n, s);
 }
 
@@ -358,61 +317,22 @@ static sending *begin(node *n, uint32_t worker) {
   return NULL;
 }
 
-static void push_dense(node *n, uint32_t worker, const update *u, uint32_t eager) {
+static void push_dense(node *n, uint32_t worker, const change *c, uint32_t eager) {
   sending *s = begin(n, worker);
   s->dense = 1;
-  for (uint32_t k = 0; k < u->nsegments; k++) {
-    memcpy(s->data + s->bytes, u->values + u->segments[k].offset, u->segments[k].bytes);
-    s->bytes += u->segments[k].bytes;
-  }
-  announce(n, s, u, 0, (uint32_t)mlfab__min(eager / 8 * 8, s->bytes));
+  memcpy(s->data, c->update.dense, s->bytes = c->shape.bytes);
+  announce(n, s, c, 0, (uint32_t)mlfab__min(eager / 8 * 8, s->bytes));
 }
 
-/* A packet of some elements of the update, in a random form. Returns its size, which may be 0. */
-static uint32_t packet(const update *u, const mlfab__tensor *t, uint64_t offset, uint32_t elements,
-                       mlfab__rng *prng, uint8_t *out) {
-  static uint64_t keep[MLFAB__PACKET_ELEMENTS / 64];
-  uint32_t width = mlfab__dtype_bytes((int)t->dtype);
-  mlfab__packet_shape shape = {offset, (int)t->dtype, 0, 0, elements};
-  shape.half = t->dtype == MLFAB_I64 ? 0 : (int)mlfab__rng_below(prng, 3);
-  shape.grain_log2 = mlfab__rng_below(prng, 2) ? 0 : (uint32_t)mlfab__rng_below(prng, 6);
-  if (mlfab__rng_below(prng, 8) == 0) return mlfab__packet_dense(out, &shape, u->values + offset);
-  memset(keep, 0, sizeof keep);
-  for (uint32_t i = 0; i < elements; i++) {
-    static const uint8_t zero[8];
-    uint32_t grain = i >> shape.grain_log2;
-    int kept = memcmp(u->values + offset + (uint64_t)i * width, zero, width) != 0 ||
-               mlfab__rng_below(prng, 100) == 0;
-    if (kept) keep[grain / 64] |= (uint64_t)1 << grain % 64;
-  }
-  return mlfab__packet_marked(out, &shape, u->values + offset, keep,
-                              (int)mlfab__rng_below(prng, 2));
-}
-
-/* Encodes the update as packets that are cut at random allowed places. */
-static void encode(const mlfab__layout *layout, const update *u, mlfab__rng *prng, sending *s) {
-  uint64_t most = 8 + mlfab__rng_below(prng, mlfab__rng_below(prng, 2) ? 200 : 70000);
-  for (uint32_t k = 0; k < u->nsegments; k++) {
-    uint64_t end = u->segments[k].offset + u->segments[k].bytes;
-    for (uint64_t at = u->segments[k].offset, bytes; at < end; at += bytes) {
-      const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
-      const mlfab__slice *slice = &layout->slices[mlfab__layout_slice_at(layout, at)];
-      uint32_t width = mlfab__dtype_bytes((int)t->dtype);
-      uint64_t elements = 1 + mlfab__rng_below(prng, most);
-      bytes = mlfab__min(end, mlfab__min(t->offset + t->bytes, slice->offset + slice->bytes)) - at;
-      bytes = mlfab__min(bytes, mlfab__min(elements, MLFAB__PACKET_ELEMENTS) * width);
-      /* too many packets: start again with large ones */
-      if (s->nends == MLFAB__COUNT(s->ends) - 2) {
-        most = MLFAB__PACKET_ELEMENTS;
-        s->nends = 0, s->bytes = 0, k = UINT32_MAX;
-        break;
-      }
-      uint32_t n = packet(u, t, at, (uint32_t)(bytes / width), prng, s->data + s->bytes);
-      if (n == 0) continue;
-      s->bytes += n;
-      assert_true(s->bytes < STREAM);
-      s->ends[s->nends++] = (uint32_t)s->bytes;
-    }
+/* The bytes that travel, and the places at which they may be cut. */
+static void encode(const change *c, sending *s) {
+  assert_true(c->update.bytes <= STREAM);
+  memcpy(s->data, c->update.packets, s->bytes = c->update.bytes);
+  s->nends = 0;
+  for (uint64_t at = 0; at < s->bytes;) {
+    at += packet_bytes(&c->update, at);
+    assert_true(s->nends < MLFAB__COUNT(s->ends));
+    s->ends[s->nends++] = (uint32_t)at;
   }
 }
 
@@ -426,10 +346,9 @@ static uint64_t cut(const sending *s, uint64_t upto) {
   return end;
 }
 
-static void push_packed(node *n, uint32_t worker, const update *u, uint32_t eager,
-                        mlfab__rng *prng) {
+static void push_packed(node *n, uint32_t worker, const change *u, uint32_t eager) {
   sending *s = begin(n, worker);
-  encode(&n->layout, u, prng, s);
+  encode(u, s);
   s->sent = 0;
   announce(n, s, u, MLFAB__PUSH_PACKED, (uint32_t)cut(s, mlfab__min(eager, s->bytes)));
 }
@@ -528,7 +447,7 @@ static void random_setting(mlfab__rng *prng, setting *s) {
 
 /* Two servers get the same updates, one as packets and one dense. */
 static void test_updates(void **state) {
-  static update u;
+  static change u;
   (void)state;
   for (uint32_t round = 0; round < test_cases(200); round++) {
     mlfab__rng prng, at_a, at_b;
@@ -544,10 +463,9 @@ static void test_updates(void **state) {
     for (uint32_t i = 0; i < 24; i++) {
       int rounds = s.define.options.consistency.kind == MLFAB_SYNC_BSP;
       w = rounds ? i % W : (uint32_t)mlfab__rng_below(&prng, W);
-      update_make(&a->layout, &prng, &u);
+      change_make(&a->layout, &prng, &u, 0);
       if (rounds && !mlfab__rng_below(&prng, 4)) u.scale = 0.5;
-      push_packed(a, w, &u, (uint32_t)mlfab__rng_below(&prng, a->s.peers[w].ack.eager_bytes / 4),
-                  &prng);
+      push_packed(a, w, &u, (uint32_t)mlfab__rng_below(&prng, a->s.peers[w].ack.eager_bytes / 4));
       push_dense(b, w, &u, (uint32_t)mlfab__rng_below(&prng, a->s.peers[w].ack.eager_bytes / 4));
       if ((rounds && w == W - 1) || in_flight(a) == FLIGHT || in_flight(b) == FLIGHT ||
           mlfab__rng_below(&prng, 3) == 0) {
@@ -564,7 +482,7 @@ static void test_updates(void **state) {
 /* Links break at any time: the model is the sum of all updates, each once. The values are such that no
  * order of additions rounds. */
 static void test_broken_links(void **state) {
-  static update u;
+  static change u;
   static uint8_t sum[MODEL];
   (void)state;
   for (uint32_t round = 0; round < test_cases(150); round++) {
@@ -585,25 +503,23 @@ static void test_broken_links(void **state) {
       if (what == 0) break_link(n, w);
       if (what > 0 && what < 6 && !send_some(n, &prng)) tick(n);
       if (what < 6 || in_flight(n) == FLIGHT) continue;
-      update_make(layout, &prng, &u);
+      change_make(layout, &prng, &u, 0);
       uint32_t eager = (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / FLIGHT);
       if (what == 6) {
-        push_packed(n, w, &u, eager, &prng);
+        push_packed(n, w, &u, eager);
       } else {
         push_dense(n, w, &u, eager);
       }
       pushed++;
-      for (uint32_t k = 0; k < u.nsegments; k++) {
-        const mlfab__segment *segment = &u.segments[k];
-        for (uint64_t at = segment->offset, end = at + segment->bytes; at < end;) {
-          const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
-          mlfab__kernel_add((int)t->dtype, sum + at, sum + at, u.values + at, u.scale, 1, 0);
-          at += mlfab__dtype_bytes((int)t->dtype);
-        }
+      uint64_t from = 0;
+      for (uint32_t k = 0; k < u.shape.n; k++) {
+        shape one = {{u.shape.segments[k]}, 1, u.shape.segments[k].bytes};
+        literal_add(layout, &one, sum + one.segments[0].offset, u.update.dense + from, u.scale, 0);
+        from += one.bytes;
       }
     }
     drain(n, &prng);
-    same_values(layout, node_read(n), sum);
+    same(layout, node_read(n), sum);
     assert_int_equal(seam_stats(&n->s).updates_applied, 16);
     node_close(n);
   }
@@ -713,7 +629,7 @@ static void keep_even(void *user, const mlfab_filter_info *info, const void *val
 /* Pushes and pulls of all kinds in all orders: every slice that a cache receives equals the server's slice
  * when it was pinned, whatever was left out; and when nothing has changed, nothing is sent. */
 static void test_caches(void **state) {
-  static update u;
+  static change u;
   static cache caches[READER];
   (void)state;
   for (uint32_t round = 0; round < test_cases(100); round++) {
@@ -744,15 +660,14 @@ static void test_caches(void **state) {
       switch (mlfab__rng_below(&prng, 8)) {
         case 0:
           if (in_flight(n) == FLIGHT) break;
-          update_make(&n->layout, &prng, &u);
+          change_make(&n->layout, &prng, &u, 0);
           w = pushes++ % W; /* complete the open round */
           if (mlfab__rng_below(&prng, 2)) {
             push_dense(n, w, &u,
                        (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / 4));
           } else {
             push_packed(n, w, &u,
-                        (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / 4),
-                        &prng);
+                        (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes / 4));
           }
           break;
         case 1:
@@ -776,7 +691,7 @@ static void test_caches(void **state) {
     }
     while (pushes % W != 0) { /* rounds wait for all workers */
       if (in_flight(n) == FLIGHT) drain(n, &prng);
-      update_make(&n->layout, &prng, &u);
+      change_make(&n->layout, &prng, &u, 0);
       push_dense(n, pushes++ % W, &u, 0);
     }
     drain(n, &prng);
@@ -801,13 +716,10 @@ static void test_caches(void **state) {
 
 /* Every `every`-th element of 32,768 changes, and both caches pull; their frames' bytes. */
 static void pull_after(node *n, cache *caches, mlfab__rng *prng, uint32_t every, uint64_t bulk[2]) {
-  static update u;
-  update_make(&n->layout, prng, &u);
-  memset(u.values, 0, n->layout.bytes);
-  for (uint32_t k = 0; k < 32768; k += every) set_value(u.values + 4 * k, MLFAB_F32, 1.0);
-  u.nsegments = 1;
-  u.segments[0] = (mlfab__segment){0, n->layout.bytes};
-  u.sum = n->layout.bytes;
+  static change u;
+  change_make(&n->layout, prng, &u, 1);
+  memset(u.update.dense, 0, n->layout.bytes);
+  for (uint32_t k = 0; k < 32768; k += every) set_value(u.update.dense + 4 * k, MLFAB_F32, 1.0);
   u.scale = 1.0;
   push_dense(n, 0, &u, 0);
   drain(n, prng);
@@ -877,7 +789,7 @@ static void filter_literal(const mlfab__tensor *t, double tau, int even_only, ui
 }
 
 static void test_filter(void **state) {
-  static update u;
+  static change u;
   static uint8_t before[MODEL], after[MODEL], s0[MODEL];
   (void)state;
   for (uint32_t round = 0; round < test_cases(100); round++) {
@@ -916,24 +828,22 @@ static void test_filter(void **state) {
       if (tau > 0.0) tau = tau / (1.0 + s.define.options.change_decay * log((double)iteration));
       memcpy(before, node_read(n), sizeof before);
       memcpy(after, before, sizeof after);
-      update_make(layout, &prng, &u);
-      u.nsegments = 1;
-      u.segments[0] = (mlfab__segment){0, layout->bytes};
+      change_make(layout, &prng, &u, 1);
       u.scale = 1.0;
       for (uint32_t w = 0; w < (rounds ? W : 1); w++) {
-        if (w > 0) memset(u.values, 0, layout->bytes); /* so the sum equals the first update */
-        if (mlfab__rng_below(&prng, 2)) {
+        if (w > 0)
+          memset(u.update.dense, 0, layout->bytes); /* so the sum equals the first update */
+        if (w > 0 || mlfab__rng_below(&prng, 2)) {
           push_dense(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes));
         } else {
-          push_packed(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes),
-                      &prng);
+          push_packed(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->s.peers[w].ack.eager_bytes));
         }
         if (w > 0) continue;
         mlfab__optimizer_step step = {1.0, 1, 0};
         for (uint32_t k = 0; k < layout->ntensors; k++) {
           const mlfab__tensor *t = &layout->tensors[k];
           mlfab__optimizer_apply(&rule, &step, (int)t->dtype, after + t->offset, after + t->offset,
-                                 u.values + t->offset, s0 + t->offset, NULL, t->count);
+                                 u.update.dense + t->offset, s0 + t->offset, NULL, t->count);
           for (uint64_t e = 0; e < t->count; e++) {
             uint64_t at = t->offset + e * mlfab__dtype_bytes((int)t->dtype);
             filter_literal(t, tau, s.change_filter != NULL, e, before + at, after + at);
@@ -941,7 +851,7 @@ static void test_filter(void **state) {
         }
       }
       drain(n, &prng);
-      same_values(layout, node_read(n), after);
+      same(layout, node_read(n), after);
     }
     node_close(n);
   }
@@ -973,17 +883,16 @@ static void fixed_setting(setting *s, uint32_t rule) {
  * Returns the text of the drop, or "". */
 static const char *say_packets(node *n, uint64_t from, uint64_t to, uint64_t first, uint64_t second,
                                int dtype, uint32_t flags, uint32_t less, uint32_t eager_less) {
-  static update u;
+  static change u;
   static double values[8];
-  mlfab__packet_shape shape = {first, dtype, 0, 0, 8};
+  mlfab__packet_shape piece = {first, dtype, 0, 0, 8};
   memset(&u, 0, sizeof u);
   u.scale = 1.0;
-  u.nsegments = 1;
-  u.segments[0] = (mlfab__segment){from, to - from};
+  u.shape = (shape){{{from, to - from}}, 1, to - from};
   sending *s = begin(n, 0);
-  uint32_t bytes = mlfab__packet_dense(s->data, &shape, values);
-  shape.offset = second;
-  bytes += mlfab__packet_dense(s->data + bytes, &shape, values);
+  uint32_t bytes = mlfab__packet_dense(s->data, &piece, values);
+  piece.offset = second;
+  bytes += mlfab__packet_dense(s->data + bytes, &piece, values);
   s->bytes = bytes;
   n->s.drops = 0;
   n->s.said[0] = 0;
@@ -1038,7 +947,7 @@ static void test_refused_packets(void **state) {
 
 /* An update with a NaN changes nothing, in whatever form it arrives; the next one is applied. */
 static void test_not_finite(void **state) {
-  static update u;
+  static change u;
   static uint8_t before[MODEL];
   (void)state;
   for (uint32_t round = 0; round < 60; round++) {
@@ -1049,12 +958,10 @@ static void test_not_finite(void **state) {
     if (round % 2) s.eager_bytes = 4096;
     node *n = node_open(&s);
     for (uint32_t i = 0; i < 4; i++) {
-      update_make(&n->layout, &prng, &u);
-      u.nsegments = 1;
-      u.segments[0] = (mlfab__segment){0, n->layout.bytes};
+      change_make(&n->layout, &prng, &u, 1);
       if (i == 2) {
         float bad = mlfab__rng_below(&prng, 2) ? NAN : INFINITY;
-        memcpy(u.values + 4 * mlfab__rng_below(&prng, 8000), &bad, 4);
+        memcpy(u.update.dense + 4 * mlfab__rng_below(&prng, 8000), &bad, 4);
       }
       memcpy(before, node_read(n), sizeof before);
       if (i == 2) { /* halves saturate: send it as float32 */
@@ -1063,8 +970,8 @@ static void test_not_finite(void **state) {
           const mlfab__slice *slice = &n->layout.slices[k];
           for (uint64_t at = slice->offset, bytes; at < slice->offset + slice->bytes; at += bytes) {
             bytes = mlfab__min(slice->offset + slice->bytes, at < 16000 ? 16000 : 32000) - at;
-            mlfab__packet_shape shape = {at, MLFAB_F32, 0, 0, (uint32_t)(bytes / 4)};
-            out->bytes += mlfab__packet_dense(out->data + out->bytes, &shape, u.values + at);
+            mlfab__packet_shape piece = {at, MLFAB_F32, 0, 0, (uint32_t)(bytes / 4)};
+            out->bytes += mlfab__packet_dense(out->data + out->bytes, &piece, u.update.dense + at);
             out->ends[out->nends++] = (uint32_t)out->bytes;
           }
         }
@@ -1072,7 +979,7 @@ static void test_not_finite(void **state) {
         announce(n, out, &u, MLFAB__PUSH_PACKED,
                  (uint32_t)cut(out, mlfab__min(out->bytes, n->s.peers[0].ack.eager_bytes)));
       } else {
-        push_packed(n, 0, &u, 0, &prng);
+        push_packed(n, 0, &u, 0);
       }
       drain(n, &prng);
       assert_int_equal(n->ack.code, i == 2 ? MLFAB_ERR_NOT_FINITE : 0);
@@ -1113,7 +1020,7 @@ static void send_at_once(node *n, sending *s) {
 /* The bytes change while the server reads them: the server applies the bytes that it has checked, or
  * nothing. For packets and dense updates, eager and granted, added in place and stepped by a rule. */
 static void test_changing(void **state) {
-  static update u;
+  static change u;
   static uint8_t before[MODEL];
   uint32_t taken = 0;
   (void)state;
@@ -1127,13 +1034,11 @@ static void test_changing(void **state) {
     sending *x = begin(a, 0), *y = begin(b, 0);
     x->dense = y->dense = round % 5 == 4;
     do {
-      update_make(&a->layout, &prng, &u);
-      u.nsegments = 1;
-      u.segments[0] = (mlfab__segment){0, a->layout.bytes};
+      change_make(&a->layout, &prng, &u, 1);
       x->bytes = x->nends = 0;
-      if (!x->dense) encode(&a->layout, &u, &prng, x);
+      if (!x->dense) encode(&u, x);
     } while (!x->dense && x->bytes < 12000); /* three pages; the server reads the first one first */
-    if (x->dense) memcpy(x->data, u.values, x->bytes = a->layout.bytes);
+    if (x->dense) memcpy(x->data, u.update.dense, x->bytes = a->layout.bytes);
     memcpy(y->data, x->data, y->bytes = x->bytes);
     uint32_t flags = x->dense ? 0 : MLFAB__PUSH_PACKED;
     uint32_t eager = round % 2 && x->bytes <= EAGER ? (uint32_t)x->bytes : 0;
