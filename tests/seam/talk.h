@@ -18,6 +18,7 @@
 #ifndef TALK_H
 #define TALK_H
 
+#include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
 #include "core/wire/wire.h"
 #include "mlfab_node.h"
@@ -1030,6 +1031,24 @@ static inline void talk_stand(talk *t, const mlfab_model_options *options) {
   }
   ENDS(t, request, 0);
   t->ack.model_stands = 1;
+}
+
+/* Slices have these owners now, and a worker under test was not told in time: it stops at each server, which tells it the
+ * last number that it has decided, and then goes on. The epoch is the attempt plus one. */
+static inline void talk_resume(talk *t, uint32_t attempt, const uint32_t *owners, uint32_t slices,
+                               const uint64_t *tops) {
+  SAY_LIST(t, SERVER(0), RESUME, resume, owners, .attempt = attempt, .epoch = attempt + 1,
+           .slices = slices);
+  for (uint32_t kind = MLFAB__STOP_BEGIN; kind <= MLFAB__STOP_OVER; kind += 2) {
+    int begins = kind == MLFAB__STOP_BEGIN;
+    for (uint32_t s = 0; s < t->config.servers; s++)
+      HEAR(t, SERVER(s), STOP, stop, m->attempt == attempt && m->kind == kind);
+    for (uint32_t s = 0; s < t->config.servers; s++)
+      SAY(t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = attempt + 1,
+          .eager_bytes = t->ack.eager_bytes, .generation = talk_peer_of(t, SERVER(s))->generation,
+          .model_stands = 1, .top = tops[s], .stopped = begins ? attempt : 0,
+          .was_dead = begins ? 3 : 0);
+  }
 }
 
 #endif

@@ -10,7 +10,6 @@
 #include "core/base/shm_memory.h"
 #include "core/model/layout.h"
 #include "core/node/node.h"
-#include "core/reshard/reshard_wire.h"
 #include "core/worker/worker.h"
 
 enum {

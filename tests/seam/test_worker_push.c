@@ -3,7 +3,6 @@
 #include "tests/seam/worker_talk.h"
 
 #include "core/base/rng.h"
-#include "core/reshard/reshard_wire.h"
 
 enum { SLICES = BYTES / SLICE };
 
@@ -504,26 +503,6 @@ static void test_withdraw_durable(void **state) {
   talk_close(&t);
 }
 
-/* The slices have these owners now, and the worker was not told in time: it stops at each server, which tells it the last
- * number that it knows, and then goes on. */
-static void resume(uint32_t attempt, const uint32_t *owners, const uint64_t tops[SERVERS]) {
-  mlfab__hello_ack told = {.epoch = attempt + 1, .eager_bytes = EAGER, .model_stands = 1};
-  SAY_LIST(&t, SERVER(0), RESUME, resume, owners, .attempt = attempt, .epoch = attempt + 1,
-           .slices = SLICES);
-  for (uint32_t kind = MLFAB__STOP_BEGIN; kind <= MLFAB__STOP_OVER; kind += 2) {
-    told.stopped = kind == MLFAB__STOP_BEGIN ? attempt : 0;
-    told.was_dead = kind == MLFAB__STOP_BEGIN ? 3 : 0;
-    for (uint32_t s = 0; s < SERVERS; s++)
-      HEAR(&t, SERVER(s), STOP, stop, m->attempt == attempt && m->kind == kind);
-    for (uint32_t s = 0; s < SERVERS; s++) {
-      told.server = s;
-      told.top = tops[s];
-      told.generation = generation(s);
-      talk_say(&t, SERVER(s), MLFAB__HELLO_ACK, mlfab__encode_hello_ack(t.meta, &told), NULL, 0);
-    }
-  }
-}
-
 /* Slices have moved. An update that one server has decided is not sent to another one. */
 static void test_lost_in_a_move(void **state) {
   (void)state;
@@ -533,7 +512,7 @@ static void test_lost_in_a_move(void **state) {
     mlfab_request request = push_announced();
     ack(at, u, 0);
     PENDING(&t, request);
-    resume(at + 1, owners, (const uint64_t[SERVERS]){u - 1, u - 1});
+    talk_resume(&t, at + 1, owners, SLICES, (const uint64_t[SERVERS]){u - 1, u - 1});
     ENDS(&t, request, MLFAB_ERR_PARTIAL);
   }
 }
@@ -910,7 +889,7 @@ static void test_scattered_slices(void **state) {
       if (mlfab__rng_below(&prng, 2)) server = (uint32_t)mlfab__rng_below(&prng, SERVERS);
       owners[i] = server;
     }
-    resume(round, owners, tops);
+    talk_resume(&t, round, owners, SLICES, tops);
     for (uint32_t i = 0; i < 3; i++)
       if (tensors & 1u << i) bufs[n++] = buffer(i, weights + tensor_at[i]);
     mlfab_request request = CALL(&t, PUSH, .bufs = bufs, .n = n);
