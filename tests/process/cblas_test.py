@@ -8,60 +8,52 @@ import os
 import re
 import struct
 import tempfile
-import time
 
-from process import BUILD, RUN, Skip, clean_environment, expect, finish, helper, main, run, start, write_mnist
+from process import (BUILD, KEY, RUN, address, cases, clean_environment, expect, finish_all, helper, main, need, run, start,
+                     write_mnist)
 
 CBLAS_RUN = os.path.join(BUILD, "cblas", "mlfab-run")
 PROGRAM = os.path.join(BUILD, "cblas", "02_push_pull")
-KEY = "0123456789abcdef" * 4
+WORKER = (helper("elastic"), "join", 3, 4096)
 
 
 def build_with_cblas():
-    if not os.path.exists(PROGRAM):
-        raise Skip("libopenblas-dev is not installed")
+    need(PROGRAM, why="libopenblas-dev is not installed")
 
 
 def shell(script):
     return ["sh", "-c", script, PROGRAM]
 
 
-def test_push_and_pull():
+@cases(*((t, k) for t in ("--tcp", "--shm") for k in ("own", "cblas")))
+def test_push_and_pull(transport, kernels):
     build_with_cblas()
-    for transport in ("--tcp", "--shm"):
-        for kernels in ("own", "cblas"):
-            result = run(CBLAS_RUN, "-n", 2, "-s", 2, transport, "--set", "kernels=" + kernels, PROGRAM)
-            expect(result.code == 0, "%s over %s" % (kernels, transport), result)
-            expect(len(re.findall("pulled 30 and 15, expected 30 and 15", result.out)) == 2, "another sum",
-                   result)
+    result = run(CBLAS_RUN, "-n", 2, "-s", 2, transport, "--set", "kernels=" + kernels, PROGRAM)
+    expect(result.code == 0, "it ends well", result)
+    expect(len(re.findall("pulled 30 and 15, expected 30 and 15", result.out)) == 2, "another sum", result)
 
 
-def test_a_rank_that_differs():
+@cases(0, 1)
+def test_a_rank_that_differs(deterministic):
     """Worker 1 is told its rank and both settings; the others wait for it until their deadline."""
     build_with_cblas()
-    for deterministic in (0, 1):
-        result = run(CBLAS_RUN, "-n", 2, "--tcp", "--set", "kernels=cblas",
-                     *shell('[ $MLFAB_RANK = 0 ] || export MLFAB_KERNELS=own; exec "$0"'),
-                     env=clean_environment(MLFAB_TIMEOUT_MS=3000, MLFAB_DETERMINISTIC=deterministic,
-                                           MLFAB_CONSISTENCY="bsp"))
-        expect(result.code != 0, "it runs", result)
-        expect(re.search(r"\[worker 1\].* the configurations differ: kernels \(MLFAB_KERNELS\) is own at worker 1, "
-                         "cblas at server 0", result.err), "the text", result)
+    result = run(CBLAS_RUN, "-n", 2, "--tcp", "--set", "kernels=cblas",
+                 *shell('[ $MLFAB_RANK = 0 ] || export MLFAB_KERNELS=own; exec "$0"'),
+                 env=clean_environment(MLFAB_TIMEOUT_MS=5000, MLFAB_DETERMINISTIC=deterministic, MLFAB_CONSISTENCY="bsp"))
+    expect(result.code != 0, "it runs", result)
+    expect(re.search(r"\[worker 1\].* the configurations differ: kernels \(MLFAB_KERNELS\) is own at worker 1, "
+                     "cblas at server 0", result.err), "the text", result)
 
 
 def test_a_process_that_joins():
     build_with_cblas()
-    address = "unix:@mlfab-cblas-%d" % os.getpid()
-    environment = clean_environment(MLFAB_COORDINATOR=address, MLFAB_JOB="cblas", MLFAB_KEY=KEY,
-                                    MLFAB_TIMEOUT_MS=20000)
+    at = address("unix")
+    environment = clean_environment(MLFAB_COORDINATOR=at, MLFAB_JOB="cblas", MLFAB_KEY=KEY, MLFAB_TIMEOUT_MS=60000)
     # Without cblas; its two workers wait for a third.
-    fabric = start(RUN, "-n", 2, "--max-workers", 3, "--no-prefix", helper("joiner"), 3, 4096, env=environment)
-    time.sleep(0.3)
-    stranger = run(CBLAS_RUN, "--join", address, "--no-prefix", "--set", "kernels=cblas", PROGRAM,
-                   env=environment)
-    friend = run(CBLAS_RUN, "--join", address, "--no-prefix", "--set", "kernels=own", helper("joiner"), 3, 4096,
-                 env=environment)
-    result = finish(fabric)
+    fabric = start(RUN, "-n", 2, "--max-workers", 3, "--no-prefix", *WORKER, env=environment)
+    joiners = [start(CBLAS_RUN, "--join", at, "--no-prefix", "--set", "kernels=" + kernels, *program, env=environment)
+               for kernels, program in (("cblas", [PROGRAM]), ("own", WORKER))]
+    stranger, friend, result = finish_all(*joiners, fabric)
     expect(stranger.code != 0 and "kernels (MLFAB_KERNELS) is cblas at a process that joins, own at server 0"
            in stranger.err, "the stranger", stranger)
     expect(friend.code == 0 and result.code == 0, "the fabric goes on", [friend, result])
@@ -98,8 +90,7 @@ def test_mnist():
     """64 steps with cblas_sgemm and with loops: the weights agree but for rounding, and it has learned. A step's rounding
     errors are of some 1e-7 times the gradient, and steps of 0.1 do not amplify them much."""
     program = os.path.join(BUILD, "examples", "mnist")
-    if not os.path.exists(program):
-        raise Skip("the examples are not built")
+    need(program, why="the examples are not built")
     with tempfile.TemporaryDirectory() as data:
         os.mkdir(data + "/mnist")
         write_mnist(data + "/mnist", "train", 1024, 1)

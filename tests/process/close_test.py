@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 
-from process import SCALE, clean_environment, expect, helper, launch, main, run
+from process import SCALE, cases, expect, helper, launch, main, run, tell
 
 WORKERS = (1, 2, 8, 32)
 TRANSPORTS = ("--tcp", "--shm")
@@ -29,32 +29,25 @@ def cells():
 
 def close(workers, servers, transport, last):
     """Seconds."""
-    result = launch("-n", workers, "-s", servers, transport, helper("closer"), last, timeout=120,
-                    env=clean_environment())
+    result = launch("-n", workers, "-s", servers, transport, helper("closer"), last)
     expect(result.code == 0 and not result.err and not result.out,
            "%d workers, %d servers, %s, %s: a run that ends well says something"
            % (workers, servers, transport, last), result)
     return result.seconds
 
 
-def matrix(servers):
+@cases(1, 0)
+def test_with_servers(servers):
+    """With one of its own, and with workers that serve."""
     took = [(close(workers, servers, transport, last), workers, transport, last)
             for workers, transport, last in cells()]
-    print("# %d runs, the longest: %.2f s, %d workers, %s, %s" % ((len(took),) + max(took)))
+    tell("%d runs, the longest: %.2f s, %d workers, %s, %s" % ((len(took),) + max(took)))
 
 
-def test_with_a_server_of_its_own():
-    matrix(1)
-
-
-def test_with_workers_that_serve():
-    matrix(0)
-
-
-def test_with_two_servers():
-    for transport in TRANSPORTS:
-        for last in ("nothing", "push", "push_start", "everything"):
-            close(8, 2, transport, last)
+@cases(*TRANSPORTS)
+def test_with_two_servers(transport):
+    for last in ("nothing", "push", "push_start", "everything"):
+        close(8, 2, transport, last)
 
 
 if __name__ == "__main__":

@@ -337,7 +337,8 @@ static int play(void) {
   nap(100); /* a failure ends the others' open calls */
   for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
     if (is(scenes[i].name)) scenes[i].play();
-  int ends = is("quick") || is("finish") || (is("leave") && me == victim);
+  while (is("kill") && me != victim && !add_up()) continue;
+  int ends = is("quick") || is("kill") || is("finish") || (is("leave") && me == victim);
   return ends ? 0 : !add_up();
 }
 
