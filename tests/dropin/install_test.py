@@ -167,4 +167,4 @@ def test_make_finds_mpi_by_any_name():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=1)

@@ -51,7 +51,7 @@ class Server:
         self.process = subprocess.Popen([*prefix, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)
         if not prefix:
-            wait_until(lambda: get(self.url + path), 20, "%s answers" % command[0])
+            wait_until(lambda: get(self.url + path), "%s answers" % command[0])
 
     def __enter__(self):
         return self
@@ -260,4 +260,4 @@ def test_a_pushgateway_that_comes_late():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=1)

@@ -194,7 +194,7 @@ def test_a_killed_download_goes_on_in_the_next_run():
     with Site(a=noise(300000)) as site:
         process = start(*site.arguments("slow"), env=clean_environment(no_proxy="127.0.0.1"))
         part = site.path("a.part")
-        wait_until(lambda: os.path.exists(part) and os.path.getsize(part) >= 20000, 20, "a part of the file")
+        wait_until(lambda: os.path.exists(part) and os.path.getsize(part) >= 20000, "a part of the file")
         second = site.fetch("good")
         expect(second.code == 1 and "another process is loading it" in second.err, "two do not write one file", second)
         process.send_signal(signal.SIGKILL)
@@ -262,7 +262,7 @@ def test_what_is_no_file():
             os.makedirs(site.to)
             os.mkfifo(site.path(name))
             process = start(*site.arguments("good", more=["--retries", "0"]), env=clean_environment(no_proxy="127.0.0.1"))
-            wait_until(lambda: process.poll() is not None, 20, "an end in spite of a pipe called %s" % name)
+            wait_until(lambda: process.poll() is not None, "an end in spite of a pipe called %s" % name)
             result = finish(process)
             expect(result.code == 1 and text in result.err, "%s is a pipe" % name, result)
 

@@ -362,4 +362,4 @@ def test_a_launcher_only():
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), jobs=2)

@@ -117,7 +117,7 @@ class Nginx:
     def start(self):
         self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)
-        wait_until(self.answers, 20, "nginx")
+        wait_until(self.answers, "nginx")
 
     def answers(self):
         with socket.socket() as s:
@@ -213,7 +213,7 @@ def test_dav_every_n_and_keep():
         process = start(*command(0, dav.url, servers=2, commits=20, transport="--shm"),
                         env=clean_environment(**dav.environment))
         try:
-            wait_until(lambda: (numbers(dav.names()) or [0])[-1] >= 4, 90, "four checkpoints")
+            wait_until(lambda: (numbers(dav.names()) or [0])[-1] >= 4, "four checkpoints")
         finally:
             process.kill()
             process.communicate()
@@ -290,7 +290,7 @@ def live(place, directory, manifests, number, servers, dice):
             line = process.stdout.readline()
             if not line:
                 raise AssertionError("it ended: %r" % finish(process))
-        wait_until(lambda: (manifests() or [0])[-1] > before + 1, 60, "two checkpoints")
+        wait_until(lambda: (manifests() or [0])[-1] > before + 1, "two checkpoints")
         time.sleep(dice.random() * 0.6)
     finally:
         os.kill(process.pid, signal.SIGKILL)  # and its children with it
@@ -506,4 +506,4 @@ def test_servers_that_are_none():
 
 
 if __name__ == "__main__":
-    main(globals(), jobs=4)
+    main(globals(), jobs=1)

@@ -289,7 +289,7 @@ def test_prometheus_takes_them():
                     answer = get(server.url + "/api/v1/query?query=" + urllib.parse.quote(text))
                     return json.loads(answer)["data"]["result"] if answer else []
 
-                wait_until(lambda: len(query("up == 1")) == len(metrics), 30, lambda: "five targets: %s" % query("up"))
+                wait_until(lambda: len(query("up == 1")) == len(metrics), lambda: "five targets: %s" % query("up"))
                 steps = {one["metric"]["rank"]: one["value"][1]
                          for one in query('mlfab_iterations_total{role="worker"}')}
                 expect(steps == {"0": "3", "1": "3", "2": "3"}, "the iterations of three workers", steps)
@@ -312,12 +312,12 @@ def test_waits_for_whom():
         process = start(RUN, "-n", 3, "--timeout", 60, "--set", "consistency=bsp", helper("stepper"), 1000, 100000,
                         env=folder.environment(MLFAB_TRACE=""))
         try:
-            wait_until(lambda: len(glob.glob(folder("m.worker-*.prom"))) == 3, 30, "metrics")
-            wait_until(lambda: all_metrics(folder)["worker-1"]["iterations_total"] > 2, 30, "steps")
+            wait_until(lambda: len(glob.glob(folder("m.worker-*.prom"))) == 3, "metrics")
+            wait_until(lambda: all_metrics(folder)["worker-1"]["iterations_total"] > 2, "steps")
             pid = int(all_metrics(folder)["worker-1"].labels("node_info")[0]["pid"])
             os.kill(pid, signal.SIGSTOP)
             told = wait_until(lambda: [w for w in all_metrics(folder)["worker-0"].labels("waits_seconds")
-                                       if w.get("peer") == "1"], 30, lambda: read(folder("m.worker-0.prom")))
+                                       if w.get("peer") == "1"], lambda: read(folder("m.worker-0.prom")))
             expect(told[0]["for"] == "worker" and told[0]["call"] in ("pull", "collective"), "whom", told)
             top = run(TOP, "--count", 1, folder("m.*.prom"))
             expect(re.search(r"^worker 0 +ready .* (pull|collective) [\d.]+ s, for worker 1$", top.out, re.M), "top",
@@ -364,11 +364,11 @@ def test_a_killed_process():
                         env=folder.environment())
         try:
             wait_until(lambda: len(all_metrics(folder)) == 3 and
-                       all_metrics(folder)["worker-1"]["iterations_total"] > 20, 30, "steps")
+                       all_metrics(folder)["worker-1"]["iterations_total"] > 20, "steps")
             pid = int(all_metrics(folder)["worker-1"].labels("node_info")[0]["pid"])
             os.kill(pid, signal.SIGKILL)
             top = wait_until(lambda: [line for line in run(TOP, "--count", 1, folder("m.*.prom")).out.splitlines()
-                                      if re.match("worker 1 +dead", line)], 20, "top says that it is dead")
+                                      if re.match("worker 1 +dead", line)], "top says that it is dead")
             expect(top[0].endswith("-"), "it waits for nobody", top)
         finally:
             process.terminate()
@@ -414,7 +414,7 @@ def test_a_joiner_has_its_own_files():
                         'echo "$MLFAB_COORDINATOR $MLFAB_JOB $MLFAB_KEY" >"$0"; exec "$@"', folder("where"),
                         helper("stepper"), 1000, 3000, 0, 1, env=environment)
         try:
-            wait_until(lambda: os.path.exists(folder("m.worker-0.prom")), 30, address)
+            wait_until(lambda: os.path.exists(folder("m.worker-0.prom")), address)
             coordinator, job, key = read(folder("where")).split()
             joiner = run(helper("stepper"), 1000, 3, timeout=60,
                          env=dict(environment, MLFAB_JOIN="1", MLFAB_COORDINATOR=coordinator, MLFAB_JOB=job,
