@@ -226,4 +226,4 @@ def fabric_scheduler(network):
 
 
 if __name__ == "__main__":
-    process.main(globals())
+    process.main(globals(), jobs=1)

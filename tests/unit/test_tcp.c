@@ -795,12 +795,8 @@ TEST(test_probe_of_a_child) {
   for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
 }
 #else
-TEST(test_probe) {
-  skip();
-}
-TEST(test_probe_of_a_child) {
-  skip();
-}
+TEST(test_probe) { skip(); }
+TEST(test_probe_of_a_child) { skip(); }
 #endif
 
 /* The k-th allocation fails, for every k: an error, and no leak. */
