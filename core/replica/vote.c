@@ -100,8 +100,7 @@ static void vote_send_all(const mlfab__vote *vote, uint32_t kind, const mlfab__v
 }
 
 /* Stores the record; mlfab__vote_stored goes on. */
-static void vote_grant(mlfab__vote *vote, const mlfab__vote_record *record, uint32_t grantee,
-                       uint64_t now_ns) {
+static void vote_grant(mlfab__vote *vote, const mlfab__vote_record *record, uint32_t grantee) {
   vote->floor = record->epoch;
   vote->asking = 0;
   vote->stores = *record;
@@ -135,7 +134,7 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
   }
   const mlfab__vote_record record = {epoch + 1, vote->self, insync};
   vote->outbid = 0;
-  vote_grant(vote, &record, vote->self, now_ns);
+  vote_grant(vote, &record, vote->self);
 }
 
 /* The copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
@@ -219,7 +218,7 @@ static void vote_asked(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
       vote->decided.epoch < vote->bond.epoch) {
     vote_send(vote, from, MLFAB__VOTE_GRANT, &in->record, now_ns);
   } else if (vote_judge(vote, from, in, now_ns)) {
-    vote_grant(vote, &in->record, from, now_ns);
+    vote_grant(vote, &in->record, from);
   } else {
     vote_send(vote, from, MLFAB__VOTE_DENY, NULL, now_ns);
   }
