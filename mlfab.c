@@ -53026,7 +53026,7 @@ MLFAB__INTERNAL void mlfab__vote_stored(mlfab__vote *vote, uint64_t now_ns) {
 
 /* --- what this voter wants --- */
 
-static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
+static void vote_propose(mlfab__vote *vote, uint32_t insync) {
   uint32_t epoch = vote->floor;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
     if (vote->peers[i].floor > epoch) epoch = vote->peers[i].floor;
@@ -53066,11 +53066,11 @@ static void vote_act(mlfab__vote *vote, uint64_t now_ns) {
     /* Asks again under a larger epoch when another voter is beyond its own. */
     if (vote->asking ? vote_passed(vote, vote->own.epoch) || insync != vote->own.insync
                      : vote_passed(vote, vote->decided.epoch) || insync != vote->decided.insync)
-      vote_propose(vote, insync, now_ns);
+      vote_propose(vote, insync);
   } else if (!vote_may_replace(vote, now_ns)) {
     vote->asking = 0;
   } else if (!vote->asking || vote_passed(vote, vote->own.epoch)) {
-    vote_propose(vote, 1u << vote->self, now_ns);
+    vote_propose(vote, 1u << vote->self);
   }
 }
 
