@@ -22,6 +22,7 @@
 static struct {
   struct CMUnitTest all[128];
   size_t count;
+  int some; /* not all of them are run */
 } TESTING;
 
 TESTING_UNUSED static void testing_add(const char *name, CMUnitTestFunction run,
@@ -49,6 +50,7 @@ TESTING_UNUSED static void testing_add(const char *name, CMUnitTestFunction run,
 TESTING_UNUSED static int testing_run(int words, char **word, CMFixtureFunction begin,
                                       CMFixtureFunction end) {
   size_t chosen = words ? 0 : TESTING.count;
+  TESTING.some = words > 0;
   for (size_t i = 0; words && i < TESTING.count; i++) {
     int w = 0;
     while (w < words && !strstr(TESTING.all[i].name, word[w])) w++;
@@ -61,16 +63,22 @@ TESTING_UNUSED static int testing_run(int words, char **word, CMFixtureFunction 
 #define TESTS(begin, end) \
   int main(int argc, char **argv) { return testing_run(argc - 1, argv + 1, begin, end); }
 
-/* The seed that MLFAB_SEED names, or `otherwise`. */
-TESTING_UNUSED static uint64_t testing_seed(uint64_t otherwise) {
+/* The seed that MLFAB_SEED names, which then runs alone; 0: none. */
+TESTING_UNUSED static uint64_t testing_alone(void) {
   const char *one = getenv("MLFAB_SEED");
-  return one && *one ? strtoull(one, NULL, 10) : otherwise;
+  return one ? strtoull(one, NULL, 10) : 0;
 }
 
-/* Calls `one` with MLFAB_SEED alone, otherwise with as many seeds from 1 on as MLFAB_SCALE makes of `usual`. */
-TESTING_UNUSED static void testing_seeds(double usual, void (*one)(uint64_t seed)) {
-  uint64_t alone = testing_seed(0), count = alone ? 1 : test_cases(usual);
-  for (uint64_t i = 0; i < count; i++) one(alone ? alone : 1 + i);
+/* for (SEEDS(seed, usual)): as many seeds, from 1 on, as MLFAB_SCALE makes of `usual`, or over the one of MLFAB_SEED. */
+#define SEEDS(seed, usual)                                           \
+  uint64_t seed = testing_alone() ? testing_alone() : 1,             \
+           last_##seed = testing_alone() ? seed : test_cases(usual); \
+  seed <= last_##seed;                                               \
+  seed++
+
+/* Are all tests of the program run, with at least the usual number of seeds? Then rare events must have been seen. */
+TESTING_UNUSED static int testing_whole(void) {
+  return !testing_alone() && !TESTING.some && test_scale() >= 1.0;
 }
 
 #endif

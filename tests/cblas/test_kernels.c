@@ -103,7 +103,7 @@ TEST(adds_the_same_bits) {
   assert_non_null(a);
   for (int level = 0; level <= mlfab__kernel_level(); level++) {
     mlfab__rng_seed(&prng, 11);
-    for (uint64_t i = 0; i < test_cases(2500); i++) add_case(&prng, a, level);
+    for (uint64_t i = 0; i < test_cases(800); i++) add_case(&prng, a, level);
   }
   free(a);
 }
@@ -160,7 +160,7 @@ TEST(combines_the_same_bits) {
   mlfab__rng prng;
   assert_non_null(x);
   mlfab__rng_seed(&prng, 12);
-  for (uint64_t i = 0; i < test_cases(2500); i++) combine_case(&prng, x);
+  for (uint64_t i = 0; i < test_cases(800); i++) combine_case(&prng, x);
   free(x);
 }
 
@@ -219,7 +219,7 @@ TEST(norms_are_close) {
   double worst[2] = {0, 0};
   mlfab__rng prng;
   mlfab__rng_seed(&prng, 13);
-  for (uint64_t i = 0; i < test_cases(1500); i++) norm_case(&prng, array, worst);
+  for (uint64_t i = 0; i < test_cases(500); i++) norm_case(&prng, array, worst);
   print_message("# largest relative error of |u|^2: F32 %.1e, F64 %.1e\n", worst[0], worst[1]);
 }
 

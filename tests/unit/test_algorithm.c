@@ -18,15 +18,6 @@ enum { I64, F32, MAPS, BYTES };
 
 static mlfab__env env;
 
-static uint64_t first_seed(void) {
-  const char *one = getenv("MLFAB_SEED");
-  return one ? strtoull(one, NULL, 10) : 0;
-}
-
-static int last_seed(uint64_t seed, uint64_t usual) {
-  return seed > (first_seed() ? first_seed() : test_cases((double)usual));
-}
-
 static uint32_t below(mlfab__rng *prng, uint32_t bound) {
   return (uint32_t)mlfab__rng_below(prng, bound);
 }
@@ -488,7 +479,7 @@ static void check_again(const world *w, const mlfab__algorithm_task *task, const
 static void check_bytes(const world *w, const mlfab__algorithm_task *task);
 
 TEST(test_random) {
-  for (uint64_t seed = first_seed(); !last_seed(seed, 3000); seed++) {
+  for (SEEDS(seed, 1000)) {
     static uint64_t counts[MEMBERS];
     mlfab__algorithm_task task;
     mlfab__rng prng;
@@ -647,7 +638,7 @@ TEST(test_most) {
 /* Sums of sums in one task graph: reduce-scatter and allgather make an allreduce, then another, then
  * a broadcast, which changes nothing. */
 TEST(test_in_turn) {
-  for (uint64_t seed = first_seed(); !last_seed(seed, 600); seed++) {
+  for (SEEDS(seed, 300)) {
     static uint64_t counts[MEMBERS];
     mlfab__algorithm_task tasks[TASKS];
     mlfab__rng prng;

@@ -277,13 +277,19 @@ TEST(test_null_transport_and_sim) {
 
 /* --- opening --- */
 
-static int refused(const mlfab_config *config, const char *text) {
+static int refused_once(const mlfab_config *config, const char *text) {
   mlfab *ctx = NULL;
   mlfab_error error;
   int code = mlfab_open(config, &ctx, &error);
   assert_null(ctx);
   if (!strstr(error.text, text)) fail_msg("\"%s\" does not say \"%s\"", error.text, text);
   assert_int_equal(error.code, code);
+  return code;
+}
+
+static int refused(const mlfab_config *config, const char *text) {
+  mlfab *ctx = NULL;
+  int code = refused_once(config, text);
   assert_int_equal(mlfab_open(config, &ctx, NULL), code); /* nobody needs to hear why */
   return code;
 }
@@ -380,8 +386,13 @@ TEST(test_sockets) {
   /* A label of more than 63 letters, which no name server is asked for. */
   strcpy(c.coordinator,
          "tcp:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx:4000");
-  c.timeout_ns = 20 * (uint64_t)WORLD_S; /* the answer comes before */
-  assert_int_equal(refused(&c, "xxxxxxx"), MLFAB_ERR_ADDRESS);
+  /* The answer comes before the deadline, unless the machine is very busy. */
+  int code = MLFAB_ERR_TIMEOUT;
+  for (c.timeout_ns = 100 * WORLD_MS; code == MLFAB_ERR_TIMEOUT; c.timeout_ns *= 2) {
+    assert_true(c.timeout_ns < 60ull * WORLD_S);
+    code = refused_once(&c, "xxxxxxx");
+  }
+  assert_int_equal(code, MLFAB_ERR_ADDRESS);
   c.timeout_ns = good.timeout_ns;
   c.rank = 1; /* a name may come to be known while joining lasts */
   assert_int_equal(refused(&c, "xxxxxxx"), MLFAB_ERR_TIMEOUT);

@@ -10,15 +10,6 @@ enum { OPS = 24, EDGES = 96 };
 
 static mlfab__env env;
 
-static uint64_t first_seed(void) {
-  const char *one = getenv("MLFAB_SEED");
-  return one ? strtoull(one, NULL, 10) : 0;
-}
-
-static int last_seed(uint64_t seed, uint64_t usual) {
-  return seed > (first_seed() ? first_seed() : test_cases((double)usual));
-}
-
 static uint32_t below(mlfab__rng *prng, uint32_t bound) {
   return (uint32_t)mlfab__rng_below(prng, bound);
 }
@@ -185,7 +176,7 @@ static void check_recvs(const mlfab__dag *dag, const literal *l) {
 TEST(test_rounds) {
   mlfab__dag dag;
   mlfab__dag_init(&dag, &env);
-  for (uint64_t seed = first_seed(); !last_seed(seed, 4000); seed++) {
+  for (SEEDS(seed, 3000)) {
     static literal l;
     mlfab__rng prng;
     mlfab__rng_seed(&prng, seed);
@@ -221,7 +212,7 @@ static void reach(const literal *l, uint8_t way[OPS][OPS]) {
 
 TEST(test_cycles) {
   uint32_t cyclic = 0;
-  for (uint64_t seed = first_seed(); !last_seed(seed, 4000); seed++) {
+  for (SEEDS(seed, 3000)) {
     static literal l;
     static uint8_t way[OPS][OPS];
     mlfab__rng prng;
@@ -246,7 +237,7 @@ TEST(test_cycles) {
     cyclic += (uint32_t)wanted;
     mlfab__dag_free(&dag);
   }
-  if (!first_seed() && test_scale() >= 1.0) assert_true(cyclic > 500);
+  if (testing_whole()) assert_true(cyclic > 500);
 }
 
 TEST(test_refusals) {

@@ -1,7 +1,7 @@
 /* test_device.c - buffers in device memory: results are those of host memory, in the order of the stream; every failure of the
  * device is told once, by the call that it belongs to, and the calls after it match again.
  *
- * Nodes live in the simulator, each with a device that is played (played.h). MLFAB_SCALE=100 runs 10,000 seeds. */
+ * Nodes live in the simulator, each with a device that is played (played.h). MLFAB_SCALE=100 runs 100,000 seeds. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* memfd_create */
 #endif
@@ -1185,7 +1185,7 @@ TEST(test_stalling) {
 }
 
 TEST(test_parts) {
-  for (uint64_t seed = 1; seed <= test_cases_from(12, 1000); seed++) play_parts(seed);
+  for (uint64_t seed = 1; seed <= test_cases_from(12, 250); seed++) play_parts(seed);
 }
 
 /* --- pinned memory --- */
@@ -1330,12 +1330,11 @@ TEST(test_refused) {
 }
 
 TEST(test_model) {
-  for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(20, 2000); seed++) play_model(seed);
+  for (uint64_t seed = 1; seed <= test_cases_from(20, 500); seed++) play_model(seed);
 }
 
 TEST(test_collectives) {
-  for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(40, 4000); seed++)
-    play_collectives(seed);
+  for (uint64_t seed = 1; seed <= test_cases_from(40, 1000); seed++) play_collectives(seed);
 }
 
 TESTS(NULL, NULL)

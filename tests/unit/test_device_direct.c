@@ -312,7 +312,7 @@ static void play_results(uint64_t seed) {
 }
 
 TEST(test_results) {
-  for (uint64_t seed = 1; seed <= (uint64_t)test_cases_from(24, 40); seed++) play_results(seed);
+  for (uint64_t seed = 1; seed <= test_cases_from(24, 40); seed++) play_results(seed);
 }
 
 /* --- failures --- */

@@ -371,12 +371,8 @@ static void run(uint64_t seed) {
 }
 
 TEST(test_models) {
-  for (uint64_t seed = 1, cases = test_cases(1000); seed <= cases; seed++) {
-    if (getenv("MLFAB_SEED")) seed = strtoull(getenv("MLFAB_SEED"), NULL, 10);
-    run(seed);
-    if (getenv("MLFAB_SEED")) return;
-  }
-  if (test_scale() >= 1) {
+  for (SEEDS(seed, 1000)) run(seed);
+  if (testing_whole()) {
     assert_true(admitted > 1000 && held > 1000 && met > 1000 && overs > 100 && merged > 100);
   }
 }

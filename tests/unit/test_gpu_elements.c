@@ -91,13 +91,7 @@ static uint64_t any_off(uint64_t *state) {
 
 /* Calls a case with each seed. */
 static void cases(double usual, void (*one)(uint64_t seed)) {
-  const char *alone = getenv("MLFAB_SEED");
-  uint64_t n = test_cases(usual);
-  if (alone) {
-    one(strtoull(alone, NULL, 10));
-    return;
-  }
-  for (uint64_t seed = 0; seed < n; seed++) {
+  for (SEEDS(seed, usual)) {
     play_backwards = seed % 2 != 0;
     one(seed);
   }

@@ -160,10 +160,7 @@ static uint32_t draw(mlfab__rng *prng, uint32_t nodes) {
 }
 
 TEST(random_graphs_like_the_literal_check) {
-  const char *one = getenv("MLFAB_SEED");
-  uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-  uint64_t last = one ? first : test_cases(4000);
-  for (uint64_t seed = first; seed <= last; seed++) {
+  for (SEEDS(seed, 1500)) {
     mlfab__rng prng;
     mlfab__rng_seed(&prng, seed);
     uint32_t most = seed % 20 ? 9 : FEW;

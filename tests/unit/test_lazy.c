@@ -505,12 +505,7 @@ static void trace(uint64_t seed) {
 }
 
 TEST(test_traces) {
-  const char *one = getenv("MLFAB_SEED");
-  if (one) {
-    trace(strtoull(one, NULL, 10));
-    return;
-  }
-  for (uint64_t seed = 1; seed <= test_cases(3000); seed++) trace(seed);
+  for (SEEDS(seed, 3000)) trace(seed);
 }
 
 /* ---- the paper's special cases, when workers wait for their pulls ---- */

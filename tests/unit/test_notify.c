@@ -444,11 +444,8 @@ static void run(uint32_t wrong) {
 
 static void run_many(uint64_t runs, uint32_t mode, uint64_t *whole, uint64_t *torn,
                      uint64_t *stale) {
-  const char *one = getenv("MLFAB_SEED");
-  uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-  uint64_t last = one ? first : test_cases((double)runs);
   *whole = *torn = *stale = 0;
-  for (uint64_t seed = first; seed <= last; seed++) {
+  for (SEEDS(seed, (double)runs)) {
     mlfab__rng prng;
     mlfab__rng_seed(&prng, seed);
     uint32_t n = 1 + (uint32_t)mlfab__rng_below(&prng, seed % 16 ? 6 : 12);
@@ -465,7 +462,7 @@ static void run_many(uint64_t runs, uint32_t mode, uint64_t *whole, uint64_t *to
 
 TEST(notify_ack) {
   uint64_t whole, torn, stale;
-  run_many(10000, MLFAB_STOCHASTIC_NOTIFY_ACK, &whole, &torn, &stale);
+  run_many(4000, MLFAB_STOCHASTIC_NOTIFY_ACK, &whole, &torn, &stale);
   assert_true(whole > 0);
   assert_int_equal(torn + stale, 0);
 }
@@ -473,8 +470,8 @@ TEST(notify_ack) {
 TEST(bsp_and_async) {
   for (uint32_t mode = MLFAB_STOCHASTIC_BSP; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     uint64_t whole, torn, stale;
-    run_many(3000, mode, &whole, &torn, &stale);
-    if (getenv("MLFAB_SEED")) return;
+    run_many(1500, mode, &whole, &torn, &stale);
+    if (testing_alone()) return;
     assert_true(whole > 0 && torn > 0 && stale > 0);
   }
 }

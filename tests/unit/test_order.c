@@ -389,14 +389,13 @@ static void compare_batch(uint64_t seed, uint32_t most) {
 }
 
 TEST(test_same_plans) {
-  const char *one = getenv("MLFAB_SEED");
-  if (one) {
-    compare_batch(strtoull(one, NULL, 10), BATCH_GROUPED);
-    compare_batch(strtoull(one, NULL, 10), 20);
+  if (testing_alone()) {
+    compare_batch(testing_alone(), BATCH_GROUPED);
+    compare_batch(testing_alone(), 20);
     return;
   }
   /* Mostly small ones, some larger. */
-  uint64_t count = test_cases(3000);
+  uint64_t count = test_cases(1500);
   for (uint64_t seed = 1; seed <= count; seed++)
     compare_batch(seed, seed % 16 ? 20 : BATCH_GROUPED);
   print_message("%llu batches\n", (unsigned long long)count);
@@ -412,11 +411,8 @@ TEST(test_same_plans) {
 TEST(test_same_orders) {
   static mlfab__network base;
   static mlfab__ordered ordered[BATCH_MOST];
-  const char *one = getenv("MLFAB_SEED");
-  uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-  uint64_t last = one ? first : test_cases(10);
   uint32_t most = 0;
-  for (uint64_t seed = first; seed <= last; seed++) {
+  for (SEEDS(seed, 10)) {
     uint32_t n;
     batch_make(&it, &env, seed, BATCH_MOST);
     literal_copy(&base, &it.net);
@@ -426,7 +422,7 @@ TEST(test_same_orders) {
     mlfab__network_free(&it.net);
     mlfab__network_free(&base);
   }
-  assert_true(one || test_scale() < 1.0 || most > 250);
+  if (testing_whole()) assert_true(most > 250);
 }
 
 /* With equal links, shortest first is by size: more updates than 64 words have bits. */

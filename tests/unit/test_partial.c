@@ -13,15 +13,6 @@ enum { MEMBERS = 33, BLOCKS = 3, ROUNDS = 512 };
 static mlfab__env env;
 static uint64_t rounds_total;
 
-static uint64_t first_seed(void) {
-  const char *one = getenv("MLFAB_SEED");
-  return one ? strtoull(one, NULL, 10) : 0;
-}
-
-static int last_seed(uint64_t seed, uint64_t usual) {
-  return seed > (first_seed() ? first_seed() : test_cases((double)usual));
-}
-
 static uint32_t below(mlfab__rng *prng, uint32_t bound) {
   return (uint32_t)mlfab__rng_below(prng, bound);
 }
@@ -564,8 +555,7 @@ static void one_world(uint64_t seed) {
 }
 
 TEST(test_random) {
-  for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 250); seed++)
-    one_world(seed);
+  for (SEEDS(seed, 100)) one_world(seed);
   assert_int_equal(env.bytes, 0);
 }
 
@@ -596,8 +586,7 @@ static void one_failing_world(uint64_t seed) {
 }
 
 TEST(test_failures) {
-  for (uint64_t seed = first_seed() ? first_seed() : 1; !last_seed(seed, 250); seed++)
-    one_failing_world(seed);
+  for (SEEDS(seed, 100)) one_failing_world(seed);
   assert_int_equal(env.bytes, 0);
 }
 
@@ -772,7 +761,7 @@ TEST(test_memory) {
 
 TEST(test_enough_rounds) {
   print_message("%llu rounds\n", (unsigned long long)rounds_total);
-  if (!first_seed() && test_scale() >= 1.0) assert_true(rounds_total > 20000);
+  if (testing_whole()) assert_true(rounds_total > 8000);
 }
 
 int main(int argc, char **argv) {

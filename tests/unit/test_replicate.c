@@ -444,16 +444,12 @@ static void check(uint64_t seed) {
 }
 
 TEST(test_random) {
-  if (getenv("MLFAB_SEED")) {
-    check(strtoull(getenv("MLFAB_SEED"), NULL, 10));
-    return;
-  }
-  for (uint64_t seed = 1, cases = test_cases(3000); seed <= cases; seed++) check(seed);
+  for (SEEDS(seed, 3000)) check(seed);
   print_message("status 0: %llu, 1: %llu (%llu of a sum), 2: %llu; several replicas: %llu\n",
                 (unsigned long long)seen[0], (unsigned long long)seen[1],
                 (unsigned long long)seen_groups, (unsigned long long)seen[2],
                 (unsigned long long)seen_many);
-  if (test_scale() < 1) return;
+  if (!testing_whole()) return;
   assert_true(seen[0] > 500 && seen[1] > 200 && seen_groups > 20 && seen[2] > 50 &&
               seen_many > 100 && seen_parts > 100);
 }

@@ -11,15 +11,6 @@ enum { BYTES_MAX = 1 << 16, GRAINS_MAX = 1 << 12 };
 
 static mlfab__env env;
 
-static uint64_t first_seed(void) {
-  const char *one = getenv("MLFAB_SEED");
-  return one ? strtoull(one, NULL, 10) : 0;
-}
-
-static int last_seed(uint64_t seed, uint64_t usual) {
-  return first_seed() ? seed > first_seed() : seed > test_cases((double)usual);
-}
-
 /* The number of changed bytes between `from` and `end`. */
 static uint64_t changed_bytes(const mlfab__tags *tags, uint64_t since, uint64_t from,
                               uint64_t end) {
@@ -190,7 +181,7 @@ static void check_estimate(history *h, uint64_t since) {
 TEST(test_random_histories) {
   static history h;
   uint64_t moved = 0;
-  for (uint64_t seed = mlfab__max(1, first_seed()); !last_seed(seed, 600); seed++) {
+  for (SEEDS(seed, 300)) {
     begin(&h, seed);
     for (int step = 0; step < 20; step++) {
       uint64_t base = h.tags.base;
@@ -207,7 +198,7 @@ TEST(test_random_histories) {
     }
     end(&h);
   }
-  if (!first_seed() && test_scale() >= 1.0) assert_true(moved > 100);
+  if (testing_whole()) assert_true(moved > 100);
 }
 
 /* ---- no lost update ---- */
@@ -252,7 +243,7 @@ TEST(test_no_lost_update) {
   static history h;
   static cache caches[CACHES];
   uint64_t ended = 0, whole = 0, sent = 0;
-  for (uint64_t seed = mlfab__max(1, first_seed()); !last_seed(seed, 150); seed++) {
+  for (SEEDS(seed, 60)) {
     begin(&h, seed);
     for (int i = 0; i < CACHES; i++) {
       memset(caches[i].data, 0xee, h.bytes); /* an empty cache */
@@ -281,8 +272,8 @@ TEST(test_no_lost_update) {
     }
     end(&h);
   }
-  if (first_seed() || test_scale() < 1.0) return;
-  assert_true(ended > 2000);
+  if (!testing_whole()) return;
+  assert_true(ended > 800);
   assert_true(sent < whole / 10 * 9); /* and less than everything was sent */
 }
 

@@ -273,11 +273,10 @@ static int say_seed(void **state) {
 }
 
 TEST_WITH(test_votes, NULL, say_seed) {
-  const char *one = getenv("MLFAB_SEED");
-  uint64_t seeds = test_cases(1000), well = 0;
+  uint64_t seeds = test_cases(400), well = 0;
   uint32_t promotions = 0, decisions = 0;
-  if (one) {
-    run(strtoull(one, NULL, 10), 1, &promotions, &decisions);
+  if (testing_alone()) {
+    run(testing_alone(), 1, &promotions, &decisions);
     return;
   }
   for (uint64_t seed = 1; seed <= seeds; seed++) {

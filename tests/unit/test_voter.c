@@ -241,9 +241,8 @@ static void event(void) {
 }
 
 TEST(test_disks) {
-  const char *one = getenv("MLFAB_SEED");
-  uint64_t first = one ? strtoull(one, NULL, 10) : 1, n = one ? 1 : test_cases(300), grants = 0;
-  for (uint64_t seed = first; seed < first + n; seed++) {
+  uint64_t n = test_cases(300), grants = 0;
+  for (SEEDS(seed, 300)) {
     begin(seed);
     for (int i = 0; i < EVENTS; i++) event();
     calm();
@@ -265,7 +264,7 @@ TEST(test_disks) {
       "%llu seeds: %llu grants, %llu file operations failed, %llu asked while the disk wrote\n",
       (unsigned long long)n, (unsigned long long)grants, (unsigned long long)failures,
       (unsigned long long)late);
-  if (!one && test_scale() >= 1.0) assert_true(grants > n && failures > n && late > n);
+  if (testing_whole()) assert_true(grants > n && failures > n && late > n);
 }
 
 /* A file of votes exists, and the process has ended. */
