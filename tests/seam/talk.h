@@ -83,8 +83,8 @@ typedef struct talk_peer {
   int mute;            /* does not beat, and answers no probe */
   uint64_t said_ns;
   talk_frame *first;
-  mlfab__header beat; /* of the last heartbeat heard */
-  uint32_t beats;
+  uint32_t beats;            /* how many were heard */
+  uint64_t probe_ns;         /* of a probe that was heard and not answered, or 0 */
   char why[MLFAB__TEXT_MAX]; /* the text of the last REFUSE or BYE */
   int32_t code;
 } talk_peer;
@@ -107,7 +107,7 @@ typedef struct talk {
   /* The test may set these before talk_open, or at any time. */
   int by_hand;            /* the test does the handshakes */
   int hold_sent;          /* SENT is reported by talk_sent, not at once */
-  int hold_tick;          /* only talk_wait and talk_tick let background work go on */
+  int hold_tick;          /* only talk_wait lets background work go on */
   int as_is;              /* the node gets the bulk that is said itself, not a copy of it */
   int has_files;          /* file operations are carried out; 0: the driver has none */
   int32_t file_code;      /* with which they fail */
@@ -235,11 +235,10 @@ static inline uint32_t talk_identify(talk *t, uint32_t link, uint8_t type, const
   if (t->links[link].called == 'g') return GATE;
   if (type == MLFAB__MEET) return HOP(k);
   if (type != MLFAB__HELLO || mlfab__decode_hello(meta, bytes, &hello)) return STRANGER(link);
-  uint32_t server = t->links[link].called == 'c' ? k : k;
-  if (hello.roles & MLFAB_ROLE_WORKER) return SERVER(server);
+  if (hello.roles & MLFAB_ROLE_WORKER) return SERVER(k);
   if (hello.roles == MLFAB_ROLE_SCHEDULER)
-    return t->config.roles == MLFAB_ROLE_SCHEDULER ? SERVER(server) : PLANNED(server);
-  if (hello.roles == MLFAB_ROLE_SERVER) return ACROSS(server);
+    return t->config.roles == MLFAB_ROLE_SCHEDULER ? SERVER(k) : PLANNED(k);
+  if (hello.roles == MLFAB_ROLE_SERVER) return ACROSS(k);
   return VOTER(t->links[link].called == 'c' ? k + t->config.servers_max : k);
 }
 
@@ -284,9 +283,8 @@ static inline int talk_take(talk *t, const mlfab_action *a) {
   if (header.type == MLFAB__HEARTBEAT) {
     mlfab__heartbeat beat;
     assert_int_equal(mlfab__decode_heartbeat(meta, header.meta_bytes, &beat), 0);
-    p->beat = header;
     p->beats++;
-    if (beat.kind == MLFAB__BEAT_PROBE && !p->mute) p->said_ns = 0; /* talk_beat answers */
+    if (beat.kind == MLFAB__BEAT_PROBE) p->probe_ns = beat.sent_ns;
     return 0;
   }
   talk_frame *f = calloc(1, sizeof *f), **last = &p->first;
@@ -623,6 +621,12 @@ static inline int talk_answer(talk *t, talk_peer *p) {
   if (!p->link) return 0;
   if (p->parts) {
     talk_hang_up(t, p);
+    return 1;
+  }
+  if (p->probe_ns && !p->mute) {
+    uint64_t asked_ns = p->probe_ns;
+    p->probe_ns = 0;
+    SAY(t, p->id, HEARTBEAT, heartbeat, .sent_ns = asked_ns, .kind = MLFAB__BEAT_ANSWER);
     return 1;
   }
   if ((type == MLFAB__MEET && kind == TALK_HOP) || (type == MLFAB__MEMBER && kind == TALK_SERVER)) {

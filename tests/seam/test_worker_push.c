@@ -517,6 +517,38 @@ static void test_lost_in_a_move(void **state) {
   }
 }
 
+/* A server joins the running fabric, and gets slices: it takes updates then. It has the model from server 0. */
+static void test_server_comes(void **state) {
+  (void)state;
+  uint32_t owners[SLICES];
+  mlfab_config config = world(MLFAB_SCHEDULER_BESIDE);
+  config.servers_max = SERVERS + 1;
+  begin_with(&config, NULL);
+  t.ack.model_stands = 0;
+  SAY(&t, SERVER(0), MEMBER, member, .node = WORKERS + SERVERS, .incarnation = 77,
+      .kind = MLFAB_EVENT_JOINED, .addresses = "talk:s2");
+  assert_true(talk_linked(&t, SERVER(2)));
+  push_announced();
+  for (uint32_t s = 0; s < SERVERS; s++) ack(s, u, 0);
+  HUSH(&t, SERVER(2));
+  for (uint32_t i = 0; i < SLICES; i++) owners[i] = i % 3;
+  SAY_LIST(&t, SERVER(0), RESUME, resume, owners, .attempt = 1, .epoch = 2, .slices = SLICES);
+  for (uint32_t s = 0; s < SERVERS; s++) {
+    HEAR(&t, SERVER(s), STOP, stop, m->kind == MLFAB__STOP_BEGIN);
+    SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 2, .generation = 1,
+        .model_stands = 1, .top = u, .stopped = 1, .was_dead = 3);
+  }
+  for (uint32_t s = 0; s <= SERVERS; s++) {
+    HEAR(&t, SERVER(s), STOP, stop, m->kind == MLFAB__STOP_OVER);
+    SAY(&t, SERVER(s), HELLO_ACK, hello_ack, .server = s, .epoch = 2, .generation = 1,
+        .model_stands = 1, .top = s < SERVERS ? u : 0);
+    HUSH(&t, SERVER(s)); /* no DEFINE */
+  }
+  push(MLFAB_ALL);
+  for (uint32_t s = 0; s <= SERVERS; s++) HEAR_PUSH(&t, SERVER(s), m->seq == 2 && m->parts == 3);
+  talk_close(&t);
+}
+
 /* The deadline passes: every link returns its bytes at once, and frames that cross WITHDRAW change nothing. */
 static void test_withdraw(void **state) {
   (void)state;
@@ -927,6 +959,7 @@ int main(void) {
       cmocka_unit_test(test_another_copy),
       cmocka_unit_test(test_withdraw_durable),
       OPEN(test_lost_in_a_move),
+      cmocka_unit_test(test_server_comes),
       OPEN(test_withdraw),
       OPEN(test_close),
       OPEN(test_slot_used_again),
