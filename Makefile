@@ -125,7 +125,7 @@ $(EXAMPLES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 #@ The main job
 ##: trains a real network with 4 workers and a server, over TCP and shared memory; kills a server that has a replica
 demo:
-	@echo 'make demo: builds the library and its tools (about 40 s on two cores), then trains for about 30 s.'
+	@echo 'make demo: builds the library and its tools (about 50 s on two cores), then trains for about 30 s.'
 	+@$(SUBMAKE) $(BUILD)/mlfab-run $(BUILD)/examples/mnist $(BUILD)/examples/12_server_dies
 	$(PYTHON) tools/demo.py
 	@echo; echo "A server with a replica is killed (examples/12_server_dies.c):"

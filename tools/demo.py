@@ -246,8 +246,8 @@ def main():
                     f"training an\n8,192-dimensional generated hyperplane instead, {args.workers} "
                     "workers and 1 server.")
     # An epoch of the hyperplane is shorter than one of MNIST.
-    args.epochs = args.epochs or (5 if found else 20)
-    args.slow_epochs = args.slow_epochs or (4 if found else 12)
+    args.epochs = args.epochs or (4 if found else 20)
+    args.slow_epochs = args.slow_epochs or (3 if found else 12)
     runs = plan(args)
     bad = 0
     for number, run in enumerate(runs):
