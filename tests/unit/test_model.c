@@ -381,7 +381,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
 }
 
 TEST(test_async_rules) {
-  for (uint64_t seed = 1; seed <= test_cases(16); seed++) {
+  for (uint64_t seed = 1; seed <= test_cases(8); seed++) {
     async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
     for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
       async_one(1000 * rule + seed, rule, (int)(seed & 2));
