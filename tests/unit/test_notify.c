@@ -7,6 +7,7 @@
 #include "core/coll/notify.h"
 #include "core/base/rng.h"
 
+#include "budget.h"
 #include "../testing.h"
 
 enum { NODES = 16, WORDS = 3, PIECES = WORDS + 2, QUEUE = 128 };
@@ -547,27 +548,13 @@ TEST(a_slot_written_too_early) {
   assert_int_equal(env.bytes, 0);
 }
 
-static void *allocate_one(void *user, size_t bytes) {
-  return (*(int *)user)-- > 0 ? calloc(1, bytes) : NULL;
-}
-
-static void release_one(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 TEST(out_of_memory) {
   static const uint32_t peer[] = {1, 2};
-  for (int good = 0; good <= 2; good++) {
+  for (uint32_t good = 0; good <= 2; good++) {
     mlfab__notify notify;
     mlfab__env env;
-    mlfab_env hooks;
-    int left = good;
-    memset(&hooks, 0, sizeof hooks);
-    hooks.size = sizeof hooks;
-    hooks.user = &left;
-    hooks.allocate = allocate_one;
-    hooks.release = release_one;
+    budget memory = {good, 0};
+    mlfab_env hooks = budget_env(&memory);
     assert_int_equal(mlfab__env_init(&env, &hooks), 0);
     assert_int_equal(
         mlfab__notify_init(&notify, &env, MLFAB_STOCHASTIC_NOTIFY_ACK, peer, 2, peer, 2),

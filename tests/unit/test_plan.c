@@ -4,6 +4,7 @@
 #include "vector.h"
 
 #include "core/replica/replicate.h"
+#include "budget.h"
 #include "../testing.h"
 
 static mlfab__env env;
@@ -716,24 +717,10 @@ TEST(test_cut_through) {
 
 /* ---- out of memory ---- */
 
-static uint64_t allocations_left;
-
-static void *allocate(void *user, size_t bytes) {
-  (void)user;
-  if (allocations_left == 0) return NULL;
-  allocations_left--;
-  return malloc(bytes);
-}
-
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 /* Fails one allocation of each run in turn: the failure is reported, and nothing stays reserved. */
 TEST(test_memory) {
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
+  budget memory = {0, 0};
+  mlfab_env hooks = budget_env(&memory);
   const mlfab__env before = env;
   int code = MLFAB_ERR_MEMORY;
   for (uint64_t most = 0; code; most++) {
@@ -746,7 +733,7 @@ TEST(test_memory) {
     double makespan, available[VECTOR_MOST] = {0};
     assert_int_equal(mlfab__env_init(&env, &hooks), 0);
     mlfab__planner_init(&small, &env);
-    allocations_left = 1000;
+    memory.left = 1000;
     small_batch();
     for (uint32_t i = 0; i < VECTOR_MOST; i++) {
       it.bytes[i][0] = 10;
@@ -764,7 +751,7 @@ TEST(test_memory) {
                           .nodes = nodes,
                           .available = available,
                           .n = VECTOR_MOST};
-    allocations_left = most;
+    memory.left = most;
     code = mlfab__plan_batch(&small, &it.net, &it.b, planned, &applied, NULL);
     if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);
     if (!code) {
@@ -783,7 +770,8 @@ TEST(test_memory) {
 
 /* The same for grouping alone, in a network without spare room. */
 TEST(test_group_memory) {
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
+  budget memory = {0, 0};
+  mlfab_env hooks = budget_env(&memory);
   const mlfab__env before = env;
   int code = MLFAB_ERR_MEMORY;
   for (uint64_t most = 0; code; most++) {
@@ -792,7 +780,7 @@ TEST(test_group_memory) {
     mlfab__group_choice choice;
     assert_int_equal(mlfab__env_init(&env, &hooks), 0);
     mlfab__planner_init(&small, &env);
-    allocations_left = 1000;
+    memory.left = 1000;
     small_batch();
     for (uint32_t i = 0; i < VECTOR_MOST; i++) {
       it.bytes[i][0] = 10;
@@ -807,7 +795,7 @@ TEST(test_group_memory) {
                              .k = most % 2};
     /* One that never arrives: the others go directly, as many as precede it. */
     if (most / 2 % 2) it.updates[VECTOR_MOST - 1].available = mlfab__network_never();
-    allocations_left = most / 4;
+    memory.left = most / 4;
     code = mlfab__group_plan(&small.grouper, &it.net, &in, 0, out, &choice);
     if (code) assert_int_equal(code, MLFAB_ERR_MEMORY);
     if (code) assert_int_equal(mlfab__network_mark(&it.net), 0);

@@ -7,6 +7,7 @@
 #include "literal.h"
 
 #include "core/replica/replicate.h"
+#include "budget.h"
 #include "../testing.h"
 
 #include <math.h>
@@ -487,24 +488,10 @@ TEST(test_refusals) {
 
 /* ---- out of memory ---- */
 
-static uint64_t allocations_left;
-
-static void *allocate(void *user, size_t bytes) {
-  (void)user;
-  if (allocations_left == 0) return NULL;
-  allocations_left--;
-  return malloc(bytes);
-}
-
-static void release(void *user, void *memory, size_t bytes) {
-  (void)user;
-  (void)bytes;
-  free(memory);
-}
-
 /* Fails each allocation of a run in turn: nothing stays reserved, and the next call does the whole. */
 TEST(test_memory) {
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
+  budget memory = {0, 0};
+  mlfab_env hooks = budget_env(&memory);
   const mlfab__env kept = env;
   for (uint64_t seed = 1; seed <= 40; seed++) {
     int code = MLFAB_ERR_MEMORY;
@@ -512,14 +499,14 @@ TEST(test_memory) {
       mlfab__planner big = planner;
       mlfab__replicator whole = replicator;
       memset(&replicator, 0, sizeof replicator);
-      allocations_left = UINT64_MAX;
+      memory.left = UINT64_MAX;
       assert_int_equal(mlfab__env_init(&env, &hooks), 0);
       mlfab__planner_init(&planner, &env);
       make(seed);
-      allocations_left = most;
+      memory.left = most;
       code = replicate();
       assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
-      allocations_left = UINT64_MAX;
+      memory.left = UINT64_MAX;
       if (code) {
         assert_int_equal(mlfab__network_mark(&it.net), 0);
         assert_int_equal(replicate(), 0);

@@ -2,6 +2,7 @@
  *
  * Works at the level of the transport's table. The test defines the functions of contexts that the
  * simulator calls; they stand for a context and count the calls. */
+#include "budget.h"
 #include "../testing.h"
 
 #include "../../core/base/base.h"
@@ -1039,33 +1040,12 @@ TEST(test_a_thousand_hosts) {
   mlfab_sim_destroy(&sim);
 }
 
-/* Counts down to an allocation that fails. */
-typedef struct budget {
-  int left;
-  size_t bytes;
-} budget;
-static void *budget_allocate(void *user, size_t bytes) {
-  budget *b = user;
-  if (b->left-- <= 0) return NULL;
-  b->bytes += bytes;
-  return malloc(bytes);
-}
-static void budget_release(void *user, void *memory, size_t bytes) {
-  budget *b = user;
-  b->bytes -= bytes;
-  free(memory);
-}
-
 /* Whichever allocation fails: no crash, no leak, and every accepted frame arrives or its link breaks. */
 TEST(test_out_of_memory_at_every_step) {
-  for (int limit = 0; limit < 60; limit++) {
+  for (uint64_t limit = 0; limit < 60; limit++) {
     budget b = {limit, 0};
-    mlfab_env env = {0};
+    mlfab_env env = budget_env(&b);
     mlfab_sim_options o = plain();
-    env.size = sizeof env;
-    env.user = &b;
-    env.allocate = budget_allocate;
-    env.release = budget_release;
     o.env = &env;
     rig *r = calloc(1, sizeof *r);
     r->t = mlfab_transport_sim();
