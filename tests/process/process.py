@@ -277,7 +277,7 @@ def result_of(function, arguments):
     """Has the case passed, its TAP line without its number, and the lines of a failure."""
     title = function.__name__[5:].replace("_", " ")
     if arguments:
-        title += ": " + " ".join(str(a).strip("-") for a in arguments)
+        title += ": " + " ".join(str(a).strip("-") for a in arguments if isinstance(a, (str, int)))
     try:
         function(*arguments)
         return True, title, []
