@@ -227,6 +227,20 @@ static void test_stale(void **state) {
   assert_int_equal(b.copy->got, 0);
 }
 
+/* A copy that asks to serve takes nothing. If it does not get to serve, the rest of that moment is no error and counts for
+ * nothing. */
+static void test_asks(void **state) {
+  (void)state;
+  send_more();
+  mlfab__vote *vote = &b.copy->voters.shards[0].vote;
+  uint64_t got = b.copy->got;
+  for (uint32_t k = 0; k < nstream; k++) {
+    vote->asking = k == 1;
+    assert_int_equal(feed(k), 1);
+  }
+  assert_int_equal(b.copy->got, got);
+}
+
 /* Frames for which nothing is given back; END is not among them while anything is lent. */
 static void take_lent(void) {
   while (take_frames(1, 0)) {
@@ -290,6 +304,7 @@ static void test_loading(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_stale, begin, end),
+      cmocka_unit_test_setup_teardown(test_asks, begin, end),
       cmocka_unit_test_setup_teardown(test_end_waits, begin, end),
       cmocka_unit_test_setup_teardown(test_lost, begin, end),
       cmocka_unit_test_setup_teardown(test_loading, begin, end),
