@@ -11,11 +11,13 @@
 
 #include <dirent.h>
 #include <poll.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "../testing.h"
+#include <cmocka.h>
 
 #if MLFAB_WITH_SHM
 
@@ -46,9 +48,6 @@ struct end {
 };
 
 static uint32_t neighbours; /* that the next end expects */
-
-static int crowd(void **state) { return (void)state, neighbours = 129, 0; }
-static int no_crowd(void **state) { return (void)state, neighbours = 0, 0; }
 
 static void end_open(struct end *end, const char *listen) {
   mlfab_error error;
@@ -201,8 +200,9 @@ static void stream_consume(struct end *end, uint64_t count, uint32_t bulk_max) {
   }
 }
 
-TEST(test_stress) {
+static void test_stress(void **state) {
   static const uint32_t bulks[3] = {100, 60000, MLFAB_BULK_MAX / 2};
+  (void)state;
   for (uint32_t k = 0; k < 3; k++) {
     struct end a, b;
     pthread_t thread;
@@ -217,10 +217,11 @@ TEST(test_stress) {
   }
 }
 
-TEST(test_full) {
+static void test_full(void **state) {
   struct end a, b;
   mlfab_io_event event;
   uint64_t sent = 0, got = 0;
+  (void)state;
   pair_open(&a, &b);
   /* Two of the largest frames fit at once, whatever was sent before. */
   for (uint64_t round = 0; round < 50; round++) {
@@ -263,9 +264,10 @@ TEST(test_full) {
   pair_close(&a, &b);
 }
 
-TEST(test_allocations) {
+static void test_allocations(void **state) {
   struct end a, b;
   uint64_t before = 0;
+  (void)state;
   pair_open(&a, &b);
   for (uint64_t i = 0; i < 3000; i++) {
     if (i == 1000) before = a.t->env.allocations + b.t->env.allocations;
@@ -280,8 +282,9 @@ TEST(test_allocations) {
 }
 
 /* A frame stays valid after its link is gone, until it is released. */
-TEST(test_borrowed_beyond_down) {
+static void test_borrowed_beyond_down(void **state) {
   struct end a, b;
+  (void)state;
   pair_open(&a, &b);
   for (uint64_t i = 0; i < 3; i++) assert_int_equal(frame_send(&a, i, 5000, 0), 0);
   table->disconnect(a.t, a.link);
@@ -327,9 +330,10 @@ static void expect_bytes(const mlfab_io_event *event, uint8_t byte) {
 }
 
 /* What is lent is not copied, and comes back when it is released; all else is copied. */
-TEST(test_references) {
+static void test_references(void **state) {
   struct end a, b;
   mlfab_io_event event;
+  (void)state;
   pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, AREA + 100);
   const struct {
@@ -368,10 +372,11 @@ TEST(test_references) {
 }
 
 /* More references than a link may have: AGAIN, then WRITABLE. */
-TEST(test_many_references) {
+static void test_many_references(void **state) {
   struct end a, b;
   mlfab_io_event event;
   uint64_t sent = 0;
+  (void)state;
   pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, AREA);
   memset(area, 7, AREA);
@@ -397,7 +402,8 @@ TEST(test_many_references) {
 
 /* The bytes that arrive are those that were given, though their owner uses them otherwise as soon as it may: after detach
  * (one token of several), after disconnect, and after it has closed. The receiver reads late. */
-TEST(test_taken_back) {
+static void test_taken_back(void **state) {
+  (void)state;
   for (int how = 0; how < 4; how++) {
     struct end a, b;
     mlfab_io_event event;
@@ -454,9 +460,10 @@ TEST(test_taken_back) {
 }
 
 /* Areas whose addresses are next to each other are lent one after the other, and taken back together. */
-TEST(test_neighbours) {
+static void test_neighbours(void **state) {
   struct end a, b;
   uint8_t *areas[8], *low = NULL;
+  (void)state;
   pair_open(&a, &b);
   for (int i = 0; i < 8; i++) areas[i] = area_alloc(&a, CHUNK);
   for (int i = 0; i < 64 && low == NULL; i++)
@@ -476,8 +483,9 @@ TEST(test_neighbours) {
 }
 
 /* A receiver without address space reads a file instead of mapping it. */
-TEST(test_not_mapped) {
+static void test_not_mapped(void **state) {
   struct end a, b;
+  (void)state;
   pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, AREA);
   for (int round = 0; round < 3; round++) {
@@ -499,9 +507,10 @@ TEST(test_not_mapped) {
 }
 
 /* Memory comes and goes: places of files are used again, and no descriptor and no mapping is left. */
-TEST(test_files) {
+static void test_files(void **state) {
   struct end a, b;
   uint8_t *areas[SHM_FILES + 4];
+  (void)state;
   pair_open(&a, &b);
   int descriptors = entries("/proc/self/fd");
   for (int round = 0; round < 5; round++) {
@@ -523,11 +532,12 @@ TEST(test_files) {
 }
 
 /* A receiver that has no descriptor left maps what its peer passes; a sender that has none copies. */
-TEST(test_files_without_descriptors) {
+static void test_files_without_descriptors(void **state) {
   enum { MOST = 256 };
   struct rlimit before, few;
   struct end a, b;
   int taken[MOST], n = 0;
+  (void)state;
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
   few = before;
   few.rlim_cur = mlfab__min(before.rlim_cur, MOST);
@@ -562,9 +572,10 @@ static void *late_release(void *user) {
   return NULL;
 }
 
-TEST(test_return_wakes) {
+static void test_return_wakes(void **state) {
   struct end a, b;
   pthread_t thread;
+  (void)state;
   pair_open(&a, &b);
   uint8_t *area = area_alloc(&a, CHUNK);
   assert_int_equal(pthread_create(&thread, NULL, late_release, &b), 0);
@@ -594,9 +605,10 @@ static void *ping_answer(void *user) {
   return NULL;
 }
 
-TEST(test_no_lost_wake) {
+static void test_no_lost_wake(void **state) {
   struct end a, b;
   pthread_t thread;
+  (void)state;
   pair_open(&a, &b);
   assert_int_equal(pthread_create(&thread, NULL, ping_answer, &b), 0);
   for (uint64_t i = 0; i < PINGS; i++) {
@@ -612,9 +624,10 @@ TEST(test_no_lost_wake) {
 }
 
 /* The same; one side sleeps on the descriptor. */
-TEST(test_descriptor) {
+static void test_descriptor(void **state) {
   struct end a, b;
   pthread_t thread;
+  (void)state;
   pair_open(&a, &b);
   assert_int_equal(pthread_create(&thread, NULL, ping_answer, &b), 0);
   for (uint64_t i = 0; i < PINGS; i++) {
@@ -648,9 +661,10 @@ static void *wait_often(void *user) {
   return NULL;
 }
 
-TEST(test_wait_beside) {
+static void test_wait_beside(void **state) {
   struct end a, b;
   pthread_t waiter, waker;
+  (void)state;
   end_open(&a, "");
   end_open(&b, "");
   atomic_store(&waiter_stop, false);
@@ -707,8 +721,9 @@ static void child_stream(const char *address) {
   }
 }
 
-TEST(test_killed) {
+static void test_killed(void **state) {
   int before = entries("/dev/shm");
+  (void)state;
   for (int round = 0; round < 10; round++) {
     struct end end;
     mlfab_io_event event = {0};
@@ -759,7 +774,7 @@ static void expect_down(struct end *end, int code) {
   assert_int_equal(end->t->live_count, 0);
 }
 
-TEST(test_hostile_word) {
+static void test_hostile_word(void **state) {
   const uint64_t valid = UINT64_C(1) << 63;
   const uint64_t words[] = {1,
                             UINT64_C(64) << 32,                       /* not valid */
@@ -771,6 +786,7 @@ TEST(test_hostile_word) {
                             valid | UINT64_C(65) << 32, /* differs from the frame's header */
                             valid | UINT64_C(64) << 32 | 1,
                             UINT64_MAX};
+  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(words); i++) {
     struct end a, b;
     uint8_t head[64];
@@ -784,9 +800,10 @@ TEST(test_hostile_word) {
   }
 }
 
-TEST(test_hostile_head) {
+static void test_hostile_head(void **state) {
   struct end a, b;
   uint8_t head[64];
+  (void)state;
   pair_open(&a, &b);
   head_of(1, (struct shape){0, 0, 0}, head);
   head[30] ^= 1; /* the header's checksum no longer fits */
@@ -795,8 +812,9 @@ TEST(test_hostile_head) {
   pair_close(&a, &b);
 }
 
-TEST(test_hostile_tail) {
+static void test_hostile_tail(void **state) {
   const uint64_t tails[] = {UINT64_MAX, RING * UINT64_C(4), 3, 0};
+  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(tails); i++) {
     struct end a, b;
     mlfab_io_event event;
@@ -818,8 +836,9 @@ TEST(test_hostile_tail) {
 
 /* Overwrites everything that a peer can write with random bytes, again and again: no access outside the
  * mapping, and every call returns. */
-TEST(test_hostile_noise) {
+static void test_hostile_noise(void **state) {
   mlfab__rng prng;
+  (void)state;
   mlfab__rng_seed(&prng, 3);
   for (int round = 0; round < 300; round++) {
     struct end a, b;
@@ -846,7 +865,8 @@ TEST(test_hostile_noise) {
 
 /* References to what was not passed, or beyond it; files that are not sealed, or of another size; a file in the place of one
  * that is being read; other packets on the life line. */
-TEST(test_hostile_reference) {
+static void test_hostile_reference(void **state) {
+  (void)state;
   for (int i = 0; i < 12; i++) {
     struct end a, b;
     struct shm_reference reference = {0, 0};
@@ -887,8 +907,9 @@ TEST(test_hostile_reference) {
 }
 
 /* A peer that passes files without end: few of them are looked at at a time. */
-TEST(test_hostile_files) {
+static void test_hostile_files(void **state) {
   struct end a, b;
+  (void)state;
   pair_open(&a, &b);
   int fd = mlfab__shm_file("test", 4096, 0), life = a.t->live[0]->fd;
   struct shm_file file = {SHM_FILE_MAGIC, 0, 1, 4096};
@@ -919,10 +940,11 @@ static void stranger_passes(struct end *end, int segment, int bell, int event_fd
   close(fd);
 }
 
-TEST(test_strangers) {
+static void test_strangers(void **state) {
   struct end end, peer;
   mlfab_io_event event;
   int fds[100], refused = 0;
+  (void)state;
   end_open(&end, "");
   int garbage = stranger(&end), silent = stranger(&end), unsealed = memfd_create("x", MFD_CLOEXEC);
   assert_int_equal(send(garbage, "hello there, stranger", 21, 0), 21);
@@ -962,8 +984,9 @@ TEST(test_strangers) {
 
 /* ---- small rings ---- */
 
-TEST(test_share) {
+static void test_share(void **state) {
   uint32_t last = RING;
+  (void)state;
   for (uint64_t n = 0; n < 5000; n++) {
     uint32_t share = shm_share(n);
     assert_true(share <= last && share >= 2 * CONTROL && share % CONTROL == 0);
@@ -978,8 +1001,9 @@ TEST(test_share) {
 }
 
 /* Both ends use the smaller size; links that are there already count, too. */
-TEST(test_agreed) {
+static void test_agreed(void **state) {
   static const uint32_t expected[4][2] = {{0, 0}, {0, 33}, {33, 0}, {20, 129}};
+  (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(expected); i++) {
     struct end a, b;
     neighbours = expected[i][0];
@@ -1010,8 +1034,9 @@ static void expect_pool_empty(struct end *end) {
   assert_int_equal(end->t->lending, 0);
 }
 
-TEST_WITH(test_small_stress, crowd, no_crowd) {
+static void test_small_stress(void **state) {
   static const uint32_t bulks[3] = {30000, 200000, MLFAB_BULK_MAX};
+  (void)state;
   for (uint32_t k = 0; k < 3; k++) {
     struct end a, b;
     pthread_t thread;
@@ -1029,9 +1054,10 @@ TEST_WITH(test_small_stress, crowd, no_crowd) {
 }
 
 /* Two of the largest bulks are under way at once, in the lowest places of the pool, and half a MiB of others. */
-TEST_WITH(test_small_full, crowd, no_crowd) {
+static void test_small_full(void **state) {
   struct end a, b;
   mlfab_io_event event;
+  (void)state;
   pair_open(&a, &b);
   for (uint32_t round = 0; round < 40; round++) {
     const uint32_t bytes = round % 2 ? MLFAB_BULK_MAX : 131072 - 64, most = round % 2 ? 2 : 4;
@@ -1061,8 +1087,9 @@ TEST_WITH(test_small_full, crowd, no_crowd) {
 }
 
 /* A link ends while its peer reads from the pool: the peer goes on reading what was sent, though others are sent more. */
-TEST_WITH(test_small_lost, crowd, no_crowd) {
+static void test_small_lost(void **state) {
   struct end a, b, c;
+  (void)state;
   pair_open(&a, &b);
   end_open(&c, "");
   assert_int_equal(table->connect(a.t, c.address, 8), 0);
@@ -1099,10 +1126,11 @@ TEST_WITH(test_small_lost, crowd, no_crowd) {
 }
 
 /* Many links, some of whose peers do not read: the others go on. */
-TEST_WITH(test_small_many, crowd, no_crowd) {
+static void test_small_many(void **state) {
   enum { LINKS = 40 };
   struct end a, b;
   uint32_t links[LINKS];
+  (void)state;
   end_open(&a, "");
   end_open(&b, "");
   for (uint32_t i = 0; i < LINKS; i++) {
@@ -1130,9 +1158,10 @@ TEST_WITH(test_small_many, crowd, no_crowd) {
 }
 
 /* Sizes that a ring cannot have, from a peer that connects, and in an answer. */
-TEST_WITH(test_hostile_size, crowd, no_crowd) {
+static void test_hostile_size(void **state) {
   static const uint32_t sizes[] = {0, CONTROL, 2 * CONTROL + 4096, RING + CONTROL, UINT32_MAX};
   struct end end;
+  (void)state;
   end_open(&end, "");
   for (size_t i = 0; i < MLFAB__COUNT(sizes) + 1; i++) {
     uint32_t size = i < MLFAB__COUNT(sizes) ? sizes[i] : 2 * CONTROL;
@@ -1163,9 +1192,10 @@ TEST_WITH(test_hostile_size, crowd, no_crowd) {
 }
 
 /* Processes of two builds: each learns that the other one's protocol is older or newer than its own. */
-TEST(test_protocol) {
+static void test_protocol(void **state) {
   struct end end;
   struct sockaddr_un at;
+  (void)state;
   end_open(&end, "");
   for (int newer = 0; newer < 2; newer++) {
     struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, SHM_RING,
@@ -1204,12 +1234,13 @@ TEST(test_protocol) {
 
 /* Without a free descriptor a stranger that has sent nothing is closed for the new caller. When there is
  * none, the caller waits, and does not keep a sleeper awake. */
-TEST(test_no_descriptors) {
+static void test_no_descriptors(void **state) {
   enum { MOST = 256 };
   struct rlimit before, few;
   struct end end;
   mlfab_io_event event;
   int taken[MOST], callers[2] = {-1, -1};
+  (void)state;
   end_open(&end, "");
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
   few = before;
@@ -1251,11 +1282,12 @@ TEST(test_no_descriptors) {
 
 /* ---- addresses ---- */
 
-TEST(test_addresses) {
+static void test_addresses(void **state) {
   struct end a, b;
   char name[64], other[300];
   mlfab_error error;
   void *self;
+  (void)state;
   snprintf(name, sizeof name, "shm:test-%ld", (long)getpid());
   end_open(&a, name);
   end_open(&b, "");
@@ -1305,9 +1337,10 @@ static void failing_release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-TEST(test_no_memory) {
+static void test_no_memory(void **state) {
   const mlfab_env hooks = {
       .size = sizeof hooks, .allocate = failing_allocate, .release = failing_release};
+  (void)state;
   for (long k = 0; k < 20; k++) {
     struct end a, b;
     mlfab_error error;
@@ -1362,10 +1395,11 @@ static void child_with_child(const char *address, int tell, int end_with) {
 
 /* A stopped peer answers probes, because its process exists. A peer that died does not, even if a child of
  * its holds its descriptors. */
-TEST(test_probe) {
+static void test_probe(void **state) {
   int told[2], tell[2];
   pid_t heir = 0;
   struct end end;
+  (void)state;
   assert_int_equal(pipe(told) | pipe(tell), 0);
   end_open(&end, "");
   assert_true(table->caps & MLFAB_CAP_PROBE);
@@ -1388,34 +1422,66 @@ TEST(test_probe) {
 }
 
 /* A link within the host uses no network, so there is nothing to measure. */
-TEST(test_local) {
+static void test_local(void **state) {
+  (void)state;
   assert_int_equal(table->abi, MLFAB_TRANSPORT_ABI);
   assert_int_equal(table->size, sizeof *table);
   assert_true(table->caps & MLFAB_CAP_LOCAL);
   assert_null(table->measure);
 }
 
-/* Rings are smaller beside many neighbours. */
-TEST_AGAIN(test_borrowed_beyond_down, crowd, no_crowd);
-TEST_AGAIN(test_allocations, crowd, no_crowd);
-TEST_AGAIN(test_no_lost_wake, crowd, no_crowd);
-TEST_AGAIN(test_wait_beside, crowd, no_crowd);
-TEST_AGAIN(test_killed, crowd, no_crowd);
-TEST_AGAIN(test_hostile_word, crowd, no_crowd);
-TEST_AGAIN(test_hostile_noise, crowd, no_crowd);
-TEST_AGAIN(test_no_memory, crowd, no_crowd);
-TEST_AGAIN(test_taken_back, crowd, no_crowd);
-TEST_AGAIN(test_hostile_reference, crowd, no_crowd);
-
-int main(int argc, char **argv) {
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_stress),
+      cmocka_unit_test(test_full),
+      cmocka_unit_test(test_share),
+      cmocka_unit_test(test_agreed),
+      cmocka_unit_test(test_allocations),
+      cmocka_unit_test(test_borrowed_beyond_down),
+      cmocka_unit_test(test_no_lost_wake),
+      cmocka_unit_test(test_descriptor),
+      cmocka_unit_test(test_wait_beside),
+      cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_hostile_word),
+      cmocka_unit_test(test_hostile_head),
+      cmocka_unit_test(test_hostile_tail),
+      cmocka_unit_test(test_hostile_noise),
+      cmocka_unit_test(test_strangers),
+      cmocka_unit_test(test_addresses),
+      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_local),
+      cmocka_unit_test(test_probe),
+      cmocka_unit_test(test_protocol),
+      cmocka_unit_test(test_no_descriptors),
+      cmocka_unit_test(test_references),
+      cmocka_unit_test(test_many_references),
+      cmocka_unit_test(test_taken_back),
+      cmocka_unit_test(test_files),
+      cmocka_unit_test(test_return_wakes),
+      cmocka_unit_test(test_hostile_reference),
+      cmocka_unit_test(test_files_without_descriptors),
+      cmocka_unit_test(test_neighbours),
+      cmocka_unit_test(test_not_mapped),
+      cmocka_unit_test(test_hostile_files),
+  };
+  const struct CMUnitTest small[] = {
+      cmocka_unit_test(test_small_stress),      cmocka_unit_test(test_small_full),
+      cmocka_unit_test(test_small_lost),        cmocka_unit_test(test_small_many),
+      cmocka_unit_test(test_hostile_size),      cmocka_unit_test(test_borrowed_beyond_down),
+      cmocka_unit_test(test_allocations),       cmocka_unit_test(test_no_lost_wake),
+      cmocka_unit_test(test_wait_beside),       cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_hostile_word),      cmocka_unit_test(test_hostile_noise),
+      cmocka_unit_test(test_no_memory),         cmocka_unit_test(test_taken_back),
+      cmocka_unit_test(test_hostile_reference),
+  };
   table = test_shm_table();
   source_fill();
-  return testing_run(argc - 1, argv + 1, NULL, NULL);
+  int failures = cmocka_run_group_tests(tests, NULL, NULL);
+  neighbours = 129;
+  return failures + cmocka_run_group_tests(small, NULL, NULL);
 }
 
 #else
-
-#include <stdio.h>
 
 int main(void) {
   puts("SKIP: shared memory is not compiled in");
