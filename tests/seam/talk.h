@@ -424,7 +424,7 @@ static inline void talk_say(talk *t, uint32_t who, uint8_t type, uint32_t meta_b
                           .meta_bytes = meta_bytes,
                           .bulk_bytes = bulk_bytes,
                           .job = mlfab__hash(0, t->config.job, strlen(t->config.job)),
-                          .epoch = 1,
+                          .epoch = t->ack.term ? t->ack.term : 1,
                           .sender = node,
                           .incarnation = t->incarnation[node]};
   uint8_t *head = malloc(MLFAB_HEADER_BYTES + meta_bytes), *copy = malloc(bulk_bytes + 1u);

@@ -140,6 +140,8 @@ static void listen(void) {
 
 static void seed(uint64_t from) { mlfab__rng_seed(&prng, from); }
 
+static uint32_t replicas; /* of each server */
+
 /* A worker whose tensors are defined. */
 static void prepare(uint32_t servers) {
   memset(&F, 0, sizeof F);
@@ -151,6 +153,8 @@ static void prepare(uint32_t servers) {
                                 .workers = 2,
                                 .servers = servers,
                                 .dedicated = 1,
+                                .replicas = replicas,
+                                .scheduler = replicas ? MLFAB_SCHEDULER_OWN : 0,
                                 .chunk_bytes = 4096,
                                 .heartbeat_ns = BEAT_NS});
   for (uint32_t i = 0; i < TENSORS; i++)
@@ -580,6 +584,28 @@ static void test_turns(void **state) {
   finish();
 }
 
+/* Another copy of a server may lack commits of the former one, so the cache of its slices is void. */
+static void test_another_copy(void **state) {
+  (void)state;
+  static const uint32_t terms[] = {1, 1, 2, 2, 3}, epochs[] = {0, 1, 0, 1, 0};
+  const mlfab_model_options options = {.tags = 1};
+  seed(3);
+  replicas = 1;
+  begin(1, &options);
+  serve_new(ALL, 0, 0, 1);
+  for (uint32_t i = 0; i < 5; i++) {
+    t.ack.term = terms[i];
+    talk_break(&t, SERVER(0));
+    talk_back(&t, SERVER(0));
+    pulling p = pull(ALL, 0, 0);
+    assert_int_equal(F.sources[0].asked_epoch, epochs[i]);
+    serve(&p);
+    check_pull(&p);
+  }
+  replicas = 0;
+  finish();
+}
+
 static void test_options_are_checked(void **state) {
   (void)state;
   const double infinite = 1e308 * 10.0;
@@ -787,6 +813,7 @@ int main(void) {
       cmocka_unit_test(test_what_is_asked),
       cmocka_unit_test(test_kept),
       cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_another_copy),
       cmocka_unit_test(test_options_are_checked),
       cmocka_unit_test(test_pulls_are_checked),
       cmocka_unit_test(test_frames_that_do_not_fit),
