@@ -1,7 +1,7 @@
 /* talk.h - conversations with one real node: a test plays all its peers, and sees frames only.
  *
- * A scene reads as a conversation: SAY is a frame from a peer to the node, HEAR is the next one from the node to that
- * peer, and HUSH says that there is no other. CALL is what the node's program does.
+ * A scene reads as a conversation. SAY is a frame from a peer to the node. HEAR is the node's next frame to that peer, and
+ * HUSH says that there is no other. CALL is a call of the node's program.
  *
  *    talk_open(&t, &config);                                    joins; all played peers greet
  *    mlfab_request push = CALL(&t, PUSH, BUFS({0, 0, weights, COUNT}));
@@ -32,7 +32,7 @@
 
 /* --- peers --- */
 
-/* Whom a link is to, by what is said first on it. The node calls the first six; the others call the node. */
+/* Whom a link is to: its first frame tells. The node calls the first six; the others call the node. */
 enum {
   TALK_GATE = 1,
   TALK_SERVER,
@@ -80,7 +80,7 @@ typedef struct talk_peer {
   uint32_t closed;     /* how often the node has hung up */
   uint32_t generation; /* of a worker's stream at this server: in the next HELLO_ACK */
   int room;            /* frames that the link takes: -1 for any number */
-  int mute;            /* does not beat, and answers no probe */
+  int mute;            /* is silent: does not beat or answer probes */
   uint64_t said_ns;
   talk_frame *first;
   uint32_t beats;            /* how many were heard */
@@ -457,7 +457,7 @@ static inline void talk_say(talk *t, uint32_t who, uint8_t type, uint32_t meta_b
   talk_say(t, who, MLFAB__##TYPE,               \
            mlfab__encode_##name((t)->meta, &(const mlfab__##name){__VA_ARGS__}, list), NULL, 0)
 /* PUSH, PULL and GROUP have two lists. SEGMENTS and VERSIONS stand for a count and a list, in this order. Zeros in
- * members, generation, scale, parts and bytes stand for what is usual. */
+ * members, generation, scale, parts and bytes stand for the usual values. */
 #define SEGMENTS(...)                                               \
   sizeof((mlfab__segment[]){__VA_ARGS__}) / sizeof(mlfab__segment), \
       LIST(mlfab__segment, __VA_ARGS__)
@@ -558,7 +558,7 @@ static inline const talk_frame *talk_hear(talk *t, uint32_t who, uint8_t type, c
     if (h_) talk_wrong(h_, who, "nothing", __FILE__, __LINE__); \
   } while (0)
 
-/* Forgets what was said to this peer; returns how many frames. */
+/* Forgets all frames to this peer; returns how many frames. */
 static inline uint32_t talk_skip(talk *t, uint32_t who) {
   talk_peer *p = talk_peer_of(t, who);
   uint32_t n = 0;
@@ -615,7 +615,7 @@ static inline void talk_hang_up(talk *t, talk_peer *p) {
                                  .text = "the connection broke"});
 }
 
-/* Answers what was said to one peer, if manners ask for it. Returns whether it did. */
+/* Answers a frame to one peer, if manners ask for it. Returns whether it did. */
 static inline int talk_answer(talk *t, talk_peer *p) {
   uint32_t kind = p->id >> 16, type = p->first ? p->first->header.type : 0;
   if (!p->link) return 0;
@@ -704,7 +704,7 @@ static inline uint8_t *talk_away(talk *t, uint32_t who) {
   return &t->away[sort][who & 0xffff];
 }
 
-/* The link to this peer breaks; what was said on it and not heard is kept. If the node calls this peer, it does not
+/* The link to this peer breaks; frames that were not heard yet are kept. If the node calls this peer, it does not
  * answer until talk_back. */
 static inline void talk_break(talk *t, uint32_t who) {
   assert_true(talk_linked(t, who));

@@ -115,7 +115,7 @@ static void move_slices(uint32_t server) {
 
 /* --- servers --- */
 
-/* The servers hear what was said to them. One pull at a time is sent to a server. */
+/* The servers hear the worker's frames. One pull at a time is sent to a server. */
 static void listen(void) {
   for (uint32_t k = 0; k < F.servers; k++) {
     source *s = &F.sources[k];
@@ -675,7 +675,7 @@ static void refused(uint32_t server) {
   assert_int_equal(F.sources[server].sinces[0], 0);
 }
 
-/* Frames that do not fit are refused, and the slice counts as not cached. */
+/* Frames that do not fit are refused, and the slice counts as absent from the cache. */
 static void test_frames_that_do_not_fit(void **state) {
   (void)state;
   for (uint32_t i = 0; i < 9; i++) {

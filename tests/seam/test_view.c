@@ -72,7 +72,7 @@ static mlfab__layout layout;
 static mlfab__env memory; /* of the layout */
 static const uint64_t counts[] = {WIDE, NARROW, LAST};
 
-/* What each server has heard: how many frames of a sort, and the last PULL. */
+/* Frames to each server: how many of a sort, and the last PULL. */
 static struct heard {
   uint32_t pulls, cancels;
   mlfab__pull pull;
@@ -273,7 +273,7 @@ static void got(mlfab_request request) {
   assert_int_equal(holds(), 0);
 }
 
-/* What is left of the test: both servers tell what they are asked for. */
+/* The rest of a test: both servers tell all that they are asked for. */
 static void succeed(mlfab_request request) {
   PENDING(&t, request);
   for (uint32_t s = 0; s < SERVERS; s++) tell_all(s, s);
@@ -511,7 +511,7 @@ static void test_wrong(void **state) {
   }
 }
 
-/* What was not asked for: other tensors' bytes in the same slices. */
+/* A server tells of other tensors' bytes in the same slices, which nobody asked for. */
 static void test_not_asked_for(void **state) {
   (void)state;
   begin();
@@ -601,7 +601,7 @@ static void test_link_before(void **state) {
     assert_int_equal(holds(), 0);
     assert_int_equal(servers[0].cancels, 1);
     assert_int_equal(servers[0].pulls, 2);
-    /* What the cancelled one told is void. */
+    /* A frame about the cancelled one is void. */
     tell_as(0, servers[0].pull.request, 1, 0, nruns, MLFAB__MODEL_LAST, files[0], 64);
     assert_int_equal(holds(), 0);
     succeed(request);
