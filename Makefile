@@ -230,7 +230,7 @@ sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addp
 HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
                gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
 in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(ASAN_SEEDS) $(2) $(BUILD)/asan/$(test)')
-in_tsan = '$(BUILD)/tsan/$(1) $(2)@900=$(TSAN_SEEDS) MLFAB_SCALE=0.1 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
+in_tsan = '$(BUILD)/tsan/$(1) $(lastword $(subst =, ,$(2)))@900=$(TSAN_SEEDS) MLFAB_SCALE=0.1 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
 run-check:
 	@$(RUN_TESTS) --lane check \
 	  'planted bugs@900=$(PYTHON) tests/mutate.py planted --sample 15' 'tidy@900=tests/tidy.sh sample' \

@@ -149,13 +149,13 @@ def measure(network, scheduled, meanwhile=None):
                 continue  # it was ended on purpose
             result = finish(running, 120)
             expect(result.code == 0, "%s failed" % name, result)
-            match = re.search(r"^worker.*applied (\d+) dropped (\d+) failed (\d+) seconds "
-                              r"([\d.]+) delay_max (\d+) delays (.*)$", result.out, re.M)
+            match = re.search(r"^worker.*applied (\d+) dropped (\d+) seconds ([\d.]+) "
+                              r"delay_max (\d+) delays (.*)$", result.out, re.M)
             if match:
                 applied += int(match.group(1))
                 dropped += int(match.group(2))
-                largest = max(largest, int(match.group(5)))
-                delays = [a + int(b) for a, b in zip(delays, match.group(6).split())]
+                largest = max(largest, int(match.group(4)))
+                delays = [a + int(b) for a, b in zip(delays, match.group(5).split())]
             match = re.search(r"^sum: (\d+)$", result.out, re.M)
             total = int(match.group(1)) if match else total
             said += [line for line in result.out.splitlines() if line.startswith("s") and
