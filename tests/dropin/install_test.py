@@ -88,7 +88,7 @@ def build_and_run(folder, text, *options):
     os.makedirs(folder, exist_ok=True)
     with open(folder + "/CMakeLists.txt", "w", encoding="ascii") as file:
         file.write(PROJECT % (text, ROOT))
-    do("cmake", "-S", folder, "-B", folder + "/build", *options)
+    do("cmake", "-S", folder, "-B", folder + "/build", "-DCMAKE_BUILD_TYPE=Debug", *options)
     do("cmake", "--build", folder + "/build")
     do(folder + "/build/trainer")
     with open(folder + "/build/trainer", "rb") as file:
@@ -134,7 +134,7 @@ def test_cmake_find_package_after_make_install():
 def test_cmake_find_package_after_cmake_install():
     need("cmake")
     with tempfile.TemporaryDirectory() as folder:
-        do("cmake", "-S", ROOT, "-B", folder + "/m", "-DCMAKE_INSTALL_PREFIX=" + folder + "/prefix")
+        do("cmake", "-S", ROOT, "-B", folder + "/m", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_INSTALL_PREFIX=" + folder + "/prefix")
         do("cmake", "--build", folder + "/m", "--target", "install")
         build_and_run(folder + "/a", "find_package(mlfab REQUIRED)",
                       "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")

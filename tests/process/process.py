@@ -105,6 +105,13 @@ def start(*command, **more):
                             stderr=subprocess.PIPE, **more)
 
 
+def executable(path, content):
+    """Makes an executable file. Another process writes it: a child that begins at this moment would inherit the open
+    file, and nobody can execute a file that is open for writing."""
+    subprocess.run(["install", "-m", "755", "/dev/stdin", path], input=content, check=True)
+    return path
+
+
 class Result:
     def __init__(self, process, out, err, seconds):
         self.code, self.out, self.err, self.seconds = process.returncode, out, err, seconds

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from process import (RUN, cases, clean_environment, expect, finish, helper, is_alive, launch, main, send, start,
+from process import (RUN, cases, clean_environment, executable, expect, finish, helper, is_alive, launch, main, send, start,
                      wait_until)
 
 
@@ -234,10 +234,7 @@ def test_a_lost_server_ends_the_run(mode):
 
 def test_servers_are_ended_after_the_workers():
     with tempfile.TemporaryDirectory() as folder:
-        script = os.path.join(folder, "server.sh")
-        with open(script, "w", encoding="ascii") as file:
-            file.write("#!/bin/sh\nexec sleep 600\n")
-        os.chmod(script, 0o755)
+        script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\nexec sleep 600\n")
         result = launch("-n", 1, "--server", script, *shell("exit 0"))
         expect(result.code == 0, "exit status", result)
         expect(result.seconds > 4, "after five seconds", result)
@@ -245,10 +242,7 @@ def test_servers_are_ended_after_the_workers():
 
 def test_a_server_that_fails_at_the_end_is_told():
     with tempfile.TemporaryDirectory() as folder:
-        script = os.path.join(folder, "server.sh")
-        with open(script, "w", encoding="ascii") as file:
-            file.write("#!/bin/sh\nsleep 0.5\nexit 4\n")
-        os.chmod(script, 0o755)
+        script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\nsleep 0.5\nexit 4\n")
         result = launch("-n", 1, "--server", script, *shell("exit 0"))
         expect(result.code == 4, "exit status", result)
         expect("server 0 exited with status 4" in result.err, "which and why", result)

@@ -3,12 +3,11 @@
 strangers do not disturb; and no process waits longer than the deadline."""
 import os
 import re
-import shutil
 import socket
 import tempfile
 import time
 
-from process import (RUN, Skip, address, cases, clean_environment, end, expect, finish, finish_all, free_port, helper, launch,
+from process import (RUN, Skip, address, cases, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
                      main, start, wait_until)
 
 
@@ -164,7 +163,9 @@ def test_another_user_of_the_host(transport, strangers, error, text):
         raise Skip("needs root, to be two users")
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        copy, at = shutil.copy(helper("probe"), folder), address(transport)
+        at = address(transport)
+        with open(helper("probe"), "rb") as file:
+            copy = executable(folder + "/probe", file.read())
         processes = [server(at, KEY=ONE), probe(at, KEY=ONE)]
         for more in strangers:
             fails(start(copy, env=place(at, RANK=1, ALLOW_INSECURE=1, **more), cwd=folder, user=65534), error, text)

@@ -701,7 +701,7 @@ static void test_shapes(void **state) {
  * call. */
 static void test_deadlines(void **state) {
   (void)state;
-  for (uint64_t seed = 0; seed < 20; seed++) {
+  for (uint64_t seed = 0; seed < test_cases(20); seed++) {
     open_world(5, seed_of(100 + seed));
     if (seed % 2) all_call(&plain_sum);
     for (uint32_t i = 0; i < 5; i++)
@@ -729,7 +729,7 @@ static void test_deadlines(void **state) {
  * stands. */
 static void test_failure_after_failure(void **state) {
   (void)state;
-  for (uint64_t seed = 0; seed < 40; seed++) {
+  for (uint64_t seed = 0; seed < test_cases(40); seed++) {
     open_world(3, seed_of(200 + seed));
     all_call(&plain_sum);
     begin_all(&large_sum, 0);
@@ -776,7 +776,7 @@ static void test_not_finite(void **state) {
 /* A worker that leaves in good order ends nothing that it has called. */
 static void test_leaving(void **state) {
   (void)state;
-  for (uint64_t seed = 0; seed < 30; seed++) {
+  for (uint64_t seed = 0; seed < test_cases(30); seed++) {
     begin_world(4, seed_of(300 + seed));
     crowd.config.chunk_bytes = 65536; /* a worker that leaves waits for a beat */
     crowd_open();
