@@ -508,7 +508,7 @@ static void tcp_listener_pause(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   /* Logged when the pause begins, not at every try. */
   if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
-    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, mlfab__reason(errno));
   self->paused_ns = mlfab__max(now, 1);
   if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0))
     atomic_store_explicit(&self->listener_paused, 1, memory_order_relaxed);
@@ -613,7 +613,7 @@ static int tcp_code_of(int number) {
 
 static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
   const char *why = link->session ? self->layer->why(link->session) : "";
-  tcp_link_end(self, link, tcp_code_of(number), *why ? why : strerror(number));
+  tcp_link_end(self, link, tcp_code_of(number), *why ? why : mlfab__reason(number));
 }
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -1130,7 +1130,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   if (tcp_bind(self, &dial.to[0])) {
     int number = errno;
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
-                       strerror(number));
+                       mlfab__reason(number));
   }
   tcp_publish(self, options, wanted);
   return 0;
@@ -2391,7 +2391,8 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (status)
     MLFAB__FAIL(options->error, status, "out of memory");
   else if (tcp_poller_open(self))
-    status = MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", strerror(errno));
+    status =
+        MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", mlfab__reason(errno));
   else
     status = tcp_listen(self, options);
   if (status) {

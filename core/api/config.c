@@ -153,17 +153,17 @@ static int config_number(const char *name, const char *text, uint64_t low, uint6
 static int config_real(const char *name, const char *text, double most, double *value_p,
                        mlfab_error *error) {
   char *end, want[80];
-  double value = strtod(text, &end);
+  double value = mlfab__real(text, &end);
   int open = most == CONFIG_INF;
   if (open) most = CONFIG_HUGE;
   if (open && !strcmp(text, "inf")) {
     value = HUGE_VAL;
   } else if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
-    snprintf(want, sizeof want,
-             open                 ? "not a number from 0 on, nor inf"
-             : most < CONFIG_HUGE ? "not a number from 0 to %g"
-                                  : "not a number from 0 on",
-             most);
+    mlfab__format(want, sizeof want,
+                  open                 ? "not a number from 0 on, nor inf"
+                  : most < CONFIG_HUGE ? "not a number from 0 to %g"
+                                       : "not a number from 0 on",
+                  most);
     return config_bad(error, name, text, want);
   }
   *value_p = value;

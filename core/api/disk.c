@@ -203,7 +203,7 @@ MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *p
   if (files == mlfab__disk_system() && strstr(path, "://"))
     snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
   else
-    snprintf(text, room, "%s", strerror(-code));
+    snprintf(text, room, "%s", mlfab__reason(-code));
 }
 
 static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {

@@ -53,7 +53,7 @@ static int key_from_file(mlfab_config *c, mlfab_error *error) {
     int number = errno;
     if (fd >= 0) close(fd);
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "key_file %s cannot be opened: %s", c->key_file,
-                       strerror(number));
+                       mlfab__reason(number));
   }
   const char *bad = key_file_bad(&info);
   ssize_t n = bad ? 0 : key_read(fd, text, sizeof text);
@@ -61,7 +61,7 @@ static int key_from_file(mlfab_config *c, mlfab_error *error) {
   close(fd);
   if (bad) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "key_file %s %s", c->key_file, bad);
   int code = n < 0 ? MLFAB__FAIL(error, MLFAB_ERR_IO, "key_file %s cannot be read: %s", c->key_file,
-                                 strerror(number))
+                                 mlfab__reason(number))
                    : key_lines(c, text, (size_t)n, error);
   mlfab__wipe(text, sizeof text);
   return code;

@@ -218,7 +218,7 @@ static void telemetry_open_log(mlfab__telemetry *t) {
   if (t->log_file >= 0) return;
   char text[MLFAB__TELEMETRY_PATH + 96];
   snprintf(text, sizeof text, "log: cannot write '%s': %s; its lines go to stderr", t->log_path,
-           strerror(errno));
+           mlfab__reason(errno));
   t->log_path[0] = 0;
   telemetry_print(t, telemetry_clock(CLOCK_REALTIME), MLFAB_LOG_WARN, text);
 }
@@ -250,11 +250,11 @@ static void telemetry_complain(mlfab__telemetry *t, const char *what, const char
   if (t->has_log || t->log_level > 0) {
     pthread_mutex_lock(&ctx->lock);
     mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
-               strerror(why), then);
+               mlfab__reason(why), then);
     pthread_mutex_unlock(&ctx->lock);
     return;
   }
-  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, strerror(why), then);
+  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, mlfab__reason(why), then);
 }
 
 /* --- metrics --- */

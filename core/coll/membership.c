@@ -158,7 +158,7 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
   membership->verdict.code = code;
   membership->verdict.rank = rank;
   va_start(arguments, format);
-  vsnprintf(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
+  mlfab__vformat(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
   va_end(arguments);
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&membership->inquiry, 0, sizeof membership->inquiry);

@@ -141,7 +141,7 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
     return MLFAB_ERR_WORLD;
   }
   if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
-    snprintf(
+    mlfab__format(
         text, room,
         "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
         "server 0",

@@ -229,7 +229,7 @@ static int open_votes(const mlfab_config *c, mlfab_error *error) {
                : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
                                                          : 0;
   return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
-                              c->vote_dir, strerror(number))
+                              c->vote_dir, mlfab__reason(number))
                 : 0;
 }
 
