@@ -489,7 +489,7 @@ TEST(test_setting_names) {
   for (; (name = mlfab_setting_name(n)) != NULL; n++) {
     for (uint32_t k = 0; k < n; k++) assert_string_not_equal(name, mlfab_setting_name(k));
   }
-  assert_true(n > 60);
+  assert_true(n > 50);
   assert_null(mlfab_setting_name(UINT32_MAX));
 }
 
