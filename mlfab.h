@@ -201,6 +201,10 @@ MLFAB_API const char *mlfab_build_info(void);
  * struct. */
 MLFAB_API size_t mlfab_struct_size(const char *name);
 
+/* The names of all settings: of mlfab_config_set, then of mlfab_model_options_set and mlfab_filter_set. Static. NULL
+ * behind the last. */
+MLFAB_API const char *mlfab_setting_name(uint32_t index);
+
 /* ------------------------------------------------------------------------------------------------
  * 3. Errors
  *
@@ -634,7 +638,8 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
  * workers above 1 also PMIX_RANK (PMIx) and JOB_COMPLETION_INDEX (an indexed Job of Kubernetes) tell the rank. Over MPI no
  * address is taken from the environment but MLFAB_COORDINATOR. Without any of them: a world of one. error_p may be NULL.
  * Do not call it while another thread changes the environment.
- * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY). */
+ * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY), also for MLFAB_RANK where neither
+ * MLFAB_WORKERS nor the caller says how many ranks there are. */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
 /* Opens a node and joins the fabric. Waits until the first config.workers ranks have joined, at most
@@ -981,8 +986,9 @@ enum mlfab_push_flags {
 
 typedef struct mlfab_push_options {
   uint32_t size;
-  /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1; 0 means 0. A whole number
-   * when the model has an I64 tensor. */
+  /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1. A whole number when the model
+   * has an I64 tensor. 0 is refused (ARGUMENT), because options that nobody initialised have it; -0.0, minus a learning
+   * rate of 0, means 0. */
   double scale;
   uint32_t flags;   /* MLFAB_PUSH_* */
   uint32_t ack;     /* MLFAB_ACK_*: when the push is done; 0: as config.ack says */

@@ -908,6 +908,21 @@ static void set_transport(const char *name) {
   options.transport = name;
 }
 
+/* No setting has this name: ends with all names. */
+static void no_setting(const char *text) {
+  char list[2048] = "";
+  const char *name;
+  for (uint32_t i = 0, at = 0, line = 80; (name = mlfab_setting_name(i)) != NULL; i++) {
+    int n = (int)strlen(name) + 1, more = line + (uint32_t)n > 76;
+    if (!strcmp(name, "rank") || !strcmp(name, "role") || !strcmp(name, "key")) continue;
+    int put = snprintf(list + at, sizeof list - at, "%s%s", more ? "\n  " : " ", name);
+    if (put < 0 || (size_t)put >= sizeof list - at) break;
+    at += (uint32_t)put;
+    line = (more ? 2 : line) + (uint32_t)n;
+  }
+  usage("--set %s. The settings are:%s", text, list);
+}
+
 /* Checks a setting here, so that an error is reported once and not by every rank. */
 static void parse_setting(char *setting) {
   mlfab_config config;
@@ -928,6 +943,7 @@ static void parse_setting(char *setting) {
                  : mlfab_config_set(&config, setting, value + 1, &error);
   if (code && strstr(error.text, "no such setting"))
     code = mlfab_model_options_set(&model, setting, value + 1, &error);
+  if (code && strstr(error.text, "no such setting")) no_setting(error.text);
   if (code) usage("--set %s", error.text);
   *value = '=';
   options.settings[options.nsettings++] = setting;

@@ -97,6 +97,8 @@
 #define TCP_SOCK_FLAGS 0
 #endif
 
+#define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
+
 enum {
   TCP_SIZE_CLASSES = 5,
   TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
@@ -121,6 +123,7 @@ enum {
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
   TCP_ASK_NS = 500000000,   /* pause after a name that did not resolve */
+  TCP_BIND_PAUSE_MS = 50,
   TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
   TCP_SHAKE_NS =
       2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
@@ -765,7 +768,8 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4
+/* The address under which other hosts reach this one: that of the first interface that is up, has a carrier and fits, and
+ * whose address is not link-local; IPv4
  * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
@@ -773,14 +777,20 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   if (getifaddrs(&list)) return MLFAB_ERR_ADDRESS;
   const struct ifaddrs *best = NULL;
   for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING) ||
+        !tcp_ifname_fits(ifname, i->ifa_name))
+      continue;
     int kind = i->ifa_addr->sa_family;
     if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
     if (kind == AF_INET6) {
       tcp_endpoint v6;
       memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
       if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
-    } else if (kind != AF_INET) {
+    } else if (kind == AF_INET) {
+      tcp_endpoint v4;
+      memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
+      if (ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue; /* 169.254.0.0/16 */
+    } else {
       continue;
     }
     if (family && kind != family) continue;
@@ -847,6 +857,8 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
   return stale && !unlink(path);
 }
 
+static uint64_t tcp_monotonic(void);
+
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   int one = 1, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
@@ -866,6 +878,20 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   }
   if (listen(self->listener, SOMAXCONN)) return -1;
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
+}
+
+/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
+ * or errno. */
+static int tcp_bind_patiently(tcp_self *self, const tcp_endpoint *end, uint64_t timeout_ns) {
+  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
+  while (tcp_bind(self, end)) {
+    int number = errno;
+    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
+    if (self->listener >= 0) (void)close(self->listener);
+    self->listener = -1;
+    (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
+  }
+  return 0;
 }
 
 /* Finds the interface with this address, unless it is loopback. */
@@ -1127,8 +1153,8 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  if (tcp_bind(self, &dial.to[0])) {
-    int number = errno;
+  int number = tcp_bind_patiently(self, &dial.to[0], options->timeout_ns);
+  if (number) {
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
                        mlfab__reason(number));
   }

@@ -332,10 +332,21 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
 }
 
+extern char **environ;
+
+/* Worker 0 warns of misspelt variables, since all ranks mostly have the same. */
+static void open_warn(const mlfab_config *c) {
+  char text[200];
+  uint32_t at = 0;
+  if (c->rank != 0 || (c->roles & ~(uint32_t)MLFAB_ROLE_WORKER)) return;
+  while (mlfab__config_stray(environ, &at, text, sizeof text)) fprintf(stderr, "mlfab: %s\n", text);
+}
+
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, error_p);
+  if (!code) open_warn(&config);
   if (!code) code = mlfab__config_has_address(&config, error_p);
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   open_forget(&config);

@@ -733,6 +733,13 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   int code = 0;
   const char *text = NULL;
   double scale = options->scale;
+  uint64_t bits;
+  memcpy(&bits, &scale, sizeof bits);
+  if (bits == 0)
+    code = MLFAB_ERR_ARGUMENT,
+    text =
+        "scale is 0, as in options that nobody initialised (MLFAB_PUSH_OPTIONS_INIT sets 1); "
+        "an update by nothing has scale -0.0";
   if (!mlfab__finite(scale)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
   if (!(options->clip_norm >= 0.0) || !mlfab__finite(options->clip_norm)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
@@ -756,7 +763,7 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
     break;
   }
   if (!worker->stands)
-    code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
+    code = MLFAB_ERR_STATE, text = "there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   return code ? MLFAB__FAIL(error, code, "push: %s", text)
               : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
