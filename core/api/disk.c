@@ -56,7 +56,8 @@ static int disk_sync_dir(void *user, const char *path) {
   if (fd < 0) return -errno;
   int code = fsync(fd) ? -errno : 0;
   close(fd);
-  return code == -EINVAL ? 0 : code; /* a file system whose directories cannot be synced */
+  /* A file system whose directories cannot be synced (CIFS, some FUSE). */
+  return code == -EINVAL || code == -EOPNOTSUPP || code == -ENOTSUP ? 0 : code;
 }
 
 static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,

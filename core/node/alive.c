@@ -58,6 +58,54 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
   }
 }
 
+/* The stamps of the node itself. */
+static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
+  const mlfab_config *c = &node->config;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    mlfab__later(&link->heard_ns, late_ns, now_ns);
+    mlfab__later(&link->since_ns, late_ns, now_ns);
+    mlfab__later(&link->probe_ns, late_ns, now_ns);
+  }
+  for (uint32_t w = 0; node->callers && w <= c->workers; w++) {
+    mlfab__later(&node->callers[w].heard_ns, late_ns, now_ns);
+    mlfab__later(&node->callers[w].lost_ns, late_ns, now_ns);
+  }
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    mlfab__later(&node->routes[r].heard_ns, late_ns, now_ns);
+    mlfab__later(&node->routes[r].connect_ns, late_ns, now_ns);
+  }
+  for (uint32_t i = 0; node->peers && i < node->nodes; i++) {
+    mlfab__later(&node->peers[i].awaited_ns, late_ns, now_ns);
+    mlfab__later(&node->peers[i].offered_ns, late_ns, now_ns);
+  }
+  mlfab__later(&node->served_ns, late_ns, now_ns);
+}
+
+/* node.h, Pauses. */
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t now_ns) {
+  uint64_t beat = node->config.heartbeat_ns;
+  uint64_t last_ns = mlfab__max(node->now_ns, mlfab_node_deadline(node));
+  if (now_ns <= last_ns || now_ns - last_ns < MLFAB__PAUSE_BEATS * beat) return;
+  uint64_t late_ns = now_ns - last_ns - beat,
+           awake_ns = last_ns - node->opened_ns - node->asleep_ns;
+  node->asleep_ns += late_ns;
+  if (awake_ns >= node->anew_ns) {
+    char paused[24];
+    if (node->config.progress != MLFAB_PROGRESS_HAND)
+      mlfab__log(&node->env, MLFAB_LOG_WARN,
+                 "this process did not run for %s: until now it takes nobody's silence for a death",
+                 mlfab__duration(paused, now_ns - last_ns));
+    node->anew_ns = mlfab__add_sat(
+        awake_ns, mlfab__max(node->config.silent_death_ns, MLFAB__HALT_BEATS * beat));
+    late_ns = MLFAB__NEVER;
+  }
+  alive_move(node, late_ns, now_ns);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].awake) node->roles[i].awake(node->roles[i].self, late_ns, now_ns);
+  }
+}
+
 /* The earliest time at which a link may need an action. */
 static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   uint64_t beat = node->config.heartbeat_ns;

@@ -112,6 +112,18 @@
  *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
  *    otherwise.
  *
+ * Pauses. A node that is called 3 beats after its deadline did not run meanwhile: it was stopped (Ctrl-Z), frozen
+ * (docker pause), or its machine was. Its peers may have been paused with it, so their silence shows nothing:
+ *
+ *    AWAKE --called late--> suspicion starts anew: every peer counts as heard now --> AWAKE
+ *      ^ \--called late again, before it was awake for silent_death_ns--> the pause counts as one beat of silence --\
+ *      \-----------------------------------------------------------------------------------------------------------/
+ *
+ *  (1) Every stamp from which a silence is counted moves: those of links, callers, routes, claims and offers here, those
+ *      of roles in mlfab__role.awake. mlfab__later moves one.
+ *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Nor do deadlines of requests.
+ *  (3) A node that runs rarely, because its user drives it or its processor is busy, notices the dead: after few looks.
+ *
  * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
  * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
  * it has heard and sent since, acts if necessary, and arms the timer again for the earliest time at which it may
@@ -191,6 +203,8 @@ struct mlfab__session; /* ../keys/session.h */
 
 /* Copies of a server: the one of the configuration, and its replica. */
 enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
+
+enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
 
 /* Why a link was closed: because of silence; for a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
@@ -448,6 +462,8 @@ struct mlfab_node {
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
+  uint64_t asleep_ns; /* Pauses: sum of those so far; */
+  uint64_t anew_ns;   /* the time that it was awake when suspicion may start anew next */
   uint32_t join_link;
   int meets;      /* this node is server 0, and the fabric is formed here */
   int join_other; /* the next call is to the replica of server 0 */
@@ -803,6 +819,8 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
 /* The transport's answer for a link that is suspect. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
+/* `now_ns` comes long after the last look. Sees whether this process was paused. */
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t now_ns);
 /* A link's timer: checks the link, and arms the timer again. */
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
