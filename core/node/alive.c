@@ -23,23 +23,7 @@ static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link)
   return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
 }
 
-/* The transport's answer for a link that is suspect: node.h has the states and limits. */
-MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
-  mlfab__link *link = &node->links[index];
-  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
-  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
-  link->probing = 0;
-  if (!link->suspect) return;
-  if (status == 0) link->up_ns = node->now_ns;
-  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
-    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
-    alive_hang_up(node, index, "");
-  }
-}
-
-static void alive_suspect(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
+static void alive_suspect(mlfab_node *node, mlfab__link *link) {
   int server = link->kind == MLFAB__LINK_SERVER;
   char text[64], silent[24];
   if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) &&
@@ -50,6 +34,33 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
                      server ? 0 : node->callers[link->peer].incarnation, 0, text);
   }
   link->suspect = 1;
+}
+
+/* The transport's answer for a link that is quiet: node.h has the states and limits. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (status > 0) { /* a large frame is coming */
+    link->heard_ns = node->now_ns;
+    link->suspect = 0;
+    return;
+  }
+  link->asked_ns = node->now_ns;
+  if (silent_ns < 3 * node->config.heartbeat_ns) return;
+  alive_suspect(node, link);
+  if (status == 0) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
+    alive_hang_up(node, index, "");
+  }
+}
+
+/* Asks whether bytes have come that are no whole frame yet, and whether the peer's system answers. */
+static void alive_ask(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
   if (!(link->caps & MLFAB_CAP_PROBE)) {
     mlfab__alive_probed(node, index, MLFAB_ERR_UNSUPPORTED);
   } else if (!link->probing) {
@@ -58,14 +69,20 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
   }
 }
 
+/* A link without a byte for as long as this is asked about at every look. Heartbeats come in less. */
+static uint64_t alive_quiet_ns(const mlfab_node *node) {
+  return node->config.heartbeat_ns + node->config.heartbeat_ns / 2;
+}
+
 /* The earliest time at which a link may need an action. */
 static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   uint64_t beat = node->config.heartbeat_ns;
-  if (link->suspect || link->probe_ns != 0) return node->now_ns;
-  uint64_t silent_ns = link->heard_ns + 3 * beat;
+  if (link->probe_ns != 0) return node->now_ns;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
-  if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
-  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may have a kind */
+  if (link->kind != MLFAB__LINK_NEW)
+    return mlfab__min(link->heard_ns + alive_quiet_ns(node), link->sent_ns + beat);
+  return mlfab__min(link->heard_ns + 5 * beat,
+                    node->now_ns + beat); /* until then it may have a kind */
 }
 
 static void alive_look(mlfab_node *node, uint32_t index) {
@@ -88,8 +105,8 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");
-  } else if (silent >= 3 * beat) {
-    alive_suspect(node, index);
+  } else if (silent >= alive_quiet_ns(node)) {
+    alive_ask(node, index);
   }
 }
 
