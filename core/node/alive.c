@@ -43,12 +43,19 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
   int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
   link->probing = 0;
   if (status > 0) { /* a large frame is coming */
+    if (link->coming_ns == 0) link->coming_ns = node->now_ns;
+    /* Its length may be wrong, and swallow all that follows. */
+    if (!hand && node->now_ns - link->coming_ns >= node->config.silent_death_ns) {
+      mlfab__node_hang_up(node, index, "a frame came too slowly");
+      return;
+    }
     link->heard_ns = node->now_ns;
     link->suspect = 0;
     return;
   }
   link->asked_ns = node->now_ns;
   if (silent_ns < 3 * node->config.heartbeat_ns) return;
+  link->coming_ns = 0;
   alive_suspect(node, link);
   if (status == 0) link->up_ns = node->now_ns;
   if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {

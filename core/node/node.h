@@ -102,7 +102,7 @@
  *    SUSPECT   no byte came for 3 beats. The same question tells whether the peer's system answers
  *              -> HEARD with the next byte, LOST
  *    LOST      closed: (a) for 5 beats neither a byte nor an answered probe came; or (b) no byte came
- *              for silent_death_ns
+ *              for silent_death_ns; or (c) bytes came for silent_death_ns, and no whole frame
  *
  * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
  * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
@@ -221,7 +221,8 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns; /* time of the last answered probe: the peer's system was up */
+  uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
+  uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
   uint64_t
       asked_ns;   /* when the transport was last asked whether bytes have come, and knew of none */
   uint64_t nonce; /* of the process at the other end, if it has a number */
