@@ -1946,8 +1946,9 @@ typedef struct mlfab_transport {
   /* Traffic since the last call. Returns 1, or 0 when there is nothing to tell. May be NULL. */
   int (*measure)(void *self, uint64_t now_ns, mlfab_measure *measure_p);
   /* With MLFAB_CAP_PROBE; else NULL. Tells whether the peer of a silent link may still live. Called a few times a
-   * heartbeat. 0: its system acknowledges what was sent, and its process exists. Errors: AGAIN (no acknowledgement,
-   * or the process is gone), UNSUPPORTED (this system does not tell). */
+   * heartbeat. 1: bytes of a frame that is not complete yet have come since the last call; 0: its system acknowledges
+   * what was sent, and its process exists. Errors: AGAIN (no acknowledgement, or the process is gone), UNSUPPORTED
+   * (this system does not tell). */
   int (*probe)(void *self, uint32_t link);
   /* Both or neither may be NULL. lend: as send with a token, for memory that the program gets back from finished
    * requests only. After detach, disconnect or DOWN the transport may go on reading such a bulk; the driver tells

@@ -216,6 +216,7 @@ typedef struct tcp_link {
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
   uint8_t large;   /* counts down from the last large frame */
+  uint8_t fed;     /* bytes have come since the last probe */
   uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
@@ -1789,6 +1790,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   int number = errno;
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
+    link->fed = 1;
     if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
@@ -2224,11 +2226,14 @@ static int tcp_probe_local(int fd) {
 }
 
 static int tcp_probe(void *opaque, uint32_t id) {
-  const tcp_link *link = tcp_find(opaque, id);
+  tcp_link *link = tcp_find(opaque, id);
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
   here.bytes = sizeof here.at.storage;
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_AGAIN;
+  int fed = link->fed && (link->frame || link->stage);
+  link->fed = 0;
+  if (fed) return 1;
   if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
 }

@@ -96,11 +96,13 @@
  * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in one of
  * these states:
  *
- *    HEARD     a frame came less than 3 beats ago
- *    SUSPECT   no frame came for 3 beats. At every look the node asks the transport
- *              (MLFAB_ACTION_PROBE) whether the peer's system answers -> HEARD with the next frame, LOST
- *    LOST      closed: (a) for 5 beats neither a frame nor an answered probe came; or (b) no frame came
- *              for silent_death_ns
+ *    HEARD     a byte came less than 3 beats ago. After 1.5 beats without a frame the node asks the transport at
+ *              every look (MLFAB_ACTION_PROBE) for bytes of a frame that is not complete: they count, since a slow
+ *              link takes long for a frame, and heartbeats wait behind it
+ *    SUSPECT   no byte came for 3 beats. The same question tells whether the peer's system answers
+ *              -> HEARD with the next byte, LOST
+ *    LOST      closed: (a) for 5 beats neither a byte nor an answered probe came; or (b) no byte came
+ *              for silent_death_ns; or (c) bytes came for silent_death_ns, and no whole frame
  *
  * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
  * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
@@ -233,8 +235,11 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns;    /* time of the last answered probe: the peer's system was up */
-  uint64_t nonce;    /* of the process at the other end, if it has a number */
+  uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
+  uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
+  uint64_t
+      asked_ns;   /* when the transport was last asked whether bytes have come, and knew of none */
+  uint64_t nonce; /* of the process at the other end, if it has a number */
   uint64_t probe_ns; /* time of the BEAT_PROBE that it has not answered; else 0 */
   uint64_t since_ns; /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
   /* Not proven yet. Our own call: its token. Called: the number of our nonce, 0 before the challenge. */

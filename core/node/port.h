@@ -42,7 +42,19 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
+  /* How long the peer's link had been without a byte when its transport was last asked; a frame that is not complete
+   * yet counts byte by byte. 0: not silent. MLFAB__NEVER: no link. NULL: always silent. */
+  uint64_t (*silent)(const void *self, uint32_t peer);
 } mlfab__port;
+
+/* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
+ * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
+ * its frames may wait for other frames of its link, so it is not given up. */
+MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, uint64_t since_ns,
+                                        uint64_t now_ns, uint64_t patience_ns, uint64_t most_ns);
+/* When that may be the case next. The node looks at silent links by itself, and calls `tick` then. */
+MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
+                                               uint64_t patience_ns, uint64_t most_ns);
 
 /* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,

@@ -39,11 +39,19 @@ static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, u
   mlfab__node_emit(to->node, kind, rank, is_server, incarnation, code, text);
 }
 
+static uint64_t role_silent(const void *self, uint32_t peer) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  if (index == MLFAB__NO_LINK) return MLFAB__NEVER;
+  const mlfab__link *link = &to->node->links[index];
+  return link->self || link->asked_ns < link->heard_ns ? 0 : link->asked_ns - link->heard_ns;
+}
+
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
   assert(node->noutlets < MLFAB__OUTLETS);
   mlfab__outlet *to = &node->outlets[node->noutlets++];
   *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
-  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event};
+  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event, role_silent};
 }
 
 /* --- the table --- */
