@@ -21,7 +21,9 @@
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
+  uint8_t guest, wants; /* a joiner that does not count yet; it has asked (admission.h) */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
+  uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
 
 typedef struct mlfab__barrier_server {
@@ -41,6 +43,8 @@ typedef struct mlfab__barrier_worker {
   uint32_t open; /* requests */
   int dead;      /* server 0 is */
   int leaving;   /* this worker takes no further part */
+  struct mlfab__worker *worker;            /* of this node, or NULL */
+  uint8_t known, newcomer, admitted, told; /* as in admission.h */
 } mlfab__barrier_worker;
 
 /* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
@@ -51,5 +55,9 @@ MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
+
+/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (admission.h). */
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
 
 #endif

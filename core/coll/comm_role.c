@@ -60,6 +60,11 @@ static int comm_role_wants(void *self, mlfab__at at) {
   return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
+static void comm_role_settle(void *self) {
+  mlfab__comm *comm = self;
+  if (comm->told && !comm->said) mlfab__epoch_look_ready(comm);
+}
+
 /* Rounds of an open object go on without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
@@ -105,6 +110,7 @@ static const mlfab__role comm_row = {
     .wants = comm_role_wants,
     .scan = mlfab__comm_tick,
     .waits = mlfab__comm_waits,
+    .settle = comm_role_settle,
     .idle = mlfab__comm_sweep,
     .withdraw = mlfab__comm_withdraw,
     .awaits = mlfab__comm_awaited,

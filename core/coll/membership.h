@@ -94,6 +94,8 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t well;       /* its last process left in good order, or it has had none */
   uint8_t joins;      /* no member yet, and fails nobody's call */
   uint8_t open;       /* it had objects when it froze */
+  uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
+  uint64_t progress;  /* updates that it had pushed when it was ready */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;

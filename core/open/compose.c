@@ -97,6 +97,11 @@ static int compose_worker(mlfab_node *node) {
 #endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
+  parts->barrier->worker = parts->worker;
+#if MLFAB_WITH_COLL
+  parts->comm->worker = parts->worker;
+  parts->comm->barrier = parts->barrier;
+#endif
 #if MLFAB_WITH_CHECKPOINT
   parts->checkpoint->worker = parts->worker;
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
