@@ -104,6 +104,9 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   barrier_touch(server, at.peer);
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   uint64_t base = server->over;
+  /* One that joins in good order has no part in the barriers that others have called already. */
+  for (uint32_t w = 0; entry->left && w < server->workers; w++)
+    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
   if (greeting->fresh)
     *entry = (mlfab__barrier_entry){

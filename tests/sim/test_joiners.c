@@ -32,6 +32,7 @@ typedef struct job {
   enum call loop[CALLS];
   mlfab_sync sync;
   int model;
+  int leaving;      /* a worker finishes: the others go on meanwhile */
   int died, broken; /* a worker; what it was in */
   worker of[MOST];
 } job;
@@ -116,10 +117,12 @@ static void step_of(void *user) {
     me->at = 0;
     me->step++;
   }
-  if (me->at == 0 && (me->rank == 0 ? others_are_over(j) : me->step >= STEPS))
+  if (me->at == 0 && (me->rank == 0 ? others_are_over(j) : me->step >= STEPS && !j->leaving)) {
     me->phase = LEAVES;
-  else
+    j->leaving = 1;
+  } else {
     think(me);
+  }
 }
 
 static void start_model(worker *me) {
@@ -158,7 +161,7 @@ static void look_at(worker *me) {
   } else if (me->phase == LEAVES && !me->busy) {
     me->busy = 1;
     OK(*node, mlfab_finish(*node, 0));
-    me->busy = 0;
+    me->busy = j->leaving = 0;
     me->phase = AWAY;
     say(j->w.sim, "worker %u has finished", me->rank);
   }

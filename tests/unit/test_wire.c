@@ -805,7 +805,7 @@ TEST(test_roll) {
   for (int round = 0; round < 100; round++) {
     m.members = round ? (uint32_t)mlfab__rng_below(&prng, 10) : MLFAB__MEMBERSHIP_MEMBERS_MAX;
     uint32_t bytes = mlfab__encode_membership_list(meta_a, &m, roll);
-    assert_int_equal(bytes, 8 + 40 * m.members);
+    assert_int_equal(bytes, 12 + 40 * m.members);
     assert_int_equal(decode_roll(bytes, &got), 0);
     assert_true(got.epoch == 11 && got.members == m.members);
     assert_memory_equal(got_roll, roll, m.members * sizeof *roll); /* it has no padding */
@@ -908,7 +908,7 @@ static int receive(const frame *f) {
 
 TEST(test_golden_frame) {
   static const uint8_t golden[76] = {
-      0x4d, 0x4c, 0x46, 0x42, 8,    6,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 9,    6,    0,    0,    0,    0,    0,    0,    0,
       0,    0,    0,    12,   0,    0,    0,    0,    0,    0,    0,    0x18, 0x17,
       0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32,
       0x31, 0x44, 0x43, 0x42, 0x41, 0,    0,    0,    0,    0,    0,    0,    0,
