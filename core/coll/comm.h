@@ -101,7 +101,7 @@ typedef struct mlfab__comm {
   uint8_t leaving;
   uint8_t
       newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
-  /* Newcomers (admission.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
+  /* Newcomers (membership.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
    * was told from which progress on it counts. */
   struct mlfab__worker *worker;
   struct mlfab__barrier_worker *barrier;

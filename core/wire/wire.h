@@ -421,7 +421,7 @@ typedef struct mlfab__waiting {
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
-/* BARRIER up. ASK: for this barrier. APART: the worker is a guest (coll/admission.h). HERE: it counts from now on. */
+/* BARRIER up. ASK: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. */
 enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE };
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
@@ -445,7 +445,7 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
 /* worker -> server that counts: its progress; of a guest: it counts from now on. server -> worker: a guest counts */
 typedef struct mlfab__progress {
   uint64_t progress; /* whole updates before the first that is undecided there */
-  uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/admission.h) */
+  uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/membership.h) */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */

@@ -65,26 +65,31 @@ static void begin_call(worker *me) {
   mlfab *node = me->job->w.node[me->rank];
   mlfab_buf update = {0, 0, me->u, COUNT}, image = {0, 0, me->w, COUNT};
   mlfab_vec vec = {me->x, 1};
+  int code = 0;
   me->open = 1;
   me->asked_ns = now_of(me->job);
   switch (me->job->loop[me->at]) {
     case PUSH:
-      OK(node, mlfab_push_start(node, &update, 1, NULL, &me->request));
+      code = mlfab_push_start(node, &update, 1, NULL, &me->request);
       me->pushes++;
       break;
     case PULL:
-      OK(node, mlfab_pull_start(node, &image, 1, NULL, &me->request));
+      code = mlfab_pull_start(node, &image, 1, NULL, &me->request);
       break;
     case ALLREDUCE:
       me->x[0] = 1.0f;
-      OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &me->request));
+      code = mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &me->request);
       break;
     case BARRIER:
-      OK(node, mlfab_barrier_start(node, NULL, &me->request));
+      code = mlfab_barrier_start(node, NULL, &me->request);
       break;
     default:
-      OK(node, mlfab_broadcast_start(node, 0, me->x, sizeof me->x, NULL, &me->request));
+      code = mlfab_broadcast_start(node, 0, me->x, sizeof me->x, NULL, &me->request);
   }
+  if (code == MLFAB_ERR_PEER_DEAD && me->job->died)
+    me->job->broken = 1; /* one that took part has died: the loops do not match any more */
+  else
+    world_expect(node, code, 0, call_words[me->job->loop[me->at]]);
 }
 
 static void step_of(void *user) {
@@ -93,7 +98,7 @@ static void step_of(void *user) {
   mlfab *node = j->w.node[me->rank];
   mlfab_result result;
   int done = 0;
-  if (me->busy || !node || me->phase != RUNS) return;
+  if (me->busy || !node || me->phase != RUNS || j->broken) return;
   if (!me->open) {
     if (now_of(j) > me->next_ns) begin_call(me);
     return;
@@ -107,7 +112,7 @@ static void step_of(void *user) {
   }
   me->open = 0;
   if (result.status == MLFAB_ERR_PEER_DEAD && j->died) {
-    j->broken = 1; /* one that took part has died: the loops do not match any more */
+    j->broken = 1;
     return;
   }
   world_expect(node, result.status, 0, call_words[j->loop[me->at]]);
