@@ -3,7 +3,6 @@
 #include "barrier.h"
 
 #include "../node/node.h"
-#include "../worker/worker.h"
 
 /* --- server 0 --- */
 
@@ -45,7 +44,8 @@ static int32_t barrier_meets(const mlfab__barrier_server *server) {
   int32_t first = MLFAB_NO_RANK;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry)) barrier.progress = mlfab__max(barrier.progress, entry->progress);
+    if (barrier_waits(server, entry))
+      barrier.progress = mlfab__max(barrier.progress, entry->progress);
   }
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
@@ -245,7 +245,8 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
 
 static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
   mlfab__barrier barrier = {worker->over + worker->open, what, 0};
-  if (worker->worker) barrier.progress = mlfab__worker_progress(worker->worker);
+  if (worker->counting.worker)
+    barrier.progress = worker->counting.progress(worker->counting.worker);
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
 }
 
@@ -271,7 +272,8 @@ MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
 /* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
 static void barrier_settle(void *self) {
   mlfab__barrier_worker *worker = self;
-  if (worker->told && mlfab__worker_counted(worker->worker)) mlfab__barrier_here(worker);
+  if (worker->told && worker->counting.counted(worker->counting.worker))
+    mlfab__barrier_here(worker);
 }
 
 /* No barrier of a joiner waits any more, and it has met nobody. */
@@ -279,7 +281,7 @@ static void barrier_gives_up(mlfab__barrier_worker *worker) {
   if (!worker->newcomer || worker->open > 0) return;
   worker->told = 0;
   barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->worker && worker->worker->apart) mlfab__worker_return(worker->worker, 0);
+  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
@@ -295,7 +297,7 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
-  if (worker->newcomer && worker->worker) mlfab__worker_stand_apart(worker->worker);
+  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
   barrier_ask(worker);
   return 0;
 }
@@ -345,11 +347,11 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
     barrier_say(worker, MLFAB__BARRIER_HERE);
   } else if (in.what && worker->open == 0) {
     barrier_say(worker, MLFAB__BARRIER_APART);
-  } else if (in.what && !worker->worker) {
+  } else if (in.what && !worker->counting.worker) {
     mlfab__barrier_here(worker);
   } else if (in.what && !worker->told) {
     worker->told = 1;
-    mlfab__worker_return(worker->worker, in.progress);
+    worker->counting.back(worker->counting.worker, in.progress);
   }
   if (in.what) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {

@@ -47,7 +47,7 @@ typedef struct mlfab__barrier_worker {
   uint32_t open; /* requests */
   int dead;      /* server 0 is */
   int leaving;   /* this worker takes no further part */
-  struct mlfab__worker *worker;            /* of this node, or NULL */
+  mlfab__counting counting;
   uint8_t known, newcomer, admitted, told; /* as in membership.h */
 } mlfab__barrier_worker;
 

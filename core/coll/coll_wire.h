@@ -14,7 +14,8 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
   uint64_t objects; /* the number of the last one that it opened, or took part in opening */
   uint32_t open;    /* objects that are open there */
-  uint32_t newcomer; /* 1: it has been in no epoch, and the fabric was there before (membership.h) */
+  uint32_t
+      newcomer; /* 1: it has been in no epoch, and the fabric was there before (membership.h) */
 } mlfab__membership_ask;
 
 typedef struct mlfab__membership_member { /* in a list, in the order of members */

@@ -103,8 +103,7 @@ typedef struct mlfab__comm {
       newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
   /* Newcomers (membership.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
    * was told from which progress on it counts. */
-  struct mlfab__worker *worker;
-  struct mlfab__barrier_worker *barrier;
+  mlfab__counting counting;
   uint8_t meets, said, apart, told;
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;

@@ -1,13 +1,12 @@
 /* epoch.c - the communicator: the phases of an epoch. The diagram and the table of transitions are in comm.h. */
-#include "../worker/worker.h"
-#include "barrier.h"
 #include "comm.h"
 
 #include <stdio.h>
 
 static void epoch_say_ready(mlfab__comm *comm) {
   const mlfab__membership_ready ready = {
-      comm->epoch, comm->go.arena, comm->worker ? mlfab__worker_progress(comm->worker) : 0};
+      comm->epoch, comm->go.arena,
+      comm->counting.worker ? comm->counting.progress(comm->counting.worker) : 0};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
 }
 
@@ -30,9 +29,9 @@ static void epoch_look_apart(mlfab__comm *comm) {
               comm->first < comm->end;
   if (waits == comm->apart) return;
   comm->apart = waits != 0;
-  if (!waits && comm->worker) mlfab__worker_return(comm->worker, 0);
-  if (waits && comm->worker) mlfab__worker_stand_apart(comm->worker);
-  if (waits && comm->barrier) mlfab__barrier_apart(comm->barrier);
+  if (!waits && comm->counting.worker) comm->counting.back(comm->counting.worker, 0);
+  if (waits && comm->counting.worker) comm->counting.apart(comm->counting.worker);
+  if (waits && comm->counting.barrier) comm->counting.barrier_apart(comm->counting.barrier);
 }
 
 /* With newcomers a member is ready when it has called; a newcomer, when the others are, and all servers count it. */
@@ -41,9 +40,11 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
   if (comm->meets && !comm->finishing && !comm->leaving) {
     if (!comm->newcomer && comm->first == comm->end) return;
     if (comm->newcomer && !comm->told) return;
-    if (comm->newcomer && comm->worker && !mlfab__worker_counted(comm->worker)) return;
+    if (comm->newcomer && comm->counting.worker && !comm->counting.counted(comm->counting.worker))
+      return;
   }
-  if (comm->newcomer && comm->told && comm->barrier) mlfab__barrier_here(comm->barrier);
+  if (comm->newcomer && comm->told && comm->counting.barrier)
+    comm->counting.barrier_here(comm->counting.barrier);
   comm->said = 1;
   epoch_say_ready(comm);
 }
@@ -54,7 +55,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__member
   if (comm->phase != MLFAB__COMM_LISTED && comm->phase != MLFAB__COMM_READY) return;
   comm->told = 1;
   comm->apart = 0;
-  if (comm->worker) mlfab__worker_return(comm->worker, in->progress);
+  if (comm->counting.worker) comm->counting.back(comm->counting.worker, in->progress);
   mlfab__epoch_look_ready(comm);
 }
 

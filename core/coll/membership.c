@@ -338,8 +338,9 @@ static void membership_tell_missing(mlfab__membership *membership) {
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked
-                                                                 : entry->member && (entry->ready || entry->fresh);
+    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING
+                    ? entry->asked
+                    : entry->member && (entry->ready || entry->fresh);
     if (!waits || entry->left || entry->missing == missing.rank) continue;
     entry->missing = missing.rank;
     membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);

@@ -295,7 +295,7 @@ struct mlfab__worker {
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
   int enters;                          /* it has the model, and asks the servers to count it */
-  int apart; /* it asks them not to count it: see ../coll/membership.h */
+  int apart;                           /* it asks them not to count it: see ../coll/membership.h */
   int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */

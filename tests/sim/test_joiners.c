@@ -149,8 +149,8 @@ static void look_at(worker *me) {
   job *j = me->job;
   mlfab **node = &j->w.node[me->rank];
   uint64_t now = now_of(j);
-  if (me->dies_ns && me->phase > ABSENT && me->phase <= RUNS && me->step == 0 &&
-      !me->busy && now >= me->dies_ns) {
+  if (me->dies_ns && me->phase > ABSENT && me->phase <= RUNS && me->step == 0 && !me->busy &&
+      now >= me->dies_ns) {
     say(j->w.sim, "worker %u dies", me->rank);
     assert_int_equal(mlfab_sim_crash(j->w.sim, me->rank), 0);
     me->phase = DEAD;
@@ -186,7 +186,8 @@ static void make_loop(job *j) {
 }
 
 static void begin(job *j, uint64_t seed) {
-  static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP, MLFAB_SYNC_ASYNC};
+  static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP,
+                                   MLFAB_SYNC_ASYNC};
   memset(j, 0, sizeof *j);
   j->random = seed;
   j->founders = 1 + (uint32_t)below(j, 3);
