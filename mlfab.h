@@ -183,7 +183,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab can talk to each other exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 8
+#define MLFAB_PROTOCOL 9
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -679,12 +679,19 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *
  *    rounds, SSP     count it from the end of its mlfab_model_start on: from one round, the same at all servers, which is
  *                    then open. It has the model by then; another model than worker 0's is refused (MODEL), with the
- *                    first tensor that differs. Members, quorums and means follow the living workers.
+ *                    first tensor that differs. Members, quorums and means follow the living workers. While it waits in
+ *                    its first collective or barrier, rounds do not wait for it; from the end of that call on it counts
+ *                    in the round in which the others are. So a round between may go without it.
  *    collectives     have it from one of its calls on: calls that others have begun end without it, and its first call
  *                    meets the first that they begin afterwards. mlfab_present tells who takes part.
  *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
  *                    as one is open, the joiner's collectives wait, and a deadline names a worker that has it open.
- *    barriers        barriers that others have called when it joins end without it; later ones wait for it.
+ *    barriers        none waits for it before its first, which meets the first that is not over; later ones wait for it.
+ *
+ * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
+ * any order, with one collective a step, or none. Call mlfab_model_start before the first collective. Of several
+ * collectives a step the joiner's first meets the next that others make; if that is another one, the call fails with
+ * MISMATCH where sizes, kinds or tags differ. A process that takes the rank of a dead one is admitted in the same way.
  *
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
  * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
@@ -727,7 +734,9 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *                 before that halts the shard. A shard that has halted for 20 heartbeats does not come back: begin
  *                 again from a checkpoint.
  *
- * What a push promises. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
+ * What a push promises. It returns 0 when each server that has a part of it has answered. With several servers and a
+ * failover while it is open, its part at the failed server may be lost and the push still returns 0, if that server
+ * had answered before it failed: stats.updates_lost counts it. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
  * replica had not got is lost with it: in each shard at most div_max of such updates, and of each update all or
  * nothing. Every worker is told how many of its own (MLFAB_EVENT_UPDATES_LOST, stats.updates_lost); its iteration
  * counts do not go back, so no round waits for them. MLFAB_ACK_DURABLE: the replica has it, too, and the loss of one

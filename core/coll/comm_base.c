@@ -191,7 +191,8 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .out = comm->link_out,
                                      .round = comm->round,
                                      .objects = comm->objects_opened,
-                                     .open = mlfab__comm_open_objects(comm)};
+                                     .open = mlfab__comm_open_objects(comm),
+                                     .newcomer = comm->newcomer};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 

@@ -66,6 +66,11 @@ static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
   mlfab__later(&comm->left_ns, late_ns, now_ns);
 }
 
+static void comm_role_settle(void *self) {
+  mlfab__comm *comm = self;
+  if (comm->told && !comm->said) mlfab__epoch_look_ready(comm);
+}
+
 /* Rounds of an open object go on without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
@@ -112,6 +117,7 @@ static const mlfab__role comm_row = {
     .awake = comm_role_awake,
     .scan = mlfab__comm_tick,
     .waits = mlfab__comm_waits,
+    .settle = comm_role_settle,
     .idle = mlfab__comm_sweep,
     .withdraw = mlfab__comm_withdraw,
     .awaits = mlfab__comm_awaited,

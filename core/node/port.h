@@ -74,4 +74,17 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
+/* How collectives and barriers of a worker have servers count it, and barriers wait for it (coll/membership.h). worker and
+ * barrier: or NULL. */
+typedef struct mlfab__counting {
+  struct mlfab__worker *worker;
+  uint64_t (*progress)(const struct mlfab__worker *worker);
+  void (*apart)(struct mlfab__worker *worker);
+  void (*back)(struct mlfab__worker *worker, uint64_t progress);
+  int (*counted)(const struct mlfab__worker *worker);
+  struct mlfab__barrier_worker *barrier;
+  void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
+  void (*barrier_here)(struct mlfab__barrier_worker *barrier);
+} mlfab__counting;
+
 #endif

@@ -295,7 +295,10 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
   if (server->phase != MLFAB__MODEL_STANDS) return;
   mlfab__server_peer *peer = &server->peers[worker];
   server->due = 1;
-  if (!peer->guest) {
+  if (in.apart) {
+    if (!peer->guest) mlfab__clock_members(server);
+    peer->guest = 1;
+  } else if (!peer->guest) {
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
     mlfab__clock_enter(server, worker, in.progress);
@@ -309,7 +312,7 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
   peer->pushed = mlfab__max(progress, open);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
-  mlfab__progress told = {peer->pushed};
+  mlfab__progress told = {peer->pushed, 0};
   MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 

@@ -173,7 +173,7 @@ static void say_roll(worker *me) {
 }
 
 static void say_ready(worker *me) {
-  mlfab__membership_ready ready = {me->epoch, 1};
+  mlfab__membership_ready ready = {me->epoch, 1, 0};
   uint8_t meta[16];
   say(me, MLFAB__MEMBERSHIP_READY, meta, mlfab__encode_membership_ready(meta, &ready));
 }
