@@ -103,9 +103,9 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
 }
 
 /* node.h, Pauses. */
-MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns) {
   uint64_t beat = node->config.heartbeat_ns;
-  uint64_t last_ns = mlfab__max(node->now_ns, mlfab_node_deadline(node));
+  uint64_t last_ns = mlfab__max(node->now_ns, due_ns);
   if (now_ns <= last_ns || now_ns - last_ns < MLFAB__PAUSE_BEATS * beat) return;
   uint64_t late_ns = now_ns - last_ns - beat,
            awake_ns = last_ns - node->opened_ns - node->asleep_ns;

@@ -8,7 +8,7 @@ enum { NODE_STRANGERS = 64 };
 /* Every call tells the time. */
 static void node_look(mlfab_node *node, uint64_t now_ns) {
   if (MLFAB__UNLIKELY(now_ns > node->now_ns + MLFAB__PAUSE_BEATS * node->config.heartbeat_ns))
-    mlfab__alive_look(node, now_ns);
+    mlfab__alive_look(node, mlfab_node_deadline(node), now_ns);
   node->now_ns = mlfab__max(node->now_ns, now_ns);
 }
 

@@ -824,7 +824,7 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 /* The transport's answer for a link that is suspect. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
 /* `now_ns` comes long after the last look. Sees whether this process was paused. */
-MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns);
 /* A link's timer: checks the link, and arms the timer again. */
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
