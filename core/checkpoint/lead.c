@@ -97,7 +97,7 @@ static void lead_tell(mlfab__lead *lead) {
   lead_answer(lead, lead->asker, done);
 }
 
-/* Asks for the list of what an attempt that failed has left; `kind` ABORT: for the end of its manifest's file before. */
+/* An attempt has failed: asks for the list of its files; `kind` ABORT: before that, for the end of its manifest's. */
 static void lead_clean(mlfab__lead *lead, uint32_t kind) {
   mlfab_file_op *op = &lead->filer->op;
   lead->phase = MLFAB__LEAD_SWEEPS;

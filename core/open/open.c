@@ -249,7 +249,7 @@ static int open_probe(const char *dir) {
   return unlink(path) ? errno : 0;
 }
 
-/* Checkpoints that can never be written are an error now, not after hours. Files of the caller's know other directories,
+/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
  * and a URL is not asked here. */
 static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
   int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
