@@ -371,8 +371,8 @@ static void test_failures(void **state) {
   disk_drop(bad);
 }
 
-/* A disk that is full for a while: an attempt that fails leaves nothing, and what a process that was killed has left goes
- * before the next one, which would not fit beside it. */
+/* A disk is full for a while. An attempt that fails leaves nothing. Files of a process that was killed go before the next
+ * attempt, which would not fit beside them. */
 static void test_full_disk(void **state) {
   (void)state;
   const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
@@ -398,7 +398,7 @@ static void test_full_disk(void **state) {
   d->room = 2 * one;
   fabric_save(f, 1, 0);
   assert_int_equal(disk_count(d, ".manifest"), 2);
-  /* What a former run has left: a file that was being written, shards without a manifest, a manifest's beginning. */
+  /* Of a former run: a file that was being written, shards without a manifest, a manifest's beginning. */
   d->room = 3 * one;
   disk_put(d, "/disk/checkpoint-00000020-0-of-2.shard", one / 4);
   disk_put(d, "/disk/checkpoint-00000020-1-of-2.shard.part", one / 4);
@@ -437,6 +437,58 @@ static void test_late_server(void **state) {
   assert_int_equal(disk_count(d, "-00000002"), 0);
   assert_int_equal(disk_count(d, "checkpoint-"), 3);
   assert_true(fabric_save(f, 0, 0) > 2);
+  fabric_close(f);
+  disk_drop(d);
+}
+
+/* A worker, a server, its replica, and the scheduler. */
+static fabric *fabric_open_copies(memory_disk *d) {
+  static const uint32_t roles[] = {MLFAB_ROLE_WORKER, MLFAB_ROLE_SERVER, MLFAB_ROLE_REPLICA,
+                                   MLFAB_ROLE_SCHEDULER};
+  fabric *f = calloc(1, sizeof *f);
+  world *w = &f->w;
+  world_init(w, 1, 1, 1);
+  w->nodes = 4;
+  w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.heartbeat_ns = 100 * WORLD_MS;
+  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
+  world_network(w, 1);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i < 1 ? i : 1);
+    f->env[i].size = sizeof f->env[i];
+    f->env[i].files = i < 1 ? NULL : &d->table;
+    c.env = &f->env[i];
+    c.roles = roles[i];
+    c.replicas = 1;
+    c.scheduler = MLFAB_SCHEDULER_OWN;
+    snprintf(c.coordinator, sizeof c.coordinator, "sim:1,sim:2");
+    sim_open(w->sim, i, &c, &w->node[i]);
+  }
+  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
+  OK(w->node[0], mlfab_tensor_add(w->node[0], 1, MLFAB_F32, COUNT));
+  return f;
+}
+
+/* With replicas, the other copy of server 0 may still write the manifest of its attempt, with even numbers here: its files
+ * stay until they are older than what is kept. */
+static void test_other_copy(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  fabric *f = fabric_open_copies(d);
+  fabric_model(f, &o, NULL);
+  disk_put(d, "/disk/checkpoint-00000004-0-of-1.shard", 10);
+  disk_put(d, "/disk/checkpoint-00000004.manifest.part", 10);
+  disk_put(d, "/disk/checkpoint-00000003-0-of-1.shard.part", 10);
+  assert_int_equal(fabric_save(f, 0, 0), 5);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(disk_count(d, "-00000003"), 0);
+  assert_int_equal(disk_count(d, "-00000004"), 2);
+  assert_int_equal(fabric_save(f, 0, 0), 7);
+  assert_int_equal(fabric_save(f, 0, 0), 9);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(disk_count(d, "-00000004"), 0);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
   fabric_close(f);
   disk_drop(d);
 }
@@ -544,17 +596,12 @@ static void test_asker_dies(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_servers),
-      cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_servers_that_join),
-      cmocka_unit_test(test_scheduled),
-      cmocka_unit_test(test_links_break),
-      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_full_disk),
-      cmocka_unit_test(test_late_server),
-      cmocka_unit_test(test_log),
-      cmocka_unit_test(test_disagree),
-      cmocka_unit_test(test_asker_dies),
+      cmocka_unit_test(test_servers),           cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_servers_that_join), cmocka_unit_test(test_scheduled),
+      cmocka_unit_test(test_links_break),       cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_late_server),
+      cmocka_unit_test(test_other_copy),        cmocka_unit_test(test_log),
+      cmocka_unit_test(test_disagree),          cmocka_unit_test(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
