@@ -577,7 +577,8 @@ typedef struct mlfab_config {
    * here. Not with mlfab_open_start. */
   uint32_t join;
   /* Checkpoints: section 7. Server 0's are used. A directory ("": mlfab_checkpoint names one), and after how many of
-   * its commits server 0 begins the next checkpoint by itself. */
+   * its commits server 0 begins the next checkpoint by itself. A server that opens makes an empty file there, and removes
+   * it: CONFIG where that is impossible. It does not try a URL, or where env.files are the caller's. */
   char checkpoint_dir[256];
   uint64_t checkpoint_commits; /* 0: never */
   uint32_t checkpoint_keep;    /* how many checkpoints stay in the directory; 0: 2 */
@@ -948,7 +949,9 @@ typedef struct mlfab_checkpoint_info {
 /* Makes a checkpoint of the model, and waits until it is whole. On any worker. options and info_p may be NULL.
  * Errors: ARGUMENT, STATE (before mlfab_model_start; no directory), AGAIN (another checkpoint is being made, slices are moving),
  * IO with the server, the file and the system's error; UNSUPPORTED (ghost tensors); TIMEOUT; PEER_DEAD with the server;
- * MEMORY. After an error the older ones are as before.
+ * MEMORY. After an error the older ones are as before, and the files of the attempt are
+ * removed; what a process that was killed has left goes before the next attempt. The log of server 0 has one line for each
+ * kind of failure and minute.
  * Cost: two small frames for each server; the shards are written. */
 MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,
                                mlfab_checkpoint_info *info_p);

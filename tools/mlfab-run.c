@@ -182,12 +182,22 @@ static void server_log(void *user, int level, const char *line) {
   fprintf(stderr, "%s%s\n", level <= MLFAB_LOG_WARN ? "" : "# ", line);
 }
 
-/* Says which checkpoint a run goes on from, and which copy of a server has taken over. `user`: int, how often it is no
- * news that this copy serves. */
+typedef struct server_news {
+  int known;                        /* how often it is no news that this copy serves */
+  unsigned long long whole, failed; /* checkpoints */
+  char why[400];                    /* the last that failed */
+} server_news;
+
+/* Says which checkpoint a run goes on from, and which copy of a server has taken over. Counts checkpoints. */
 static void server_event(void *user, const mlfab_event_info *info) {
-  int *known = user;
-  if (info->kind == MLFAB_EVENT_SERVES && *known > 0)
-    --*known;
+  server_news *news = user;
+  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code == 0) news->whole++;
+  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code != 0) {
+    news->failed++;
+    snprintf(news->why, sizeof news->why, "%s", info->text);
+  }
+  if (info->kind == MLFAB_EVENT_SERVES && news->known > 0)
+    news->known--;
   else if (info->kind == MLFAB_EVENT_RESTORED || info->kind == MLFAB_EVENT_SERVES)
     fprintf(stderr, "%s\n", info->text);
 }
@@ -234,8 +244,8 @@ static int server_main(const char *how, int report) {
   config.on_event = server_event;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
-  int known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER;
-  config.user = &known;
+  server_news news = {.known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER};
+  config.user = &news;
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
   if (report >= 0 && write(report, "j", 1) < 0)
     fprintf(stderr, "cannot report: %s\n", strerror(errno));
@@ -245,6 +255,9 @@ static int server_main(const char *how, int report) {
     mlfab_last_error(fabric, &error);
     status = server_failed("cannot serve", &error);
   }
+  if (news.failed > 0 && news.whole == 0)
+    fprintf(stderr, "no checkpoint was made: all %llu failed. The last: %s\n", news.failed,
+            news.why);
   mlfab_stats stats;
   if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0 && stats.plans_made > 0)
     fprintf(stderr, "# %llu plans, %llu updates grouped, %llu dropped\n",

@@ -39,6 +39,7 @@
 #endif
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -233,6 +234,35 @@ static int open_votes(const mlfab_config *c, mlfab_error *error) {
                 : 0;
 }
 
+/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
+ * refuses. A disk may be full for a while. */
+static int open_probe(const char *dir) {
+  char path[MLFAB__TEXT_MAX + 64];
+  struct stat status;
+  if (stat(dir, &status)) return errno;
+  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
+  if (access(dir, R_OK | W_OK | X_OK)) return errno;
+  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
+  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return errno == EEXIST || errno == ENOSPC || errno == EDQUOT ? 0 : errno;
+  close(fd);
+  return unlink(path) ? errno : 0;
+}
+
+/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
+ * and a URL is not asked here. */
+static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
+  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
+  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
+  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
+  int number = open_probe(c->checkpoint_dir);
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                              "configuration: checkpoint_dir '%.200s' is no directory that this "
+                              "process can write to: %s",
+                              c->checkpoint_dir, strerror(number))
+                : 0;
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c, world;
@@ -248,6 +278,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
+  if (!code && !ask) code = open_checkpoints(&c, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
