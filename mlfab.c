@@ -7470,17 +7470,20 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
-  /* How long the peer's link had been without a byte when its transport was last asked; a frame that is not complete
-   * yet counts byte by byte. 0: not silent. MLFAB__NEVER: no link. NULL: always silent. */
-  uint64_t (*silent)(const void *self, uint32_t peer);
+  /* How long no byte had come on the peer's link at its last frame, or when its transport was last asked; a frame that
+   * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
+   * silent. */
+  uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
 } mlfab__port;
 
 /* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
  * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
- * its frames may wait for other frames of its link, so it is not given up. */
-MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, uint64_t since_ns,
-                                        uint64_t now_ns, uint64_t patience_ns, uint64_t most_ns);
-/* When that may be the case next. The node looks at silent links by itself, and calls `tick` then. */
+ * its frames may wait for other frames of its link, so it is not given up. A peer that only receives (`to_peer`) sends
+ * heartbeats. */
+MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
+                                        uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
+                                        uint64_t most_ns);
+/* When to ask again. */
 MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
                                                uint64_t patience_ns, uint64_t most_ns);
 
@@ -7523,17 +7526,21 @@ typedef struct mlfab__counting {
 
 #include <stdio.h>
 
-MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, uint64_t since_ns,
-                                        uint64_t now_ns, uint64_t patience_ns, uint64_t most_ns) {
+MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
+                                        uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
+                                        uint64_t most_ns) {
   uint64_t passed_ns = now_ns - mlfab__min(since_ns, now_ns);
   if (passed_ns < patience_ns) return 0;
-  return passed_ns >= most_ns || !port->silent || port->silent(port->self, peer) >= patience_ns;
+  return passed_ns >= most_ns || !port->silent ||
+         port->silent(port->self, peer, to_peer) >= patience_ns;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
                                                uint64_t patience_ns, uint64_t most_ns) {
   uint64_t first_ns = mlfab__add_sat(since_ns, patience_ns);
-  return first_ns > now_ns ? first_ns : mlfab__add_sat(since_ns, mlfab__max(most_ns, patience_ns));
+  if (first_ns > now_ns) return first_ns;
+  return mlfab__min(mlfab__add_sat(now_ns, patience_ns / 4 + 1),
+                    mlfab__add_sat(since_ns, mlfab__max(most_ns, patience_ns)));
 }
 
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
@@ -8159,6 +8166,7 @@ typedef struct mlfab__link {
   uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
   uint64_t asked_ns;  /* when the transport was last asked for such bytes, and knew of none */
+  uint64_t moved_ns;  /* when a byte last came that was not of a heartbeat */
   uint64_t nonce;     /* of the process at the other end, if it has a number */
   uint64_t probe_ns;  /* time of the BEAT_PROBE that it has not answered; else 0 */
   uint64_t since_ns;  /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
@@ -8812,12 +8820,21 @@ static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, u
   mlfab__node_emit(to->node, kind, rank, is_server, incarnation, code, text);
 }
 
-static uint64_t role_silent(const void *self, uint32_t peer) {
+static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
   const mlfab__outlet *to = self;
   uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
   if (index == MLFAB__NO_LINK) return MLFAB__NEVER;
-  const mlfab__link *link = &to->node->links[index];
-  return link->self || link->asked_ns < link->heard_ns ? 0 : link->asked_ns - link->heard_ns;
+  mlfab__link *link = &to->node->links[index];
+  if (link->self) return 0;
+  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. */
+  int asks = !heartbeats && link->caps & MLFAB_CAP_PROBE;
+  uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
+  uint64_t looked_ns = asks ? link->asked_ns : mlfab__max(link->heard_ns, link->asked_ns);
+  if (asks && !link->probing) {
+    link->probing = 1;
+    mlfab__node_act(to->node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+  return looked_ns < moved_ns ? 0 : looked_ns - moved_ns;
 }
 
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
@@ -10553,6 +10570,7 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
                                           const mlfab__frame_in *frame) {
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
+  if (frame->type != MLFAB__HEARTBEAT) link->moved_ns = node->now_ns;
   link->coming_ns = 0;
   link->suspect = 0;
   if (link->closing) { /* only the peer's BYE still matters */
@@ -12858,7 +12876,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
       mlfab__node_hang_up(node, index, "a frame came too slowly");
       return;
     }
-    link->heard_ns = node->now_ns;
+    link->heard_ns = link->moved_ns = node->now_ns;
     link->suspect = 0;
     return;
   }
@@ -12934,9 +12952,9 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
   }
 }
 
-/* A link without a byte for as long as this is asked about at every look. Heartbeats come in less. */
-static uint64_t alive_quiet_ns(const mlfab_node *node) {
-  return node->config.heartbeat_ns + node->config.heartbeat_ns / 2;
+/* A link that is quiet for as long is asked about at every look. Heartbeats come in less. */
+static uint64_t alive_quiet_ns(const mlfab_node *node, const mlfab__link *link) {
+  return (link->caps & MLFAB_CAP_PROBE ? 3 : 6) * node->config.heartbeat_ns / 2;
 }
 
 /* The earliest time at which a link may need an action. */
@@ -12945,7 +12963,7 @@ static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   if (link->probe_ns != 0) return node->now_ns;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
   if (link->kind != MLFAB__LINK_NEW)
-    return mlfab__min(link->heard_ns + alive_quiet_ns(node), link->sent_ns + beat);
+    return mlfab__min(link->heard_ns + alive_quiet_ns(node, link), link->sent_ns + beat);
   return mlfab__min(link->heard_ns + 5 * beat,
                     node->now_ns + beat); /* until then it may have a kind */
 }
@@ -12970,7 +12988,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");
-  } else if (silent >= alive_quiet_ns(node)) {
+  } else if (silent >= alive_quiet_ns(node, link)) {
     alive_ask(node, index);
   }
 }
@@ -21018,7 +21036,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
     /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
     if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
-             mlfab__port_stalled(&server->port, head->worker, head->last_byte_ns, server->now_ns,
+             mlfab__port_stalled(&server->port, head->worker, 0, head->last_byte_ns, server->now_ns,
                                  3 * server->heartbeat_ns, server->config->silent_death_ns)) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
@@ -21839,7 +21857,7 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
     if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;
-    if (!mlfab__port_stalled(&server->port, pull->worker, pull->progress_ns, server->now_ns,
+    if (!mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
                              3 * server->heartbeat_ns, server->config->silent_death_ns))
       continue;
     mlfab__blocks_restart(server, pull);
@@ -48559,7 +48577,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
  * Invariants
  *  (1) No frame reaches the node or its roles on a link that is not proven.
  *  (2) A frame with a wrong tag closes its link and is counted (frames_refused). It changes nothing else.
- *  (3) A caller that is not proven costs its link (below 256 bytes with its timer) and nothing after it: the called
+ *  (3) A caller that is not proven costs its link (below 280 bytes with its timer) and nothing after it: the called
  *      node keeps the number of its nonce only, and reads the rest again in PROOF. It ends after 2 s (alive.c).
  *  (4) REFUSE before the proof may come from anybody. It ends the call, and joining too when it says that the keys
  *      differ; this side does not show its text.
@@ -49904,15 +49922,22 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * A worker asks for a checkpoint, or so many commits of server 0 have passed. One at a time; another worker gets AGAIN.
  * While only files are being removed, it waits (`waits`).
  *
- *    IDLE --asked--> LISTS --number = largest in the directory + 1--> AWAITS --all shards are durable--> SEALS
- *     ^                |                                                |   the manifest is durable: |
- *     |                +----- error, deadline, a server is dead --------+   the checkpoint is whole, answered
- *     +------------------------------------------------------- SWEEPS <------------------------------+
+ *    IDLE --asked--> LISTS --number = largest in the directory + 1--> CLEARS --> AWAITS --all shards are durable--> SEALS
+ *     ^                |                                                |          |        the manifest is durable: |
+ *     +--error, deadline------------------------------------------------+          |        the checkpoint is whole, |
+ *     |                                                                            |        answered                 |
+ *     +--------------------- SWEEPS <--error, deadline, a server is dead-----------+---------------------------------+
  *
- * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. AWAITS
- * orders every server to write its shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS
- * writes the manifest. SWEEPS removes the files of older checkpoints, but for the newest `keep` ones that have a
- * manifest, and what attempts that failed have left: the manifests first.
+ * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. Numbers of attempts that failed
+ * are kept in mind, too (`spoilt`): their files may be gone. CLEARS
+ * removes what attempts that failed have left, so that they do not fill the disk. AWAITS orders every server to write its
+ * shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS writes the manifest. SWEEPS then
+ * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
+ * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
+ *
+ * An attempt is dead when nobody can write its manifest any more: it has none in the list, this copy of server 0 has led
+ * it or a former process of this copy has, and every server has answered its order. A server that has not (`owes`) may
+ * still be writing. Its late answer lets SWEEPS begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -49920,14 +49945,17 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * the former one may still write is another checkpoint, whole or not.
  *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
- * manifest is whole, whenever which process stops. (2) A file is removed only after a newer manifest is durable. (3) A
- * failed attempt changes nothing about older checkpoints. */
+ * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer
+ * manifest is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
+ * older checkpoints. (4) The log gets one line for each kind of failure (code) and minute, and one more when a checkpoint
+ * is whole again. Events and answers are for every attempt. */
 
 struct mlfab__server;
 
 enum mlfab__lead_phase {
   MLFAB__LEAD_IDLE,
   MLFAB__LEAD_LISTS,
+  MLFAB__LEAD_CLEARS,
   MLFAB__LEAD_AWAITS,
   MLFAB__LEAD_SEALS,
   MLFAB__LEAD_SWEEPS
@@ -49937,6 +49965,13 @@ typedef struct mlfab__lead_seat { /* a worker: its last answer */
   uint64_t ask, number, version, bytes;
   int32_t code;
 } mlfab__lead_seat;
+
+enum { MLFAB__LEAD_KINDS = 8 };
+
+typedef struct mlfab__lead_said { /* a kind of failure that is in the log */
+  int kind;                       /* a code; 1: a file cannot be removed; 0: none */
+  uint64_t until_ns;              /* the log gets no other line of this kind before */
+} mlfab__lead_said;
 
 typedef struct mlfab__lead {
   mlfab__env *env;
@@ -49963,7 +49998,9 @@ typedef struct mlfab__lead {
   uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
-  uint8_t *answered;                /* by server */
+  uint8_t *answered; /* by server */
+  uint64_t
+      *owes; /* by server: number of a failed attempt whose order it has not answered; 0: none */
   uint32_t *shard;                  /* by server: number of its shard, of those that take part */
   uint32_t shards;                  /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
@@ -49971,10 +50008,14 @@ typedef struct mlfab__lead {
   uint32_t epoch;
   char *names; /* the directory's list */
   uint32_t names_bytes;
-  size_t name_at;   /* SWEEPS: the next to look at ... */
-  int sweeps_rest;  /* ... 0: for manifests */
-  uint64_t oldest;  /* SWEEPS: checkpoints before this one go */
-  uint64_t next_at; /* number of commits at which the next begins by itself */
+  size_t name_at;  /* CLEARS, SWEEPS: the next to look at ... */
+  int sweeps_rest; /* ... 0: for manifests */
+  uint64_t oldest; /* CLEARS, SWEEPS: checkpoints before this one go */
+  mlfab__lead_said said[MLFAB__LEAD_KINDS];
+  uint64_t failures; /* attempts that failed since the last whole checkpoint */
+  int told;          /* one of them is in the log */
+  uint64_t spoilt;   /* number of the last attempt that failed */
+  uint64_t next_at;  /* number of commits at which the next begins by itself */
   char path[MLFAB__RECORD_PATH + 8];
   uint8_t *head; /* of the manifest's file, on demand */
 } mlfab__lead;
@@ -50008,16 +50049,18 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 
 #include <stdio.h>
 
-enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
+enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX, LEAD_REMOVAL = 1 };
+#define LEAD_MINUTE 60000000000u
 
 MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->shard && lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -50033,6 +50076,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->head, LEAD_HEAD);
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -50041,6 +50085,42 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
 
 static void lead_answer(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_done *done) {
   MLFAB__POST(&lead->down, worker, MLFAB__CHECKPOINT_DONE, checkpoint_done, done);
+}
+
+/* Is a failure of this kind due in the log? Then it is in it from now on. */
+static int lead_news(mlfab__lead *lead, int kind) {
+  uint64_t now_ns = lead->filer->node->now_ns;
+  mlfab__lead_said *said = &lead->said[0];
+  for (uint32_t i = 0; i < MLFAB__LEAD_KINDS; i++) {
+    if (lead->said[i].until_ns < said->until_ns) said = &lead->said[i];
+    if (lead->said[i].kind != kind) continue;
+    said = &lead->said[i];
+    break;
+  }
+  if (said->kind == kind && now_ns < said->until_ns) return 0;
+  *said = (mlfab__lead_said){kind, mlfab__add_sat(now_ns, LEAD_MINUTE)};
+  return 1;
+}
+
+static void lead_log(mlfab__lead *lead, const char *text) {
+  unsigned long long failures = lead->failures;
+  if (!lead->done.code) {
+    if (lead->told)
+      mlfab__log(lead->env, MLFAB_LOG_WARN, "checkpoints succeed again after %llu failure%s: %s",
+                 failures, failures == 1 ? "" : "s", text);
+    else
+      mlfab__log(lead->env, MLFAB_LOG_INFO, "%s", text);
+    lead->failures = 0;
+    lead->told = 0;
+    return;
+  }
+  lead->failures++;
+  if (!lead_news(lead, lead->done.code)) return;
+  lead->told = 1;
+  if (failures > 0)
+    mlfab__log(lead->env, MLFAB_LOG_WARN, "%s (%llu before it failed, too)", text, failures);
+  else
+    mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
 /* The attempt is over: tells the asker, the log and the events. */
@@ -50053,7 +50133,7 @@ static void lead_tell(mlfab__lead *lead) {
     snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
              (unsigned long long)done->number, (unsigned long long)done->version,
              (unsigned long long)done->bytes, lead->order.dir);
-  mlfab__log(lead->env, done->code ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s", text);
+  lead_log(lead, text);
   lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
   if (lead->asker == MLFAB__NO_NODE) return;
   mlfab__lead_seat *seat = &lead->seats[lead->asker];
@@ -50061,14 +50141,29 @@ static void lead_tell(mlfab__lead *lead) {
   lead_answer(lead, lead->asker, done);
 }
 
+/* An attempt has failed: asks for the list of its files; `kind` ABORT: before that, for the end of its manifest's. */
+static void lead_clean(mlfab__lead *lead, uint32_t kind) {
+  mlfab_file_op *op = &lead->filer->op;
+  lead->phase = MLFAB__LEAD_SWEEPS;
+  op->kind = kind;
+  op->path = lead->order.dir;
+  mlfab__files_ask(lead->filer);
+}
+
 static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *text) {
+  enum mlfab__lead_phase phase = lead->phase;
+  int left = phase == MLFAB__LEAD_AWAITS || phase == MLFAB__LEAD_SEALS; /* there may be files */
   lead->done.code = code;
   lead->done.rank = rank;
   lead->done.is_server = 1;
   snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
+  for (uint32_t s = 0; s < lead->servers && left; s++)
+    if (!lead->answered[s] && lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+  if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
+  if (left) lead_clean(lead, phase == MLFAB__LEAD_SEALS ? MLFAB_FILE_ABORT : MLFAB_FILE_LIST);
 }
 
 static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
@@ -50201,31 +50296,14 @@ static void lead_order(mlfab__lead *lead, uint32_t server) {
   MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &order);
 }
 
-/* LISTS: the names in the directory are known. */
-static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
-  mlfab__record_name name;
-  const char *text;
-  size_t at = 0, bytes;
-  uint64_t largest = 0;
-  lead_forget_names(lead);
-  if (event->bulk_bytes > 0) {
-    lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
-    if (!lead->names) {
-      lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
-      return;
-    }
-    lead->names_bytes = event->bulk_bytes;
-    memcpy(lead->names, event->bulk, event->bulk_bytes);
-  }
-  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    largest = mlfab__max(largest, name.number);
-  largest++;
-  /* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+/* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+static int lead_own(const mlfab__lead *lead, uint64_t number) {
   int replica = lead->config->roles == MLFAB_ROLE_REPLICA;
-  if (lead->config->replicas && (int)(largest & 1) != replica) largest++;
-  lead->order.number = lead->done.number = largest;
-  uint64_t drawn[2] = {lead->began_ns, largest};
-  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  return !lead->config->replicas || (int)(number & 1) != replica;
+}
+
+/* CLEARS is over: orders the shards. */
+static void lead_orders(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_AWAITS;
   lead->again_ns = 0;
   lead->shards = 0;
@@ -50252,9 +50330,11 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
 
 MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
   char text[64];
+  lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
   snprintf(text, sizeof text, "server %u is dead", server);
   lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  lead->owes[server] = 0;
 }
 
 /* All shards are durable: writes the manifest, which makes the checkpoint whole. */
@@ -50288,6 +50368,11 @@ static void lead_seal(mlfab__lead *lead) {
 
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
+  if (shard->number == lead->owes[shard->server]) { /* late: it writes no more */
+    lead->owes[shard->server] = 0;
+    if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
+    return;
+  }
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
     return;
@@ -50315,7 +50400,18 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (lead->awaited == 0) lead_seal(lead);
 }
 
-/* --- removing older ones --- */
+/* --- removing --- */
+
+/* The names in the directory: 0, or MEMORY. */
+static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
+  lead_forget_names(lead);
+  if (event->bulk_bytes == 0) return 0;
+  lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
+  if (!lead->names) return MLFAB_ERR_MEMORY;
+  lead->names_bytes = event->bulk_bytes;
+  memcpy(lead->names, event->bulk, event->bulk_bytes);
+  return 0;
+}
 
 /* The oldest checkpoint that stays. */
 static uint64_t lead_oldest(const mlfab__lead *lead) {
@@ -50334,19 +50430,22 @@ static uint64_t lead_oldest(const mlfab__lead *lead) {
   return oldest;
 }
 
-/* Is it a file without a manifest, of an attempt that failed? */
+/* Is it a file of an attempt that is dead? */
 static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
+  if (!lead_own(lead, file->number)) return 0;
+  for (uint32_t s = 0; s < lead->servers; s++)
+    if (lead->owes[s] == file->number) return 0;
   if (file->part) return 1;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     if (name.manifest && !name.part && name.number == file->number) return 0;
   return 1;
 }
 
-/* Removes the next file that has to go, or ends. */
-static void lead_sweep(mlfab__lead *lead) {
+/* Asks for the removal of the next file that has to go; 0: none is left. */
+static int lead_removes(mlfab__lead *lead) {
   mlfab__record_name name;
   const char *text;
   size_t bytes;
@@ -50361,22 +50460,75 @@ static void lead_sweep(mlfab__lead *lead) {
       op->kind = MLFAB_FILE_REMOVE;
       op->path = lead->path;
       mlfab__files_ask(lead->filer);
-      return;
+      return 1;
     }
+  }
+  return 0;
+}
+
+/* Goes on with CLEARS or SWEEPS, or ends it. */
+static void lead_sweep(mlfab__lead *lead) {
+  if (lead_removes(lead)) return;
+  if (lead->phase == MLFAB__LEAD_CLEARS) {
+    lead_orders(lead);
+    return;
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
   lead_serve_waiting(lead);
 }
 
-/* SEALS: the manifest is durable. */
-static void lead_whole(mlfab__lead *lead) {
-  lead->oldest = lead_oldest(lead);
+/* `oldest` 0: only what attempts that failed have left. */
+static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
+  lead->oldest = oldest;
   lead->name_at = 0;
   lead->sweeps_rest = 0;
+  lead_sweep(lead);
+}
+
+/* An operation of CLEARS or SWEEPS has ended. */
+static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
+  uint32_t kind = lead->filer->op.kind;
+  if (kind == MLFAB_FILE_ABORT) {
+    lead_clean(lead, MLFAB_FILE_LIST);
+  } else if (kind == MLFAB_FILE_LIST) {
+    /* Without a list, the next attempt removes it. */
+    if (!event->code) (void)lead_take_names(lead, event);
+    lead_sweep_from(lead, 0);
+  } else {
+    if (event->code && lead_news(lead, LEAD_REMOVAL))
+      mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
+                 event->text ? event->text : mlfab_error_text(event->code));
+    lead_sweep(lead);
+  }
+}
+
+/* LISTS: the names in the directory are known. */
+static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t largest = lead->spoilt;
+  if (lead_take_names(lead, event)) {
+    lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
+    return;
+  }
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    largest = mlfab__max(largest, name.number);
+  largest++;
+  if (!lead_own(lead, largest)) largest++;
+  lead->order.number = lead->done.number = largest;
+  uint64_t drawn[2] = {lead->began_ns, largest};
+  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->phase = MLFAB__LEAD_CLEARS;
+  lead_sweep_from(lead, 0);
+}
+
+/* SEALS: the manifest is durable. */
+static void lead_whole(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_SWEEPS;
   lead_tell(lead);
-  lead_sweep(lead);
+  lead_sweep_from(lead, lead_oldest(lead));
 }
 
 MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event) {
@@ -50393,14 +50545,10 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
         break;
       }
       lead_file_failed(lead, "write", lead->path, event);
-      lead->filer->op.kind = MLFAB_FILE_ABORT;
-      mlfab__files_ask(lead->filer);
       break;
+    case MLFAB__LEAD_CLEARS:
     case MLFAB__LEAD_SWEEPS:
-      if (event->code)
-        mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
-                   event->text ? event->text : mlfab_error_text(event->code));
-      lead_sweep(lead);
+      lead_swept(lead, event);
       break;
     default: /* of an attempt that is over */
       lead_serve_waiting(lead);
@@ -50410,8 +50558,9 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 /* --- time --- */
 
 MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
-  int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
-  if (!waits) return MLFAB__NEVER;
+  if (lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_CLEARS)
+    return lead->deadline_ns;
+  if (lead->phase != MLFAB__LEAD_AWAITS) return MLFAB__NEVER;
   return lead->again_ns ? mlfab__min(lead->again_ns, lead->deadline_ns) : lead->deadline_ns;
 }
 
@@ -50433,7 +50582,9 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
   if (lead->phase == MLFAB__LEAD_AWAITS)
     while (s < lead->servers && lead->answered[s]) s++;
   snprintf(text, sizeof text, "server %u has not %s in time", s,
-           lead->phase == MLFAB__LEAD_AWAITS ? "written its shard" : "listed the directory");
+           lead->phase == MLFAB__LEAD_AWAITS   ? "written its shard"
+           : lead->phase == MLFAB__LEAD_CLEARS ? "removed what failed checkpoints have left"
+                                               : "listed the directory");
   lead_fail(lead, MLFAB_ERR_TIMEOUT, (int32_t)s, text);
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
@@ -73096,6 +73247,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #endif
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -73290,6 +73442,35 @@ static int open_votes(const mlfab_config *c, mlfab_error *error) {
                 : 0;
 }
 
+/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
+ * refuses. A disk may be full for a while. */
+static int open_probe(const char *dir) {
+  char path[MLFAB__TEXT_MAX + 64];
+  struct stat status;
+  if (stat(dir, &status)) return errno;
+  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
+  if (access(dir, R_OK | W_OK | X_OK)) return errno;
+  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
+  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return errno == EEXIST || errno == ENOSPC || errno == EDQUOT ? 0 : errno;
+  close(fd);
+  return unlink(path) ? errno : 0;
+}
+
+/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
+ * and a URL is not asked here. */
+static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
+  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
+  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
+  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
+  int number = open_probe(c->checkpoint_dir);
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                              "configuration: checkpoint_dir '%.200s' is no directory that this "
+                              "process can write to: %s",
+                              c->checkpoint_dir, strerror(number))
+                : 0;
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c, world;
@@ -73305,6 +73486,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
+  if (!code && !ask) code = open_checkpoints(&c, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);

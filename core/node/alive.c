@@ -50,7 +50,7 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
       mlfab__node_hang_up(node, index, "a frame came too slowly");
       return;
     }
-    link->heard_ns = node->now_ns;
+    link->heard_ns = link->moved_ns = node->now_ns;
     link->suspect = 0;
     return;
   }
@@ -126,9 +126,9 @@ MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64
   }
 }
 
-/* A link without a byte for as long as this is asked about at every look. Heartbeats come in less. */
-static uint64_t alive_quiet_ns(const mlfab_node *node) {
-  return node->config.heartbeat_ns + node->config.heartbeat_ns / 2;
+/* A link that is quiet for as long is asked about at every look. Heartbeats come in less. */
+static uint64_t alive_quiet_ns(const mlfab_node *node, const mlfab__link *link) {
+  return (link->caps & MLFAB_CAP_PROBE ? 3 : 6) * node->config.heartbeat_ns / 2;
 }
 
 /* The earliest time at which a link may need an action. */
@@ -137,7 +137,7 @@ static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   if (link->probe_ns != 0) return node->now_ns;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
   if (link->kind != MLFAB__LINK_NEW)
-    return mlfab__min(link->heard_ns + alive_quiet_ns(node), link->sent_ns + beat);
+    return mlfab__min(link->heard_ns + alive_quiet_ns(node, link), link->sent_ns + beat);
   return mlfab__min(link->heard_ns + 5 * beat,
                     node->now_ns + beat); /* until then it may have a kind */
 }
@@ -162,7 +162,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");
-  } else if (silent >= alive_quiet_ns(node)) {
+  } else if (silent >= alive_quiet_ns(node, link)) {
     alive_ask(node, index);
   }
 }

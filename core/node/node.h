@@ -238,6 +238,7 @@ typedef struct mlfab__link {
   uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
   uint64_t asked_ns;  /* when the transport was last asked for such bytes, and knew of none */
+  uint64_t moved_ns;  /* when a byte last came that was not of a heartbeat */
   uint64_t nonce;     /* of the process at the other end, if it has a number */
   uint64_t probe_ns;  /* time of the BEAT_PROBE that it has not answered; else 0 */
   uint64_t since_ns;  /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */

@@ -1054,7 +1054,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
     /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
     if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
-             mlfab__port_stalled(&server->port, head->worker, head->last_byte_ns, server->now_ns,
+             mlfab__port_stalled(&server->port, head->worker, 0, head->last_byte_ns, server->now_ns,
                                  3 * server->heartbeat_ns, server->config->silent_death_ns)) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
