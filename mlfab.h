@@ -1681,7 +1681,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
  *
  * Three files, which the configuration names, or the environment (MLFAB_LOG, MLFAB_METRICS, MLFAB_TRACE). A thread of
  * the library writes them; training never waits for it. A file that cannot be written is one line in the log, and
- * training goes on; the thread tries again. Every node writes its own: "{node}" in a file's name is replaced by the
+ * training goes on; the thread tries again. Symbolic links are not followed. Every node writes its own: "{node}" in a file's name is replaced by the
  * node's name (worker-3, server-0, scheduler); without it the name is put before the last dot of the file's name
  * ("run/m.prom" becomes "run/m.worker-3.prom"), or behind it if there is no dot. Not with a transport of virtual time
  * (UNSUPPORTED).
