@@ -133,7 +133,7 @@ def test_key_files():
         fifo, link = os.path.join(folder, "fifo"), os.path.join(folder, "link")
         os.mkfifo(fifo, 0o600)
         os.symlink(good, link)
-        bad = [(file("group", ONE.encode(), 0o640), "others"),
+        bad = [(file("group", ONE.encode(), 0o660), "others"),
                (file("world", ONE.encode(), 0o604), "others"),
                (file("empty", b""), "empty"), (file("line", b"\n"), "empty"),
                (file("short", b"fifteen-letters"), "shorter than 16"),
@@ -153,6 +153,33 @@ def test_key_files():
             at = address("tcp")
             end_well(server(at, KEY_FILE=files[0]), probe(at, KEY_FILE=files[1], KEY=OTHER),
                      probe(at, RANK=1, KEY_FILE=files[2]))
+
+
+def test_a_key_file_of_root():
+    """As in a volume of secrets: the group of the process may read it. Other users may not, nor may the group change it."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    user, group = 65534, 54321
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy, path = shutil.copy(helper("probe"), folder), os.path.join(folder, "key")
+        with open(path, "w", encoding="ascii") as out:
+            out.write(ONE)
+
+        def theirs(owner, mode, **more):
+            os.chown(path, owner, group)
+            os.chmod(path, mode)
+            return start(copy, env=place(address("tcp"), KEY=None, KEY_FILE=path, WORKERS=1, SERVERS=None, DEDICATED=None,
+                                         TIMEOUT_MS=5000, **more), cwd=folder, user=user, group=group, extra_groups=[])
+
+        for mode in (0o640, 0o440, 0o040):
+            end_well(theirs(0, mode))
+        for owner, mode, why in ((0, 0o644, "others"), (0, 0o660, "others"), (0, 0o650, "others"), (0, 0o641, "others"),
+                                 (user, 0o640, "others"), (user + 1, 0o640, "another user"), (0, 0o600, "Permission denied")):
+            fails(theirs(owner, mode), "CONFIG", path, why)
+        os.chown(path, 0, 0)  # and root itself, whose group is its own
+        os.chmod(path, 0o440)
+        end_well(probe(address("tcp"), KEY=None, KEY_FILE=path, WORKERS=1, SERVERS=None, DEDICATED=None))
 
 
 @cases(("unix", [dict(TIMEOUT_MS=3000, KEY=ONE)], "TIMEOUT", "its socket is root's, who refuses other users"),
