@@ -492,7 +492,8 @@ typedef struct mlfab_config {
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
    * one. While this node joins, it asks again for a host name that does not resolve yet. With replicas, behind a
-   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. */
+   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. A range of ports,
+   * "tcp:host:29400-29410": server 0 takes the first that is free, the others try all until this job's server 0 answers. */
   char coordinator[256];
   char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
   char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */

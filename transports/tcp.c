@@ -45,6 +45,7 @@
  * NCCL_SOCKET_IFNAME. */
 #include "../core/base/base.h"
 #include "../core/base/env.h"
+#include "../core/base/text.h"
 #include "../core/wire/wire.h"
 
 #if MLFAB_WITH_TCP
@@ -868,6 +869,19 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
+/* Binds the first port of a range that is free. */
+static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t *port =
+      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
+  while (tcp_bind(self, end)) {
+    if (errno != EADDRINUSE || --ports == 0) return -1;
+    if (self->listener >= 0) (void)close(self->listener);
+    self->listener = -1;
+    *port = htons((uint16_t)(ntohs(*port) + 1));
+  }
+  return 0;
+}
+
 /* Finds the interface with this address, unless it is loopback. */
 static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
@@ -1120,14 +1134,16 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
-  int status = tcp_parse(self, wanted, &dial);
+  char first[256];
+  mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
+  int status = tcp_parse(self, first, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  if (tcp_bind(self, &dial.to[0])) {
+  if (tcp_bind_first(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)))) {
     int number = errno;
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
                        mlfab__reason(number));

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import tempfile
+import threading
 import time
 
 from process import (RUN, Skip, address, cases, clean_environment, end, expect, finish, finish_all, free_port, helper, launch,
@@ -201,6 +202,62 @@ def test_another_user_of_the_host(transport, strangers, error, text):
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         fails(server("tcp:127.0.0.1:%d" % taken.getsockname()[1]), "ADDRESS_IN_USE")
+
+
+def free_range(count):
+    """A first port that is followed by free ones."""
+    while True:
+        first = free_port()
+        try:
+            for port in range(first + 1, first + count):
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+            return first
+        except OSError:
+            pass
+
+
+@cases({"KEY": ONE}, {"ALLOW_INSECURE": 1, "KEY": None})
+def test_a_range_of_ports(more):
+    """Behind a program that says nothing, one that says something else, and the server of another job."""
+    first = free_range(6)
+    at = "tcp:127.0.0.1:%d-%d" % (first, first + 5)
+
+    def talk(listener):
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.sendall(b"SSH-2.0-another\r\n")
+
+    others = dict(more, JOB="other", KEY=more["KEY"] and OTHER)
+    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)) as chatty:
+        threading.Thread(target=talk, args=(chatty,), daemon=True).start()
+        elsewhere = server(at, **others)
+        wait_until(lambda: listens(first + 2), "the other job listens")
+        processes = [server(at, **more), probe(at, **more), probe(at, RANK=1, **more)]
+        end_well(*processes)
+        expect(elsewhere.poll() is None, "the other job still waits")
+        end_well(elsewhere, probe(at, **others), probe(at, RANK=1, **others))
+
+
+def listens(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_range_of_ports_in_vain():
+    """All are taken; or the job is not there, and the last reason is told; or it is no range."""
+    first = free_range(2)
+    at = "tcp:127.0.0.1:%d-%d" % (first, first + 1)
+    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):
+        fails(server(at), "ADDRESS_IN_USE", at)
+    elsewhere = server(at, JOB="other")
+    fails(probe(at, TIMEOUT_MS=3000), "TIMEOUT", at, "127.0.0.1:%d: the jobs have different names" % first)
+    end(elsewhere)
+    fails(server("tcp:127.0.0.1:%d-%d" % (first + 1, first)), "ADDRESS", "does not parse")
 
 
 def test_a_host_that_does_not_resolve():
