@@ -119,7 +119,7 @@ static void telemetry_name(const mlfab_config *c, char name[32]) {
 
 /* --- files: 0, or an errno ---
  *
- * Others may write in the directory. Their links lead nowhere: a new file replaces what has its name, or is an error; the
+ * Others may write in the directory. Their links lead nowhere: a new file replaces an older one; the
  * log is appended to a regular file with one name. */
 
 /* Errors of our own, beside those of the system. */
