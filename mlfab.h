@@ -496,7 +496,8 @@ typedef struct mlfab_config {
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
    * one. While this node joins, it asks again for a host name that does not resolve yet. With replicas, behind a
-   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. */
+   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. A range of ports,
+   * "tcp:host:29400-29410": server 0 takes the first that is free, the others try all until this job's server 0 answers. */
   char coordinator[256];
   char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
   char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
@@ -1699,7 +1700,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
  *
  * Three files, which the configuration names, or the environment (MLFAB_LOG, MLFAB_METRICS, MLFAB_TRACE). A thread of
  * the library writes them; training never waits for it. A file that cannot be written is one line in the log, and
- * training goes on; the thread tries again. Every node writes its own: "{node}" in a file's name is replaced by the
+ * training goes on; the thread tries again. Symbolic links are not followed. Every node writes its own: "{node}" in a file's name is replaced by the
  * node's name (worker-3, server-0, scheduler); without it the name is put before the last dot of the file's name
  * ("run/m.prom" becomes "run/m.worker-3.prom"), or behind it if there is no dot. Not with a transport of virtual time
  * (UNSUPPORTED).

@@ -45,6 +45,7 @@
  * NCCL_SOCKET_IFNAME. */
 #include "../core/base/base.h"
 #include "../core/base/env.h"
+#include "../core/base/text.h"
 #include "../core/wire/wire.h"
 
 #if MLFAB_WITH_TCP
@@ -881,15 +882,31 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
-/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
- * or errno. */
-static int tcp_bind_patiently(tcp_self *self, const tcp_endpoint *end, uint64_t timeout_ns) {
-  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
-  while (tcp_bind(self, end)) {
+/* Binds the first port of a range that is free. Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t *port =
+      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
+  for (in_port_t first = *port; tcp_bind(self, end);) {
     int number = errno;
-    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     if (self->listener >= 0) (void)close(self->listener);
     self->listener = -1;
+    if (number != EADDRINUSE || --ports == 0) {
+      if (end->at.any.sa_family != AF_UNIX) *port = first;
+      return number;
+    }
+    *port = htons((uint16_t)(ntohs(*port) + 1));
+  }
+  return 0;
+}
+
+/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
+ * or errno. */
+static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
+                              uint64_t timeout_ns) {
+  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
+  int number;
+  while ((number = tcp_bind_first(self, end, ports)) != 0) {
+    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
   }
   return 0;
@@ -1147,14 +1164,17 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
-  int status = tcp_parse(self, wanted, &dial);
+  char first[256];
+  mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
+  int status = tcp_parse(self, first, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  int number = tcp_bind_patiently(self, &dial.to[0], options->timeout_ns);
+  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
+                                  options->timeout_ns);
   if (number) {
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
                        mlfab__reason(number));

@@ -15,10 +15,18 @@ enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
 /* --- the system's files --- */
 
+/* O_EXCL follows no link either. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  int fd = open(path, flags, 0666);
+  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
+  return fd < 0 ? -errno : fd;
+}
+
 static int disk_open(void *user, const char *path, int create) {
   (void)user;
-  int fd = create ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)
-                  : open(path, O_RDONLY | O_CLOEXEC);
+  if (create) return mlfab__disk_create(path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
   return fd < 0 ? -errno : fd;
 }
 

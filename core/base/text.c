@@ -55,3 +55,38 @@ MLFAB__INTERNAL const char *mlfab__reason(int number) {
   text_leave(l);
   return text;
 }
+
+/* --- ranges of ports --- */
+
+/* The bytes before FIRST, or 0: there is no range. */
+static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, uint32_t *last_p) {
+  uint32_t value[2] = {0, 0};
+  size_t at = bytes, host;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4)) return 0;
+  while (at > 0 && address[at - 1] != ':') at--;
+  host = at;
+  for (int i = 0; i < 2; i++) {
+    size_t begin = at;
+    for (; at < bytes && address[at] >= '0' && address[at] <= '9' && at - begin < 6; at++)
+      value[i] = 10 * value[i] + (uint32_t)(address[at] - '0');
+    if (at == begin || (i == 0 ? at >= bytes || address[at++] != '-' : at != bytes)) return 0;
+  }
+  *first_p = value[0];
+  *last_p = value[1];
+  return value[0] > 0 && value[0] <= value[1] && value[1] <= 65535 ? host : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes) {
+  uint32_t first, last;
+  return text_range(address, bytes, &first, &last) ? last - first + 1 : 1;
+}
+
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room) {
+  uint32_t first, last;
+  size_t host = text_range(address, bytes, &first, &last);
+  if (host)
+    snprintf(text, room, "%.*s%u", (int)host, address, (unsigned)(first + n));
+  else
+    snprintf(text, room, "%.*s", (int)bytes, address);
+}

@@ -416,6 +416,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
+  if (mlfab__bootstrap_elsewhere(node, code, why)) return;
   snprintf(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }

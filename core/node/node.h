@@ -470,8 +470,10 @@ struct mlfab_node {
   uint64_t asleep_ns; /* Pauses: sum of those so far; */
   uint64_t anew_ns;   /* the time that it was awake when suspicion may start anew next */
   uint32_t join_link;
-  int meets;      /* this node is server 0, and the fabric is formed here */
-  int join_other; /* the next call is to the replica of server 0 */
+  int meets;                          /* this node is server 0, and the fabric is formed here */
+  int join_other;                     /* the next call is to the replica of server 0 */
+  uint32_t join_ports, join_turns[2]; /* of the address that is called; calls of each */
+  int join_said;                      /* a process at one of the ports has said why not */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
@@ -798,6 +800,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
+ * up. 0: there is one port, or another reason. */
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,

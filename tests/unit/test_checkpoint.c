@@ -9,6 +9,7 @@
 #include "core/checkpoint/record.h"
 #include "memory_disk.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -877,6 +878,36 @@ TEST(test_directory_at_open) {
   }
   assert_int_equal(rmdir(dir), 0);
   free(r);
+}
+
+/* A part takes the place of what has its name: an older part, or a link, whose file stays as it is. */
+TEST(test_parts_and_links) {
+  const mlfab_files *files = mlfab_files_system();
+  char dir[] = "/tmp/mlfab-parts-XXXXXX", precious[64], part[64], text[16] = "";
+  struct stat info;
+  assert_non_null(mkdtemp(dir));
+  snprintf(precious, sizeof precious, "%s/precious", dir);
+  snprintf(part, sizeof part, "%s/x.part", dir);
+  int fd = open(precious, O_RDWR | O_CREAT, 0600);
+  assert_int_equal(write(fd, "precious", 8), 8);
+  for (int kind = 0; kind < 3; kind++) {
+    if (kind == 0) assert_int_equal(symlink(precious, part), 0);
+    if (kind == 1) assert_int_equal(link(precious, part), 0);
+    int file = files->open(files->user, part, 1);
+    assert_true(file >= 0);
+    assert_int_equal(files->write(files->user, file, "new", 3), 3);
+    assert_int_equal(files->close(files->user, file), 0);
+    assert_int_equal(lstat(part, &info), 0);
+    assert_true(S_ISREG(info.st_mode) && info.st_size == 3);
+    assert_int_equal(pread(fd, text, sizeof text, 0), 8);
+    assert_memory_equal(text, "precious", 8);
+    if (kind < 2) assert_int_equal(files->remove(files->user, part), 0);
+  }
+  close(fd);
+  assert_true(!unlink(part) && !unlink(precious));
+  assert_int_equal(mkdir(part, 0700), 0);
+  assert_true(files->open(files->user, part, 1) < 0);
+  assert_true(!rmdir(part) && !rmdir(dir));
 }
 
 TESTS(NULL, NULL)
