@@ -260,7 +260,7 @@ MLFAB_API const char *mlfab_error_text(int code) {
 /* ==============================================================================================
  * core/base/text.h
  * ============================================================================================== */
-/* text.h - numbers and reasons as text, the same in every locale. Layer 0.
+/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
  *
  * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have points
  * in every process, so a call here has the C locale, for its own thread and until it returns. */
@@ -273,6 +273,12 @@ MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, 
 MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p);
 /* strerror. The text is valid until this thread's next call. */
 MLFAB__INTERNAL const char *mlfab__reason(int number);
+
+/* An address may have a range of ports, "tcp:HOST:FIRST-LAST": how many it has, 1 if it has no range. */
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes);
+/* Writes the address with the port FIRST + n; one without a range as it is. */
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room);
 
 
 /* ==============================================================================================
@@ -333,6 +339,41 @@ MLFAB__INTERNAL const char *mlfab__reason(int number) {
   const char *text = strerror(number);
   text_leave(l);
   return text;
+}
+
+/* --- ranges of ports --- */
+
+/* The bytes before FIRST, or 0: there is no range. */
+static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, uint32_t *last_p) {
+  uint32_t value[2] = {0, 0};
+  size_t at = bytes, host;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4)) return 0;
+  while (at > 0 && address[at - 1] != ':') at--;
+  host = at;
+  for (int i = 0; i < 2; i++) {
+    size_t begin = at;
+    for (; at < bytes && address[at] >= '0' && address[at] <= '9' && at - begin < 6; at++)
+      value[i] = 10 * value[i] + (uint32_t)(address[at] - '0');
+    if (at == begin || (i == 0 ? at >= bytes || address[at++] != '-' : at != bytes)) return 0;
+  }
+  *first_p = value[0];
+  *last_p = value[1];
+  return value[0] > 0 && value[0] <= value[1] && value[1] <= 65535 ? host : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes) {
+  uint32_t first, last;
+  return text_range(address, bytes, &first, &last) ? last - first + 1 : 1;
+}
+
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room) {
+  uint32_t first, last;
+  size_t host = text_range(address, bytes, &first, &last);
+  if (host)
+    snprintf(text, room, "%.*s%u", (int)host, address, (unsigned)(first + n));
+  else
+    snprintf(text, room, "%.*s", (int)bytes, address);
 }
 
 /* ==============================================================================================
@@ -8398,8 +8439,10 @@ struct mlfab_node {
   uint64_t asleep_ns; /* Pauses: sum of those so far; */
   uint64_t anew_ns;   /* the time that it was awake when suspicion may start anew next */
   uint32_t join_link;
-  int meets;      /* this node is server 0, and the fabric is formed here */
-  int join_other; /* the next call is to the replica of server 0 */
+  int meets;                          /* this node is server 0, and the fabric is formed here */
+  int join_other;                     /* the next call is to the replica of server 0 */
+  uint32_t join_ports, join_turns[2]; /* of the address that is called; calls of each */
+  int join_said;                      /* a process at one of the ports has said why not */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
@@ -8726,6 +8769,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
+ * up. 0: there is one port, or another reason. */
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
@@ -9444,6 +9490,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
+  if (mlfab__bootstrap_elsewhere(node, code, why)) return;
   snprintf(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
@@ -12464,11 +12511,14 @@ static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
   if (node->meets && !other) return;
-  if (other && (node->join_other || node->meets)) {
+  int second = other && (node->join_other || node->meets);
+  if (second) {
     address = other + 1;
     bytes = strlen(address);
   }
-  snprintf(node->join_address, sizeof node->join_address, "%.*s", (int)bytes, address);
+  node->join_ports = mlfab__address_ports(address, bytes);
+  mlfab__address_port(address, bytes, node->join_turns[second]++ % node->join_ports,
+                      node->join_address, sizeof node->join_address);
   node->join_other ^= 1;
   node->join_connecting = 1;
   mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
@@ -12541,11 +12591,30 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
 }
 
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
+  int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
+              code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
+  if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
+  snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
+  node->join_said = 1;
+  return 1;
+}
+
+/* A program that is not of this library may never say anything at its port. */
+static void bootstrap_tire(mlfab_node *node) {
+  uint32_t index = node->join_link;
+  if (node->join_ports < 2 || index == MLFAB__NO_LINK) return;
+  const mlfab__link *link = &node->links[index];
+  if (link->heard_ns == link->since_ns &&
+      node->now_ns - link->since_ns >= 5 * mlfab__node_beat(node))
+    mlfab__node_hang_up(node, index, "the program at this port says nothing");
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) {
   node->join_link = MLFAB__NO_LINK;
   node->join_connecting = 0;
   node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+  if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
 /* Server 0 offers a number: this node's work is done. */
@@ -12648,6 +12717,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
     char text[MLFAB__TEXT_MAX + 320], callee[MLFAB__CALLEE];
+    if (mlfab__bootstrap_elsewhere(node, refuse.code, refuse.text)) {
+      mlfab__node_hang_up(node, link, refuse.text);
+      return;
+    }
     mlfab__bootstrap_callee(node, callee);
     snprintf(text, sizeof text, "joining: refused by %s: %s", callee, refuse.text);
     if (refuse.code == MLFAB_ERR_JOB)
@@ -12726,6 +12799,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     bootstrap_tell_missing(node);
   }
   if (node->meets && !node->config.replicas) return;
+  bootstrap_tire(node);
   if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
       node->now_ns >= node->join_retry_ns) {
     bootstrap_call(node);
@@ -48626,7 +48700,7 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
 /* The call of a link that is not proven has failed; *link is gone after it. */
 static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
-  if (joining) {
+  if (joining && !mlfab__bootstrap_elsewhere(node, code, text)) {
     char whole[MLFAB__TEXT_MAX + 192], callee[MLFAB__CALLEE];
     snprintf(whole, sizeof whole, "joining: %s: %s", mlfab__bootstrap_callee(node, callee), text);
     mlfab__node_fail(node, code, 0, 1, whole);
@@ -57533,11 +57607,14 @@ MLFAB__INTERNAL void mlfab__key_forget(mlfab_config *config);
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* NULL, or why this file does not keep a secret. */
+/* NULL, or why this file does not keep a secret. Root may give the key to a group, as in a volume of secrets. */
 static const char *key_file_bad(const struct stat *info) {
   if (!S_ISREG(info->st_mode)) return "is not a regular file";
-  if (info->st_uid != geteuid()) return "belongs to another user";
-  if (info->st_mode & (S_IRWXG | S_IRWXO)) return "may be used by others (chmod 600)";
+  int roots = info->st_uid == 0;
+  if (!roots && info->st_uid != geteuid()) return "belongs to another user, who is not root";
+  if (info->st_mode & (S_IRWXO | (roots ? S_IWGRP | S_IXGRP : S_IRWXG)))
+    return roots ? "may be used by others (chmod 640; its group may only read)"
+                 : "may be used by others (chmod 600)";
   if (info->st_size == 0) return "is empty";
   return NULL;
 }
@@ -58765,6 +58842,9 @@ MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, voi
 /* Writes why a call of the table has failed with `code`, a negative errno. */
 MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
                                          char *text, size_t room);
+/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
+ * names stays. Returns a descriptor, or a negative errno. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 
@@ -58786,10 +58866,18 @@ enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
 /* --- the system's files --- */
 
+/* O_EXCL follows no link either. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  int fd = open(path, flags, 0666);
+  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
+  return fd < 0 ? -errno : fd;
+}
+
 static int disk_open(void *user, const char *path, int create) {
   (void)user;
-  int fd = create ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)
-                  : open(path, O_RDONLY | O_CLOEXEC);
+  if (create) return mlfab__disk_create(path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
   return fd < 0 ? -errno : fd;
 }
 
@@ -60955,6 +61043,7 @@ MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p);
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -61061,7 +61150,58 @@ static void telemetry_name(const mlfab_config *c, char name[32]) {
     snprintf(name, 32, "%s-%d", role, (int)c->rank);
 }
 
-/* --- files: 0, or an errno --- */
+/* --- files: 0, or an errno ---
+ *
+ * Others may write in the directory. Their links lead nowhere: a new file replaces an older one; the
+ * log is appended to a regular file with one name. */
+
+/* Errors of our own, beside those of the system. */
+enum { TELEMETRY_IS_LINK = -1, TELEMETRY_IS_OTHER = -2, TELEMETRY_HAS_NAMES = -3 };
+
+static const char *telemetry_reason(int why) {
+  switch (why) {
+    case TELEMETRY_IS_LINK:
+      return "it is a symbolic link, which is not followed: name the file itself";
+    case TELEMETRY_IS_OTHER:
+      return "it is not a regular file";
+    case TELEMETRY_HAS_NAMES:
+      return "the file has a second name (a hard link)";
+    default:
+      return mlfab__reason(why);
+  }
+}
+
+/* May a file that has this name be written, or replaced? */
+static int telemetry_judge(const struct stat *info) {
+  return S_ISLNK(info->st_mode)   ? TELEMETRY_IS_LINK
+         : S_ISREG(info->st_mode) ? 0
+                                  : TELEMETRY_IS_OTHER;
+}
+
+/* Opens a new file in the place of an older one. */
+static int telemetry_create(const char *path, int *file_p) {
+  struct stat info;
+  int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
+  *file_p = code ? -1 : mlfab__disk_create(path);
+  return *file_p >= 0 ? 0 : code ? code : -*file_p;
+}
+
+/* Opens a file that may be there to append to it. A FIFO would wait for a reader. */
+static int telemetry_resume(const char *path, int *file_p) {
+  struct stat info;
+  int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
+  *file_p = -1;
+  if (code) return code;
+  int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (file < 0) return errno;
+  code = fstat(file, &info) ? errno : telemetry_judge(&info);
+  if (!code && info.st_nlink > 1) code = TELEMETRY_HAS_NAMES;
+  if (code)
+    close(file);
+  else
+    *file_p = file;
+  return code;
+}
 
 static int telemetry_write(int file, const char *text, size_t bytes) {
   while (bytes > 0) {
@@ -61078,8 +61218,8 @@ static int telemetry_write(int file, const char *text, size_t bytes) {
 static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
   char part[MLFAB__TELEMETRY_PATH + 32];
   snprintf(part, sizeof part, "%s.%ld.part", path, pid);
-  int file = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) return errno;
+  int file = mlfab__disk_create(part);
+  if (file < 0) return -file;
   int code = telemetry_write(file, text, bytes);
   if (close(file) && !code) code = errno;
   if (!code && rename(part, path)) code = errno;
@@ -61160,11 +61300,11 @@ static void telemetry_print(mlfab__telemetry *t, uint64_t unix_ns, int level, co
 
 static void telemetry_open_log(mlfab__telemetry *t) {
   if (t->log_file >= 0 || !t->log_path[0]) return;
-  t->log_file = open(t->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (t->log_file >= 0) return;
+  int code = telemetry_resume(t->log_path, &t->log_file);
+  if (!code) return;
   char text[MLFAB__TELEMETRY_PATH + 96];
   snprintf(text, sizeof text, "log: cannot write '%s': %s; its lines go to stderr", t->log_path,
-           mlfab__reason(errno));
+           telemetry_reason(code));
   t->log_path[0] = 0;
   telemetry_print(t, telemetry_clock(CLOCK_REALTIME), MLFAB_LOG_WARN, text);
 }
@@ -61196,11 +61336,12 @@ static void telemetry_complain(mlfab__telemetry *t, const char *what, const char
   if (t->has_log || t->log_level > 0) {
     pthread_mutex_lock(&ctx->lock);
     mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
-               mlfab__reason(why), then);
+               telemetry_reason(why), then);
     pthread_mutex_unlock(&ctx->lock);
     return;
   }
-  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, mlfab__reason(why), then);
+  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, telemetry_reason(why),
+          then);
 }
 
 /* --- metrics --- */
@@ -61240,8 +61381,7 @@ static void telemetry_append(mlfab__telemetry *t, size_t bytes) {
   int code = 0;
   if (t->trace_file < 0) {
     char begin[MLFAB__CHROME_MAX];
-    t->trace_file = open(t->trace_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (t->trace_file < 0) code = errno;
+    code = telemetry_create(t->trace_path, &t->trace_file);
     size_t n = mlfab__chrome_begin(&t->chrome, t->node, t->host, (long)t->pid, begin);
     if (!code) code = telemetry_write(t->trace_file, begin, n);
   }
@@ -66203,15 +66343,31 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
-/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
- * or errno. */
-static int tcp_bind_patiently(tcp_self *self, const tcp_endpoint *end, uint64_t timeout_ns) {
-  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
-  while (tcp_bind(self, end)) {
+/* Binds the first port of a range that is free. Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t *port =
+      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
+  for (in_port_t first = *port; tcp_bind(self, end);) {
     int number = errno;
-    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     if (self->listener >= 0) (void)close(self->listener);
     self->listener = -1;
+    if (number != EADDRINUSE || --ports == 0) {
+      if (end->at.any.sa_family != AF_UNIX) *port = first;
+      return number;
+    }
+    *port = htons((uint16_t)(ntohs(*port) + 1));
+  }
+  return 0;
+}
+
+/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
+ * or errno. */
+static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
+                              uint64_t timeout_ns) {
+  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
+  int number;
+  while ((number = tcp_bind_first(self, end, ports)) != 0) {
+    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
   }
   return 0;
@@ -66469,14 +66625,17 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
-  int status = tcp_parse(self, wanted, &dial);
+  char first[256];
+  mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
+  int status = tcp_parse(self, first, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  int number = tcp_bind_patiently(self, &dial.to[0], options->timeout_ns);
+  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
+                                  options->timeout_ns);
   if (number) {
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
                        mlfab__reason(number));

@@ -220,7 +220,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 /* ==============================================================================================
  * core/base/text.h
  * ============================================================================================== */
-/* text.h - numbers and reasons as text, the same in every locale. Layer 0.
+/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
  *
  * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have points
  * in every process, so a call here has the C locale, for its own thread and until it returns. */
@@ -233,6 +233,12 @@ MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, 
 MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p);
 /* strerror. The text is valid until this thread's next call. */
 MLFAB__INTERNAL const char *mlfab__reason(int number);
+
+/* An address may have a range of ports, "tcp:HOST:FIRST-LAST": how many it has, 1 if it has no range. */
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes);
+/* Writes the address with the port FIRST + n; one without a range as it is. */
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room);
 
 
 /* ==============================================================================================
@@ -293,6 +299,41 @@ MLFAB__INTERNAL const char *mlfab__reason(int number) {
   const char *text = strerror(number);
   text_leave(l);
   return text;
+}
+
+/* --- ranges of ports --- */
+
+/* The bytes before FIRST, or 0: there is no range. */
+static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, uint32_t *last_p) {
+  uint32_t value[2] = {0, 0};
+  size_t at = bytes, host;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4)) return 0;
+  while (at > 0 && address[at - 1] != ':') at--;
+  host = at;
+  for (int i = 0; i < 2; i++) {
+    size_t begin = at;
+    for (; at < bytes && address[at] >= '0' && address[at] <= '9' && at - begin < 6; at++)
+      value[i] = 10 * value[i] + (uint32_t)(address[at] - '0');
+    if (at == begin || (i == 0 ? at >= bytes || address[at++] != '-' : at != bytes)) return 0;
+  }
+  *first_p = value[0];
+  *last_p = value[1];
+  return value[0] > 0 && value[0] <= value[1] && value[1] <= 65535 ? host : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes) {
+  uint32_t first, last;
+  return text_range(address, bytes, &first, &last) ? last - first + 1 : 1;
+}
+
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room) {
+  uint32_t first, last;
+  size_t host = text_range(address, bytes, &first, &last);
+  if (host)
+    snprintf(text, room, "%.*s%u", (int)host, address, (unsigned)(first + n));
+  else
+    snprintf(text, room, "%.*s", (int)bytes, address);
 }
 
 /* ==============================================================================================
