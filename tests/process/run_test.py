@@ -147,7 +147,7 @@ def test_text_without_a_newline():
     expect("\r\n[worker 1] a line\r\n" in shown, "lines do not mix", shown)
 
 
-@cases(("-s", 0), ("-s", 1), ("-s", 1, "--set", "timeout_ms=1000"), ("--server", "sleep"), ("--server", "true"))
+@cases(("-s", 0), ("-s", 1), ("-s", 1, "--set", "timeout_ms=1000"), ("--server", "true"))
 def test_nobody_joined(*servers):
     """A server that gives up waiting, and one that is not the built-in one, make no difference."""
     result = launch("-n", 2, *servers, *shell("exit 0"))
