@@ -840,7 +840,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   worker_count_lost(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
-  if (worker->stands) {
+  if (worker->stands && stream->guest && worker->enters) {
+    /* Its number is that of the others, or the server's answer. */
+  } else if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {
     stream->round = ack->v_train;
