@@ -21,8 +21,8 @@
  * worker waits for all b(s), takes the largest, B, and tells the others (push.c, aligned); then they close the rounds
  * below B without it. No server is beyond B by then: it would have closed b(s) without its member. So the worker's first
  * update is in round B everywhere, and it is missing from the rounds below B everywhere. A MEMBER that stands apart
- * (PROGRESS with `apart`) is a GUEST again. It returns with the number that the members have (coll/membership.h), and not
- * behind an update of its own that is in the open round. Only then a round has two updates of one worker. A worker that dies on the way
+ * (PROGRESS with `apart`) is a GUEST again. It returns with the number that the members have (coll/membership.h), even
+ * if the open round has an update of it. Only then a round has two updates of one worker. A worker that dies on the way
  * is absent again at every server. Servers whose slices move, or that have stopped the worker for a move, do not take
  * its PROGRESS; it tells them again when they greet it after the move.
  *
