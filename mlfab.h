@@ -683,7 +683,8 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *                    then open. It has the model by then; another model than worker 0's is refused (MODEL), with the
  *                    first tensor that differs. Members, quorums and means follow the living workers. While it waits in
  *                    its first collective or barrier, rounds do not wait for it; from the end of that call on it counts
- *                    in the round in which the others are. So a round between may go without it.
+ *                    in the round in which the others are. So a round between may go without it, and a round may have
+ *                    two of its updates.
  *    collectives     have it from one of its calls on: calls that others have begun end without it, and its first call
  *                    meets the first that they begin afterwards. mlfab_present tells who takes part.
  *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
@@ -691,7 +692,9 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *    barriers        none waits for it before its first, which meets the first that is not over; later ones wait for it.
  *
  * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
- * any order, with one collective a step, or none. Call mlfab_model_start before the first collective. Of several
+ * any order, with one collective a step, or none. Call mlfab_model_start before the first collective or barrier, and begin
+ * that when all pushes before it have ended: one that is still open may leave the joiner a round ahead of the others, and
+ * all wait until a deadline. Of several
  * collectives a step the joiner's first meets the next that others make; if that is another one, the call fails with
  * MISMATCH where sizes, kinds or tags differ. A process that takes the rank of a dead one is admitted in the same way.
  *

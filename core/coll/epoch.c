@@ -180,8 +180,9 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
   return rank;
 }
 
-/* All members have ended the calls of this epoch. */
+/* All members have ended the calls of this epoch. A call that is to come still fails with an earlier verdict. */
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
+  const mlfab_error earlier = comm->verdict;
   char text[MLFAB__TEXT_MAX];
   int32_t rank = epoch_first_finished(comm);
   if (rank == MLFAB_NO_RANK)
@@ -190,6 +191,7 @@ static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
     snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
   mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   epoch_end(comm, 0, next);
+  if (comm->owed) comm->verdict = earlier;
   comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
   comm->missing = MLFAB_NO_RANK;
 }

@@ -61,7 +61,9 @@
  * called it: each says READY then, with its progress, the number of its updates. Server 0 tells newcomers the largest. No
  * member can push an update of a later round before the collective ends. RETURNS: it asks the servers to count it from
  * that progress on, waits for all, then enters the barriers, and says READY. A barrier does the same (barrier.h).
- * After the call all are at the same place of their loops, and all have the same numbers.
+ * After the call all are at the same place of their loops, and all have the same numbers. A newcomer that has pushed
+ * into a round that no other has reached would be one round ahead. Its number falls to theirs: that update stays in the
+ * round, and its next one is in the same round.
  *
  * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
  * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed

@@ -368,7 +368,7 @@ MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progre
   if (!worker->stands) return;
   worker->apart = 0;
   worker->enters = 1;
-  /* It may have been ahead of the others, where rounds do not keep it. A server that has its update in a round says so. */
+  /* It may have been ahead of the others: its next update has their number. */
   for (uint32_t s = 0; s < worker->servers && progress > 0; s++) {
     mlfab__stream *stream = &worker->streams[s];
     if (stream->guest && mlfab__worker_ahead(worker, s, worker->next_seq) == 0)
@@ -840,7 +840,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   worker_count_lost(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
-  if (worker->stands) {
+  if (worker->stands && stream->guest && worker->enters) {
+    /* Its number is that of the others, or the server's answer. */
+  } else if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {
     stream->round = ack->v_train;
