@@ -16740,7 +16740,7 @@ MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progre
   if (!worker->stands) return;
   worker->apart = 0;
   worker->enters = 1;
-  /* It may have been ahead of the others, where rounds do not keep it. A server that has its update in a round says so. */
+  /* It may have been ahead of the others: its next update has their number. */
   for (uint32_t s = 0; s < worker->servers && progress > 0; s++) {
     mlfab__stream *stream = &worker->streams[s];
     if (stream->guest && mlfab__worker_ahead(worker, s, worker->next_seq) == 0)
@@ -17212,7 +17212,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   worker_count_lost(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
-  if (worker->stands) {
+  if (worker->stands && stream->guest && worker->enters) {
+    /* Its number is that of the others, or the server's answer. */
+  } else if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {
     stream->round = ack->v_train;
@@ -18947,7 +18949,9 @@ MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
  * Its first round is one for all servers. From its PROGRESS on, each server s holds the round b(s) open for it. The
  * worker waits for all b(s), takes the largest, B, and tells the others (push.c, aligned); then they close the rounds
  * below B without it. No server is beyond B by then: it would have closed b(s) without its member. So the worker's first
- * update is in round B everywhere, and it is missing from the rounds below B everywhere. A worker that dies on the way
+ * update is in round B everywhere, and it is missing from the rounds below B everywhere. A MEMBER that stands apart
+ * (PROGRESS with `apart`) is a GUEST again. It returns with the number that the members have (coll/membership.h), even
+ * if the open round has an update of it. Only then a round has two updates of one worker. A worker that dies on the way
  * is absent again at every server. Servers whose slices move, or that have stopped the worker for a move, do not take
  * its PROGRESS; it tells them again when they greet it after the move.
  *
@@ -19186,8 +19190,8 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two updates of
- * one worker never have one number, and so are never in one round. */
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two queued updates
+ * of one worker never have one number. */
 static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
@@ -19232,8 +19236,8 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
-  uint64_t open = mlfab__clock_join(server, worker);
-  peer->pushed = mlfab__max(progress, open);
+  peer->pushed = 0; /* The round that has an update of it already may have its next one, too. */
+  peer->pushed = mlfab__max(progress, mlfab__clock_join(server, worker));
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
   mlfab__progress told = {peer->pushed, 0};
@@ -29365,8 +29369,9 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
   return rank;
 }
 
-/* All members have ended the calls of this epoch. */
+/* All members have ended the calls of this epoch. A call that is to come still fails with an earlier verdict. */
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
+  const mlfab_error earlier = comm->verdict;
   char text[MLFAB__TEXT_MAX];
   int32_t rank = epoch_first_finished(comm);
   if (rank == MLFAB_NO_RANK)
@@ -29375,6 +29380,7 @@ static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
     snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
   mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   epoch_end(comm, 0, next);
+  if (comm->owed) comm->verdict = earlier;
   comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
   comm->missing = MLFAB_NO_RANK;
 }
@@ -29871,7 +29877,9 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * called it: each says READY then, with its progress, the number of its updates. Server 0 tells newcomers the largest. No
  * member can push an update of a later round before the collective ends. RETURNS: it asks the servers to count it from
  * that progress on, waits for all, then enters the barriers, and says READY. A barrier does the same (barrier.h).
- * After the call all are at the same place of their loops, and all have the same numbers.
+ * After the call all are at the same place of their loops, and all have the same numbers. A newcomer that has pushed
+ * into a round that no other has reached would be one round ahead. Its number falls to theirs: that update stays in the
+ * round, and its next one is in the same round.
  *
  * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
  * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
@@ -73408,6 +73416,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73630,6 +73639,18 @@ static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
                 : 0;
 }
 
+/* Says to mlfab-run that this worker uses mlfab. */
+static void open_tell(void) {
+  const char *path = getenv("_MLFAB_OPENED");
+  struct stat status;
+  int fd = path ? open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+  if (fd < 0) return;
+  if (fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && write(fd, "o", 1) < 0) {
+    /* Then mlfab-run says that nobody joined. */
+  }
+  close(fd);
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c, world;
@@ -73652,6 +73673,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
                                &error);
+  if (!code) open_tell();
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
 #endif

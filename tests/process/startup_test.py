@@ -14,6 +14,13 @@ from process import (RUN, Skip, address, cases, clean_environment, end, executab
 
 ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 KEYS = {"one": ONE, "other": OTHER, "none": None}
+
+
+def probe_copy(folder):
+    with open(helper("probe"), "rb") as file:
+        return executable(folder + "/probe", file.read())
+
+
 over_all = cases("tcp", "shm", "unix")
 
 
@@ -162,7 +169,7 @@ def test_a_key_file_of_root():
     user, group = 65534, 54321
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        copy, path = shutil.copy(helper("probe"), folder), os.path.join(folder, "key")
+        copy, path = probe_copy(folder), os.path.join(folder, "key")
         with open(path, "w", encoding="ascii") as out:
             out.write(ONE)
 
@@ -192,8 +199,7 @@ def test_another_user_of_the_host(transport, strangers, error, text):
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         at = address(transport)
-        with open(helper("probe"), "rb") as file:
-            copy = executable(folder + "/probe", file.read())
+        copy = probe_copy(folder)
         processes = [server(at, KEY=ONE), probe(at, KEY=ONE)]
         for more in strangers:
             fails(start(copy, env=place(at, RANK=1, ALLOW_INSECURE=1, **more), cwd=folder, user=65534), error, text)
