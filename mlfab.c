@@ -57853,7 +57853,7 @@ static const config_setting config_filter[] = {
 
 /* Names of `rank` and `role`, which are set apart, and of what other files and programs read. */
 static const char *const config_others[] = {"rank", "role"};
-static const char *const config_foreign[] = {"mpi_partial", "mpi_report", "data", "build"};
+static const char *const config_foreign[] = {"data", "build"};
 
 /* Members of structs that have another name as a setting. */
 static const char *const config_alias[][2] = {{"sync", "consistency"},
@@ -57925,6 +57925,7 @@ static void config_variable_of(const char *setting, char name[64]) {
 static int config_is_known(const char *setting) {
   const char *name;
   if (!strncmp(setting, "with_", 5)) return 1; /* switches of the build */
+  if (!strncmp(setting, "mpi_", 4) || !strncmp(setting, "store_", 6)) return 1; /* of extras/ */
   for (size_t i = 0; i < MLFAB__COUNT(config_foreign); i++) {
     if (!strcmp(setting, config_foreign[i])) return 1;
   }
@@ -66239,18 +66240,17 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up, has a carrier and fits, and
- * whose address is not link-local; IPv4
- * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
+/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4 before IPv6
+ * unless `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, are taken only if `ifname` names
+ * them. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
   if (getifaddrs(&list)) return MLFAB_ERR_ADDRESS;
   const struct ifaddrs *best = NULL;
   for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING) ||
-        !tcp_ifname_fits(ifname, i->ifa_name))
-      continue;
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
+    if (*ifname == '^' && !(i->ifa_flags & IFF_RUNNING)) continue;
     int kind = i->ifa_addr->sa_family;
     if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
     if (kind == AF_INET6) {
@@ -66260,7 +66260,7 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
     } else if (kind == AF_INET) {
       tcp_endpoint v4;
       memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
-      if (ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue; /* 169.254.0.0/16 */
+      if (*ifname == '^' && ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;
     } else {
       continue;
     }
@@ -73635,7 +73635,7 @@ static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
   return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                               "configuration: checkpoint_dir '%.200s' is no directory that this "
                               "process can write to: %s",
-                              c->checkpoint_dir, strerror(number))
+                              c->checkpoint_dir, mlfab__reason(number))
                 : 0;
 }
 

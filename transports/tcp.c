@@ -770,18 +770,17 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up, has a carrier and fits, and
- * whose address is not link-local; IPv4
- * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
+/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4 before IPv6
+ * unless `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, are taken only if `ifname` names
+ * them. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
   if (getifaddrs(&list)) return MLFAB_ERR_ADDRESS;
   const struct ifaddrs *best = NULL;
   for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING) ||
-        !tcp_ifname_fits(ifname, i->ifa_name))
-      continue;
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
+    if (*ifname == '^' && !(i->ifa_flags & IFF_RUNNING)) continue;
     int kind = i->ifa_addr->sa_family;
     if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
     if (kind == AF_INET6) {
@@ -791,7 +790,7 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
     } else if (kind == AF_INET) {
       tcp_endpoint v4;
       memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
-      if (ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue; /* 169.254.0.0/16 */
+      if (*ifname == '^' && ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;
     } else {
       continue;
     }

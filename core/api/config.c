@@ -132,7 +132,7 @@ static const config_setting config_filter[] = {
 
 /* Names of `rank` and `role`, which are set apart, and of what other files and programs read. */
 static const char *const config_others[] = {"rank", "role"};
-static const char *const config_foreign[] = {"mpi_partial", "mpi_report", "data", "build"};
+static const char *const config_foreign[] = {"data", "build"};
 
 /* Members of structs that have another name as a setting. */
 static const char *const config_alias[][2] = {{"sync", "consistency"},
@@ -204,6 +204,7 @@ static void config_variable_of(const char *setting, char name[64]) {
 static int config_is_known(const char *setting) {
   const char *name;
   if (!strncmp(setting, "with_", 5)) return 1; /* switches of the build */
+  if (!strncmp(setting, "mpi_", 4) || !strncmp(setting, "store_", 6)) return 1; /* of extras/ */
   for (size_t i = 0; i < MLFAB__COUNT(config_foreign); i++) {
     if (!strcmp(setting, config_foreign[i])) return 1;
   }

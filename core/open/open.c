@@ -260,7 +260,7 @@ static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
   return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                               "configuration: checkpoint_dir '%.200s' is no directory that this "
                               "process can write to: %s",
-                              c->checkpoint_dir, strerror(number))
+                              c->checkpoint_dir, mlfab__reason(number))
                 : 0;
 }
 
