@@ -2,7 +2,7 @@
 #ifndef MLFAB__ENV_H
 #define MLFAB__ENV_H
 
-#include "text.h"
+#include "base.h"
 
 /* A node's hooks, with counters of memory use. */
 typedef struct mlfab__env {
