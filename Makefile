@@ -263,7 +263,7 @@ switches: all
 	@$(RUN_TESTS) 'switches@600=tests/dropin/switches.sh'
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
-FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/env.c base/rng.c checkpoint/record.c \
+FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/env.c base/rng.c checkpoint/record.c \
           kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/packet.c)
 ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
 fuzz:
@@ -418,14 +418,19 @@ D_BIN   = $(DESTDIR)$(PREFIX)/bin
 D_CMAKE = $(D_LIB)/cmake/mlfab
 HEADERS = mlfab.h mlfab_node.h mlfab_sim.h $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
 SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
-##: headers, libraries, pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
-install: libraries tools extras
+# One for each MPI library, and the first also by its plain name.
+D_MPI   = $(D_LIB)/mlfab
+MPI_LIBS = $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so)
+##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
+install: libraries tools extras $(MPI_LIBS)
 	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_LIB)/pkgconfig $(D_CMAKE)
 	$(INSTALL) -m 644 $(HEADERS) $(D_INCLUDE)
 	$(INSTALL) -m 644 $(BUILD)/libmlfab.a $(EXTRAS) $(D_LIB)
 	$(INSTALL) -m 755 $(SHARED).$(VERSION) $(D_LIB)/libmlfab.so.$(VERSION)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(MAJOR)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
+	$(foreach mpi,$(MPIS),$(INSTALL) -d $(D_MPI)/$(mpi) && $(INSTALL) -m 755 $(BUILD)/mpi/$(mpi)/libmlfab_mpi.so $(D_MPI)/$(mpi) &&) :
+	$(if $(MPIS),ln -sf mlfab/$(firstword $(MPIS))/libmlfab_mpi.so $(D_LIB)/libmlfab_mpi.so)
 	$(INSTALL) -m 755 $(TOOLS) $(D_BIN)
 	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
 	$(SUBST) cmake/mlfabConfigVersion.cmake.in > $(D_CMAKE)/mlfabConfigVersion.cmake
@@ -433,8 +438,8 @@ install: libraries tools extras
 ##: removes what install put there
 uninstall:
 	rm -f $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
-	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)))
-	rm -rf $(D_CMAKE)
+	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)))
+	rm -rf $(D_CMAKE) $(D_MPI)
 ##: removes build/
 clean:
 	rm -rf $(BUILD)

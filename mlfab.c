@@ -171,6 +171,12 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
+/* Moves a stamp by `by_ns`, at most to now. A stamp of 0, which means none, and one in the future stay. */
+static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
+  if (*stamp_ns != 0 && *stamp_ns < now_ns)
+    *stamp_ns = mlfab__min(mlfab__add_sat(*stamp_ns, by_ns), now_ns);
+}
+
 /* a * b, or MLFAB__NEVER instead of wrapping round. */
 MLFAB__UNUSED static inline uint64_t mlfab__mul_sat(uint64_t a, uint64_t b) {
   return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
@@ -249,6 +255,125 @@ MLFAB_API const char *mlfab_error_text(int code) {
     default:
       return "unknown error code";
   }
+}
+
+/* ==============================================================================================
+ * core/base/text.h
+ * ============================================================================================== */
+/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
+ *
+ * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have points
+ * in every process, so a call here has the C locale, for its own thread and until it returns. */
+
+/* snprintf and vsnprintf of a text with reals. */
+MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, ...)
+    MLFAB__PRINTF(3, 4);
+MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments);
+/* strtod. */
+MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p);
+/* strerror. The text is valid until this thread's next call. */
+MLFAB__INTERNAL const char *mlfab__reason(int number);
+
+/* An address may have a range of ports, "tcp:HOST:FIRST-LAST": how many it has, 1 if it has no range. */
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes);
+/* Writes the address with the port FIRST + n; one without a range as it is. */
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room);
+
+
+/* ==============================================================================================
+ * core/base/text.c
+ * ============================================================================================== */
+/* text.c - numbers and reasons as text. See text.h. Layer 0.
+ *
+ * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
+
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#if defined(__APPLE__)
+#include <xlocale.h>
+#endif
+
+typedef struct text_locale {
+  locale_t c, before;
+} text_locale;
+
+/* Without memory for it the thread keeps its locale. */
+static text_locale text_enter(void) {
+  text_locale l = {newlocale(LC_ALL_MASK, "C", (locale_t)0), (locale_t)0};
+  if (l.c) l.before = uselocale(l.c);
+  return l;
+}
+
+static void text_leave(text_locale l) {
+  if (!l.c) return;
+  uselocale(l.before);
+  freelocale(l.c);
+}
+
+MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments) {
+  text_locale l = text_enter();
+  int n = vsnprintf(text, room, format, arguments);
+  text_leave(l);
+  return n;
+}
+
+MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  int n = mlfab__vformat(text, room, format, arguments);
+  va_end(arguments);
+  return n;
+}
+
+MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p) {
+  text_locale l = text_enter();
+  double value = strtod(text, end_p);
+  text_leave(l);
+  return value;
+}
+
+MLFAB__INTERNAL const char *mlfab__reason(int number) {
+  text_locale l = text_enter();
+  const char *text = strerror(number);
+  text_leave(l);
+  return text;
+}
+
+/* --- ranges of ports --- */
+
+/* The bytes before FIRST, or 0: there is no range. */
+static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, uint32_t *last_p) {
+  uint32_t value[2] = {0, 0};
+  size_t at = bytes, host;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4)) return 0;
+  while (at > 0 && address[at - 1] != ':') at--;
+  host = at;
+  for (int i = 0; i < 2; i++) {
+    size_t begin = at;
+    for (; at < bytes && address[at] >= '0' && address[at] <= '9' && at - begin < 6; at++)
+      value[i] = 10 * value[i] + (uint32_t)(address[at] - '0');
+    if (at == begin || (i == 0 ? at >= bytes || address[at++] != '-' : at != bytes)) return 0;
+  }
+  *first_p = value[0];
+  *last_p = value[1];
+  return value[0] > 0 && value[0] <= value[1] && value[1] <= 65535 ? host : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes) {
+  uint32_t first, last;
+  return text_range(address, bytes, &first, &last) ? last - first + 1 : 1;
+}
+
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room) {
+  uint32_t first, last;
+  size_t host = text_range(address, bytes, &first, &last);
+  if (host)
+    snprintf(text, room, "%.*s%u", (int)host, address, (unsigned)(first + n));
+  else
+    snprintf(text, room, "%.*s", (int)bytes, address);
 }
 
 /* ==============================================================================================
@@ -408,7 +533,7 @@ MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int
   error->is_server = is_server != 0;
   error->waited_ns = waited_ns;
   va_start(arguments, format);
-  vsnprintf(error->text, sizeof error->text, format, arguments);
+  mlfab__vformat(error->text, sizeof error->text, format, arguments);
   va_end(arguments);
   return code;
 }
@@ -418,7 +543,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
   va_list arguments;
   if (env->hooks.log == NULL || level > (int)env->hooks.log_level) return;
   va_start(arguments, format);
-  vsnprintf(line, sizeof line, format, arguments);
+  mlfab__vformat(line, sizeof line, format, arguments);
   va_end(arguments);
   env->hooks.log(env->hooks.user, level, line);
 }
@@ -1098,7 +1223,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   last->waited_ns = request->result.waited_ns;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(last->text, sizeof last->text, format, arguments);
+  mlfab__vformat(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
   request->blame.is_server = is_server != 0;
   memcpy(request->blame.text, last->text, sizeof last->text);
@@ -1129,7 +1254,7 @@ MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank,
   blame->is_server = is_server != 0;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(blame->text, sizeof blame->text, format, arguments);
+  mlfab__vformat(blame->text, sizeof blame->text, format, arguments);
   va_end(arguments);
 }
 
@@ -1881,8 +2006,12 @@ typedef struct mlfab__waiting {
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
+/* BARRIER up. ASK: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. */
+enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE };
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
+  uint32_t what;     /* up: MLFAB__BARRIER_*; down: 1: a guest shall count, from this progress */
+  uint64_t progress; /* updates that the worker has pushed */
 } mlfab__barrier;
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
@@ -1901,6 +2030,7 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
 /* worker -> server that counts: its progress; of a guest: it counts from now on. server -> worker: a guest counts */
 typedef struct mlfab__progress {
   uint64_t progress; /* whole updates before the first that is undecided there */
+  uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/membership.h) */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
@@ -2019,8 +2149,8 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left;
-  uint64_t base, asked;
+  uint32_t gone, done, left, guest, wants;
+  uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 
 /* --- encoding and decoding --- */
@@ -2393,11 +2523,12 @@ WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
 WIRE_META(peer_state,
   N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
 WIRE_META(barrier_state, N(over))
-WIRE_META(barrier_worker_state, N(gone) N(done) N(left) N(base) N(asked))
-WIRE_META(barrier, N(number))
+WIRE_META(barrier_worker_state,
+  N(gone) N(done) N(left) N(guest) N(wants) N(base) N(asked) N(progress))
+WIRE_META(barrier, N(number) N(what) N(progress))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
-WIRE_META(progress, N(progress))
+WIRE_META(progress, N(progress) N(apart))
 WIRE_META(done, N(last_seq))
 WIRE_META(meet, N(node) N(incarnation) N(nonce))
 WIRE_META(where, N(node))
@@ -7380,7 +7511,22 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
+  /* How long no byte had come on the peer's link at its last frame, or when its transport was last asked; a frame that
+   * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
+   * silent. */
+  uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
 } mlfab__port;
+
+/* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
+ * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
+ * its frames may wait for other frames of its link, so it is not given up. A peer that only receives (`to_peer`) sends
+ * heartbeats. */
+MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
+                                        uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
+                                        uint64_t most_ns);
+/* When to ask again. */
+MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
+                                               uint64_t patience_ns, uint64_t most_ns);
 
 /* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
@@ -7400,6 +7546,19 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
+/* How collectives and barriers of a worker have servers count it, and barriers wait for it (coll/membership.h). worker and
+ * barrier: or NULL. */
+typedef struct mlfab__counting {
+  struct mlfab__worker *worker;
+  uint64_t (*progress)(const struct mlfab__worker *worker);
+  void (*apart)(struct mlfab__worker *worker);
+  void (*back)(struct mlfab__worker *worker, uint64_t progress);
+  int (*counted)(const struct mlfab__worker *worker);
+  struct mlfab__barrier_worker *barrier;
+  void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
+  void (*barrier_here)(struct mlfab__barrier_worker *barrier);
+} mlfab__counting;
+
 
 /* ==============================================================================================
  * core/node/port.c
@@ -7407,6 +7566,23 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 /* port.c - a role's port. See port.h. */
 
 #include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
+                                        uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
+                                        uint64_t most_ns) {
+  uint64_t passed_ns = now_ns - mlfab__min(since_ns, now_ns);
+  if (passed_ns < patience_ns) return 0;
+  return passed_ns >= most_ns || !port->silent ||
+         port->silent(port->self, peer, to_peer) >= patience_ns;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
+                                               uint64_t patience_ns, uint64_t most_ns) {
+  uint64_t first_ns = mlfab__add_sat(since_ns, patience_ns);
+  if (first_ns > now_ns) return first_ns;
+  return mlfab__min(mlfab__add_sat(now_ns, patience_ns / 4 + 1),
+                    mlfab__add_sat(since_ns, mlfab__max(most_ns, patience_ns)));
+}
 
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
                                        const mlfab__frame_in *frame, int wrong) {
@@ -7574,6 +7750,9 @@ typedef struct mlfab__role {
   /* tick: at every look at the clock. deadline: when the next one is due. */
   void (*tick)(void *self, uint64_t now_ns);
   uint64_t (*deadline)(const void *self);
+  /* This process did not run for a time: node.h, Pauses. Times at which a peer was heard last become late_ns later, but
+   * not later than now. */
+  void (*awake)(void *self, uint64_t late_ns, uint64_t now_ns);
   /* Four times a beat, while `waits` of any role returns 1. */
   void (*scan)(void *self, uint64_t now_ns);
   int (*waits)(const void *self);
@@ -7709,11 +7888,13 @@ typedef struct mlfab__role {
  * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in one of
  * these states:
  *
- *    HEARD     a frame came less than 3 beats ago
- *    SUSPECT   no frame came for 3 beats. At every look the node asks the transport
- *              (MLFAB_ACTION_PROBE) whether the peer's system answers -> HEARD with the next frame, LOST
- *    LOST      closed: (a) for 5 beats neither a frame nor an answered probe came; or (b) no frame came
- *              for silent_death_ns
+ *    HEARD     a byte came less than 3 beats ago. After 1.5 beats without a frame the node asks the transport at
+ *              every look (MLFAB_ACTION_PROBE) for bytes of a frame that is not complete: they count, since a slow
+ *              link takes long for a frame, and heartbeats wait behind it
+ *    SUSPECT   no byte came for 3 beats. The same question tells whether the peer's system answers
+ *              -> HEARD with the next byte, LOST
+ *    LOST      closed: (a) for 5 beats neither a byte nor an answered probe came; or (b) no byte came
+ *              for silent_death_ns; or (c) bytes came for silent_death_ns, and no whole frame
  *
  * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
  * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
@@ -7724,6 +7905,18 @@ typedef struct mlfab__role {
  *    first served;
  *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
  *    otherwise.
+ *
+ * Pauses. A node that is called 3 beats after its deadline did not run meanwhile: it was stopped (Ctrl-Z), frozen
+ * (docker pause), or its machine was. Its peers may have been paused with it, so their silence shows nothing:
+ *
+ *    AWAKE --called late--> suspicion starts anew: every peer counts as heard now --> AWAKE
+ *      ^ \--called late again, before it was awake for silent_death_ns--> the pause counts as one beat of silence --\
+ *      \-----------------------------------------------------------------------------------------------------------/
+ *
+ *  (1) Every stamp from which a silence is counted moves: those of links, callers, routes, claims and offers here, those
+ *      of roles in mlfab__role.awake. mlfab__later moves one.
+ *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Nor do deadlines of requests.
+ *  (3) A node that runs rarely, because its user drives it or its processor is busy, notices the dead: after few looks.
  *
  * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
  * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
@@ -7982,6 +8175,8 @@ struct mlfab__session; /* ../keys/session.h */
 /* Copies of a server: the one of the configuration, and its replica. */
 enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
 
+enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
+
 /* Why a link was closed: because of silence; for a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
@@ -8009,10 +8204,13 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns;    /* time of the last answered probe: the peer's system was up */
-  uint64_t nonce;    /* of the process at the other end, if it has a number */
-  uint64_t probe_ns; /* time of the BEAT_PROBE that it has not answered; else 0 */
-  uint64_t since_ns; /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
+  uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
+  uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
+  uint64_t asked_ns;  /* when the transport was last asked for such bytes, and knew of none */
+  uint64_t moved_ns;  /* when a byte last came that was not of a heartbeat */
+  uint64_t nonce;     /* of the process at the other end, if it has a number */
+  uint64_t probe_ns;  /* time of the BEAT_PROBE that it has not answered; else 0 */
+  uint64_t since_ns;  /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
   /* Not proven yet. Our own call: its token. Called: the number of our nonce, 0 before the challenge. */
   uint64_t pending;
   struct mlfab__session
@@ -8238,9 +8436,13 @@ struct mlfab_node {
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
+  uint64_t asleep_ns; /* Pauses: sum of those so far; */
+  uint64_t anew_ns;   /* the time that it was awake when suspicion may start anew next */
   uint32_t join_link;
-  int meets;      /* this node is server 0, and the fabric is formed here */
-  int join_other; /* the next call is to the replica of server 0 */
+  int meets;                          /* this node is server 0, and the fabric is formed here */
+  int join_other;                     /* the next call is to the replica of server 0 */
+  uint32_t join_ports, join_turns[2]; /* of the address that is called; calls of each */
+  int join_said;                      /* a process at one of the ports has said why not */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
@@ -8567,6 +8769,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
+ * up. 0: there is one port, or another reason. */
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
@@ -8593,6 +8798,8 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
 /* The transport's answer for a link that is suspect. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
+/* `now_ns` comes long after the last look. Sees whether this process was paused. */
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns);
 /* A link's timer: checks the link, and arms the timer again. */
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
@@ -8659,11 +8866,28 @@ static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, u
   mlfab__node_emit(to->node, kind, rank, is_server, incarnation, code, text);
 }
 
+static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  if (index == MLFAB__NO_LINK) return MLFAB__NEVER;
+  mlfab__link *link = &to->node->links[index];
+  if (link->self) return 0;
+  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. */
+  int asks = !heartbeats && link->caps & MLFAB_CAP_PROBE;
+  uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
+  uint64_t looked_ns = asks ? link->asked_ns : mlfab__max(link->heard_ns, link->asked_ns);
+  if (asks && !link->probing) {
+    link->probing = 1;
+    mlfab__node_act(to->node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+  return looked_ns < moved_ns ? 0 : looked_ns - moved_ns;
+}
+
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
   assert(node->noutlets < MLFAB__OUTLETS);
   mlfab__outlet *to = &node->outlets[node->noutlets++];
   *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
-  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event};
+  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event, role_silent};
 }
 
 /* --- the table --- */
@@ -8854,6 +9078,13 @@ MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
 #include <stdio.h>
 
 enum { NODE_STRANGERS = 64 };
+
+/* Every call tells the time. */
+static void node_look(mlfab_node *node, uint64_t now_ns) {
+  if (MLFAB__UNLIKELY(now_ns > node->now_ns + MLFAB__PAUSE_BEATS * node->config.heartbeat_ns))
+    mlfab__alive_look(node, mlfab_node_deadline(node), now_ns);
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+}
 
 /* --- open and close --- */
 
@@ -9259,6 +9490,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
+  if (mlfab__bootstrap_elsewhere(node, code, why)) return;
   snprintf(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
@@ -9299,7 +9531,7 @@ static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
 MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
   uint32_t index;
   if (!node || !event) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->crashes) {
     if (event->kind == MLFAB_IO_UP) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
     return;
@@ -9410,7 +9642,7 @@ static void node_unlist(mlfab_node *node, uint32_t index) {
 
 MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p) {
   if (!node || !action_p) return 0;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->out != MLFAB__OUT_NONE) {
     *action_p = node->action;
     return 1;
@@ -9476,7 +9708,7 @@ static void node_done_action(mlfab_node *node, int status) {
 MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
                                uint64_t now_ns) {
   if (!node || !action || node->out == MLFAB__OUT_NONE) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->out == MLFAB__OUT_ACTION) {
     node_done_action(node, status);
     node_epilogue(node);
@@ -9561,7 +9793,7 @@ static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   const mlfab__heap_entry *entry;
   if (!node) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->crashes) {
     node_epilogue(node);
     return;
@@ -9613,7 +9845,7 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   error->rank = MLFAB_NO_RANK;
   error->waited_ns = 0;
   error->text[0] = 0;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->closed) return MLFAB__FAIL(error, MLFAB_ERR_CLOSED, "the context is being closed");
   if (worker && !node->is_worker)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "this node is not a worker");
@@ -9700,7 +9932,7 @@ static void node_part(mlfab_node *node) {
 
 /* how: as `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   /* If the worker role has left before the server role, nobody waits for it any more. */
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
@@ -9740,7 +9972,7 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
 
 MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   mlfab__request *request = mlfab__request_find(&node->requests, id);
   if (!request)
     return node_wrong(node, MLFAB_ERR_REQUEST,
@@ -10385,6 +10617,8 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
                                           const mlfab__frame_in *frame) {
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
+  if (frame->type != MLFAB__HEARTBEAT) link->moved_ns = node->now_ns;
+  link->coming_ns = 0;
   link->suspect = 0;
   if (link->closing) { /* only the peer's BYE still matters */
     if (frame->type == MLFAB__BYE) mlfab__node_doom(node, index);
@@ -11911,7 +12145,7 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
     return MLFAB_ERR_WORLD;
   }
   if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
-    snprintf(
+    mlfab__format(
         text, room,
         "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
         "server 0",
@@ -12277,11 +12511,14 @@ static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
   if (node->meets && !other) return;
-  if (other && (node->join_other || node->meets)) {
+  int second = other && (node->join_other || node->meets);
+  if (second) {
     address = other + 1;
     bytes = strlen(address);
   }
-  snprintf(node->join_address, sizeof node->join_address, "%.*s", (int)bytes, address);
+  node->join_ports = mlfab__address_ports(address, bytes);
+  mlfab__address_port(address, bytes, node->join_turns[second]++ % node->join_ports,
+                      node->join_address, sizeof node->join_address);
   node->join_other ^= 1;
   node->join_connecting = 1;
   mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
@@ -12354,11 +12591,30 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
 }
 
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
+  int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
+              code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
+  if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
+  snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
+  node->join_said = 1;
+  return 1;
+}
+
+/* A program that is not of this library may never say anything at its port. */
+static void bootstrap_tire(mlfab_node *node) {
+  uint32_t index = node->join_link;
+  if (node->join_ports < 2 || index == MLFAB__NO_LINK) return;
+  const mlfab__link *link = &node->links[index];
+  if (link->heard_ns == link->since_ns &&
+      node->now_ns - link->since_ns >= 5 * mlfab__node_beat(node))
+    mlfab__node_hang_up(node, index, "the program at this port says nothing");
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) {
   node->join_link = MLFAB__NO_LINK;
   node->join_connecting = 0;
   node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+  if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
 /* Server 0 offers a number: this node's work is done. */
@@ -12461,6 +12717,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
     char text[MLFAB__TEXT_MAX + 320], callee[MLFAB__CALLEE];
+    if (mlfab__bootstrap_elsewhere(node, refuse.code, refuse.text)) {
+      mlfab__node_hang_up(node, link, refuse.text);
+      return;
+    }
     mlfab__bootstrap_callee(node, callee);
     snprintf(text, sizeof text, "joining: refused by %s: %s", callee, refuse.text);
     if (refuse.code == MLFAB_ERR_JOB)
@@ -12539,6 +12799,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     bootstrap_tell_missing(node);
   }
   if (node->meets && !node->config.replicas) return;
+  bootstrap_tire(node);
   if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
       node->now_ns >= node->join_retry_ns) {
     bootstrap_call(node);
@@ -12642,9 +12903,10 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id) {
 
 #include <stdio.h>
 
-enum {
-  ALIVE_STRANGER_NS = 2000000000
-}; /* the most that a caller has for its first frame, or its proof */
+/* The most that a caller has for its first frame, or its proof. */
+#define ALIVE_STRANGER_NS UINT64_C(2000000000)
+/* A shorter pause is not worth a line: a busy machine causes it. */
+#define ALIVE_TOLD_NS UINT64_C(2000000000)
 
 /* Closes the link. A peer without another link is dead at the next look, which is due now. */
 static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
@@ -12662,23 +12924,7 @@ static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link)
   return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
 }
 
-/* The transport's answer for a link that is suspect: node.h has the states and limits. */
-MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
-  mlfab__link *link = &node->links[index];
-  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
-  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
-  link->probing = 0;
-  if (!link->suspect) return;
-  if (status == 0) link->up_ns = node->now_ns;
-  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
-    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
-    alive_hang_up(node, index, "");
-  }
-}
-
-static void alive_suspect(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
+static void alive_suspect(mlfab_node *node, mlfab__link *link) {
   int server = link->kind == MLFAB__LINK_SERVER;
   char text[64], silent[24];
   if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) &&
@@ -12689,6 +12935,40 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
                      server ? 0 : node->callers[link->peer].incarnation, 0, text);
   }
   link->suspect = 1;
+}
+
+/* The transport's answer for a link that is quiet: node.h has the states and limits. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (status > 0) { /* a large frame is coming */
+    if (link->coming_ns == 0) link->coming_ns = node->now_ns;
+    /* Its length may be wrong, and swallow all that follows. */
+    if (!hand && node->now_ns - link->coming_ns >= node->config.silent_death_ns) {
+      mlfab__node_hang_up(node, index, "a frame came too slowly");
+      return;
+    }
+    link->heard_ns = link->moved_ns = node->now_ns;
+    link->suspect = 0;
+    return;
+  }
+  link->asked_ns = node->now_ns;
+  if (silent_ns < 3 * node->config.heartbeat_ns) return;
+  link->coming_ns = 0;
+  alive_suspect(node, link);
+  if (status == 0) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
+    alive_hang_up(node, index, "");
+  }
+}
+
+/* Asks whether bytes have come that are no whole frame yet, and whether the peer's system answers. */
+static void alive_ask(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
   if (!(link->caps & MLFAB_CAP_PROBE)) {
     mlfab__alive_probed(node, index, MLFAB_ERR_UNSUPPORTED);
   } else if (!link->probing) {
@@ -12697,14 +12977,69 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
   }
 }
 
+/* The stamps of the node itself. */
+static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
+  const mlfab_config *c = &node->config;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    mlfab__later(&link->heard_ns, late_ns, now_ns);
+    mlfab__later(&link->since_ns, late_ns, now_ns);
+    mlfab__later(&link->probe_ns, late_ns, now_ns);
+    mlfab__later(&link->coming_ns, late_ns, now_ns);
+  }
+  for (uint32_t w = 0; node->callers && w <= c->workers; w++) {
+    mlfab__later(&node->callers[w].heard_ns, late_ns, now_ns);
+    mlfab__later(&node->callers[w].lost_ns, late_ns, now_ns);
+  }
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    mlfab__later(&node->routes[r].heard_ns, late_ns, now_ns);
+    mlfab__later(&node->routes[r].connect_ns, late_ns, now_ns);
+  }
+  for (uint32_t i = 0; node->peers && i < node->nodes; i++) {
+    mlfab__later(&node->peers[i].awaited_ns, late_ns, now_ns);
+    mlfab__later(&node->peers[i].offered_ns, late_ns, now_ns);
+  }
+  mlfab__later(&node->served_ns, late_ns, now_ns);
+}
+
+/* node.h, Pauses. */
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns) {
+  uint64_t beat = node->config.heartbeat_ns;
+  uint64_t last_ns = mlfab__max(node->now_ns, due_ns);
+  if (now_ns <= last_ns || now_ns - last_ns < MLFAB__PAUSE_BEATS * beat) return;
+  uint64_t late_ns = now_ns - last_ns - beat,
+           awake_ns = last_ns - node->opened_ns - node->asleep_ns;
+  node->asleep_ns += late_ns;
+  if (awake_ns >= node->anew_ns) {
+    char paused[24];
+    if (node->config.progress != MLFAB_PROGRESS_HAND && now_ns - last_ns >= ALIVE_TOLD_NS)
+      mlfab__log(&node->env, MLFAB_LOG_WARN,
+                 "this process did not run for %s: until now it takes nobody's silence for a death",
+                 mlfab__duration(paused, now_ns - last_ns));
+    node->anew_ns = mlfab__add_sat(
+        awake_ns, mlfab__max(node->config.silent_death_ns, MLFAB__HALT_BEATS * beat));
+    late_ns = MLFAB__NEVER;
+  }
+  alive_move(node, late_ns, now_ns);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].awake) node->roles[i].awake(node->roles[i].self, late_ns, now_ns);
+  }
+}
+
+/* A link that is quiet for as long is asked about at every look. Heartbeats come in less. */
+static uint64_t alive_quiet_ns(const mlfab_node *node, const mlfab__link *link) {
+  return (link->caps & MLFAB_CAP_PROBE ? 3 : 6) * node->config.heartbeat_ns / 2;
+}
+
 /* The earliest time at which a link may need an action. */
 static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   uint64_t beat = node->config.heartbeat_ns;
-  if (link->suspect || link->probe_ns != 0) return node->now_ns;
-  uint64_t silent_ns = link->heard_ns + 3 * beat;
+  if (link->probe_ns != 0) return node->now_ns;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
-  if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
-  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may have a kind */
+  if (link->kind != MLFAB__LINK_NEW)
+    return mlfab__min(link->heard_ns + alive_quiet_ns(node, link), link->sent_ns + beat);
+  return mlfab__min(link->heard_ns + 5 * beat,
+                    node->now_ns + beat); /* until then it may have a kind */
 }
 
 static void alive_look(mlfab_node *node, uint32_t index) {
@@ -12727,8 +13062,8 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");
-  } else if (silent >= 3 * beat) {
-    alive_suspect(node, index);
+  } else if (silent >= alive_quiet_ns(node, link)) {
+    alive_ask(node, index);
   }
 }
 
@@ -13042,6 +13377,7 @@ struct mlfab__worker {
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
   int enters;                          /* it has the model, and asks the servers to count it */
+  int apart;                           /* it asks them not to count it: see ../coll/membership.h */
   int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
@@ -13233,6 +13569,14 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
                                              uint64_t before);
 /* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
+/* The same; the next update has this number at least. */
+MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least);
+/* The number of the next update: how many it has pushed, as rounds count. */
+MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
+/* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress);
+MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker);
 /* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);
@@ -14603,8 +14947,8 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
-  mlfab__progress progress = {stream->round};
-  if (!worker->stands || !stream->counts || !stream->up) return;
+  mlfab__progress progress = {stream->round, 0};
+  if (!worker->stands || !stream->counts || !stream->up || worker->apart) return;
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -14614,8 +14958,8 @@ static void push_moved_on(mlfab__worker *worker, uint32_t server) {
     mlfab__pull_renumber(worker, server, 0);
 }
 
-MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
-  uint64_t most = 0;
+MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least) {
+  uint64_t most = least;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
     if (stream->dead || stream->absent) continue;
@@ -14630,6 +14974,8 @@ MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
     push_moved_on(worker, s);
   }
 }
+
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) { mlfab__push_align_to(worker, 0); }
 
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
   mlfab__stream *stream = &worker->streams[server];
@@ -15282,6 +15628,13 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   int code = 0;
   const char *text = NULL;
   double scale = options->scale;
+  uint64_t bits;
+  memcpy(&bits, &scale, sizeof bits);
+  if (bits == 0)
+    code = MLFAB_ERR_ARGUMENT,
+    text =
+        "scale is 0, as in options that nobody initialised (MLFAB_PUSH_OPTIONS_INIT sets 1); "
+        "an update by nothing has scale -0.0";
   if (!mlfab__finite(scale)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
   if (!(options->clip_norm >= 0.0) || !mlfab__finite(options->clip_norm)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
@@ -15305,19 +15658,18 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
     break;
   }
   if (!worker->stands)
-    code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
+    code = MLFAB_ERR_STATE, text = "there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   return code ? MLFAB__FAIL(error, code, "push: %s", text)
               : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
-/* The progress of the next update. */
-static uint64_t push_progress(const mlfab__worker *worker) {
+MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker) {
   return worker->streams[0].round + mlfab__worker_ahead(worker, 0, worker->next_seq);
 }
 
 static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlfab_error *error) {
-  uint64_t next = push_progress(worker) + 1;
+  uint64_t next = mlfab__worker_progress(worker) + 1;
   if (wanted == 0 || wanted == next) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                      "push: iteration is %llu, this worker's next is %llu",
@@ -15489,7 +15841,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   if (again) return 0;
   if (update->filtered) update->shape = push_shape(update);
   update->kept = 0;
-  int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
+  int code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
                       !(worker->define.options.weight_decay > 0.0) &&
@@ -16344,9 +16696,11 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
 }
 
 static void worker_enter(mlfab__worker *worker, uint32_t server) {
-  const mlfab__stream *stream = &worker->streams[server];
-  const mlfab__progress progress = {stream->round};
-  if (worker->enters && stream->guest && stream->up && stream->epoch != 0 && !stream->absent)
+  mlfab__stream *stream = &worker->streams[server];
+  const mlfab__progress progress = {stream->round, worker->apart != 0};
+  if (!stream->up || stream->epoch == 0 || stream->absent) return;
+  if (worker->apart) stream->guest = 1;
+  if (worker->apart || (worker->enters && stream->guest))
     MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -16355,18 +16709,50 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
   mlfab__stream *stream = &worker->streams[server];
   mlfab__progress in;
   if (MLFAB__MALFORMED(&worker->port, server, frame, progress, &in)) return;
-  if (!stream->guest) return;
+  if (worker->apart) worker_enter(worker, server); /* an update has made it count */
+  if (!stream->guest || worker->apart || in.progress < stream->round) return;
   stream->guest = 0;
   stream->round = mlfab__max(stream->round, in.progress);
   worker->due = 1;
 }
 
+static int worker_is_guest(const mlfab__worker *worker) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->guest && !stream->absent && !stream->dead) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
+  return !worker->stands || (!worker->apart && !worker_is_guest(worker));
+}
+
+/* A worker that has no model yet is a guest anyway. */
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker) {
+  if (worker->apart || !worker->stands) return;
+  worker->apart = 1;
+  worker->enters = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+}
+
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress) {
+  if (!worker->stands) return;
+  worker->apart = 0;
+  worker->enters = 1;
+  /* It may have been ahead of the others: its next update has their number. */
+  for (uint32_t s = 0; s < worker->servers && progress > 0; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    if (stream->guest && mlfab__worker_ahead(worker, s, worker->next_seq) == 0)
+      stream->round = mlfab__min(stream->round, progress);
+  }
+  mlfab__push_align_to(worker, progress);
+  for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+}
+
 /* The worker has the model. The model stands for it when all servers count it. */
 static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
-  uint32_t guests = 0;
-  for (uint32_t s = 0; s < worker->servers; s++)
-    guests += worker->streams[s].guest && !worker->streams[s].absent;
-  if (guests == 0) {
+  if (!worker_is_guest(worker)) {
     mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
     worker_model_end(worker, 0);
   } else if (!worker->enters) {
@@ -16487,6 +16873,10 @@ static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
     worker_model_progress(worker, now_ns);
+    if (worker->enters && !worker->model_request && !worker_is_guest(worker)) {
+      worker->enters = 0;
+      mlfab__push_align(worker);
+    }
     if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
       worker->mover->decided(worker, now_ns);
   }
@@ -16822,7 +17212,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   worker_count_lost(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
-  if (worker->stands) {
+  if (worker->stands && stream->guest && worker->enters) {
+    /* Its number is that of the others, or the server's answer. */
+  } else if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {
     stream->round = ack->v_train;
@@ -17256,7 +17648,7 @@ MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy) {
  *      |                                       |                 \--> APPLYING (optimizer, rounds: a few
  *      |                                       |                      blocks a tick) --> APPLIED
  *      |                                       +--(NaN, callback)--> refused: NOT_APPLIED
- *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
+ *      |                                       +--(no byte of its link for 3 heartbeats)--> revoked: RESEND
  *      +--(link lost, worker dead)--> forgotten; the worker announces it again when it reconnects
  *
  * With a scheduler, large updates and pulls wait beside the queue until a plan places them:
@@ -18557,7 +18949,9 @@ MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
  * Its first round is one for all servers. From its PROGRESS on, each server s holds the round b(s) open for it. The
  * worker waits for all b(s), takes the largest, B, and tells the others (push.c, aligned); then they close the rounds
  * below B without it. No server is beyond B by then: it would have closed b(s) without its member. So the worker's first
- * update is in round B everywhere, and it is missing from the rounds below B everywhere. A worker that dies on the way
+ * update is in round B everywhere, and it is missing from the rounds below B everywhere. A MEMBER that stands apart
+ * (PROGRESS with `apart`) is a GUEST again. It returns with the number that the members have (coll/membership.h), even
+ * if the open round has an update of it. Only then a round has two updates of one worker. A worker that dies on the way
  * is absent again at every server. Servers whose slices move, or that have stopped the worker for a move, do not take
  * its PROGRESS; it tells them again when they greet it after the move.
  *
@@ -18796,8 +19190,8 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two updates of
- * one worker never have one number, and so are never in one round. */
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two queued updates
+ * of one worker never have one number. */
 static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
@@ -18829,7 +19223,10 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
   if (server->phase != MLFAB__MODEL_STANDS) return;
   mlfab__server_peer *peer = &server->peers[worker];
   server->due = 1;
-  if (!peer->guest) {
+  if (in.apart) {
+    if (!peer->guest) mlfab__clock_members(server);
+    peer->guest = 1;
+  } else if (!peer->guest) {
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
     mlfab__clock_enter(server, worker, in.progress);
@@ -18839,11 +19236,11 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
-  uint64_t open = mlfab__clock_join(server, worker);
-  peer->pushed = mlfab__max(progress, open);
+  peer->pushed = 0; /* The round that has an update of it already may have its next one, too. */
+  peer->pushed = mlfab__max(progress, mlfab__clock_join(server, worker));
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
-  mlfab__progress told = {peer->pushed};
+  mlfab__progress told = {peer->pushed, 0};
   MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 
@@ -20717,7 +21114,8 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
     /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
     if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
-             silent >= 3 * server->heartbeat_ns) {
+             mlfab__port_stalled(&server->port, head->worker, 0, head->last_byte_ns, server->now_ns,
+                                 3 * server->heartbeat_ns, server->config->silent_death_ns)) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
     mlfab__apply_reset(server, worker);
@@ -20735,8 +21133,12 @@ MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
   if (server->apply.applying == MLFAB__APPLY_HELD) return MLFAB__NEVER;
   if (server->apply.applying != MLFAB__APPLY_NONE) return 0;
   if (!server->apply.head) return MLFAB__NEVER;
-  uint64_t beats = server->apply.head->group ? 5 : 3;
-  uint64_t deadline = server->apply.head->last_byte_ns + beats * server->heartbeat_ns;
+  const mlfab__incoming *head = server->apply.head;
+  uint64_t beat = server->heartbeat_ns;
+  uint64_t deadline = head->group
+                          ? head->last_byte_ns + 5 * beat
+                          : mlfab__port_stalls_at(head->last_byte_ns, server->now_ns, 3 * beat,
+                                                  server->config->silent_death_ns);
   int more = server->scheduled && server->queue.last != server->apply.head;
   return more ? mlfab__min(deadline, mlfab__meter_due(&server->apply.meter)) : deadline;
 }
@@ -21533,7 +21935,9 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
     if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;
-    if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
+    if (!mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
+                             3 * server->heartbeat_ns, server->config->silent_death_ns))
+      continue;
     mlfab__blocks_restart(server, pull);
     pull->progress_ns = server->now_ns;
   }
@@ -22308,6 +22712,15 @@ static void server_role_gone(void *self, mlfab__at at, int left) {
 
 static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(self, now_ns); }
 
+/* Transfers that a worker was granted, and pulls, are silent since this server runs again. */
+static void server_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__server *server = self;
+  mlfab__serve_walk walk = {NULL, 0};
+  if (server->apply.head) mlfab__later(&server->apply.head->last_byte_ns, late_ns, now_ns);
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;)
+    mlfab__later(&pull->progress_ns, late_ns, now_ns);
+}
+
 static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
 /* Workers may send at any time, and `tick` looks after stalled pulls and moving slices. */
@@ -22331,6 +22744,7 @@ static const mlfab__role server_row = {
     .lost = server_role_lost,
     .gone = server_role_gone,
     .tick = server_role_tick,
+    .awake = server_role_awake,
     .deadline = server_role_deadline,
     .waits = server_role_always,
     .serves = server_role_always,
@@ -22362,6 +22776,8 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
   uint64_t objects; /* the number of the last one that it opened, or took part in opening */
   uint32_t open;    /* objects that are open there */
+  uint32_t
+      newcomer; /* 1: it has been in no epoch, and the fabric was there before (membership.h) */
 } mlfab__membership_ask;
 
 typedef struct mlfab__membership_member { /* in a list, in the order of members */
@@ -22376,11 +22792,15 @@ typedef struct
                                      mlfab__membership_member follow */
   uint32_t epoch;
   uint32_t members;
+  uint32_t newcomers; /* of the members */
 } mlfab__membership_list;
 
-typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
+/* worker -> server 0: it knows the members; with newcomers, it has also called. server 0 -> newcomer: the others are
+ * ready, having pushed so many updates. */
+typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped everybody's memory */
+  uint64_t progress;
 } mlfab__membership_ready;
 
 typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
@@ -22459,7 +22879,7 @@ typedef struct mlfab__membership_worker {
   uint32_t flags; /* bits: membership_records.c */
   int32_t lost;
   uint32_t over_owed, incarnation, place;
-  uint64_t calls, begun;
+  uint64_t calls, begun, progress;
   mlfab__membership_ask ask;
 } mlfab__membership_worker;
 
@@ -22508,8 +22928,8 @@ MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
 /* clang-format off */
 WIRE_META(membership_ask,
   N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects) N(open))
-WIRE_META(membership_ready, N(epoch) N(arena))
+  N(objects) N(open) N(newcomer))
+WIRE_META(membership_ready, N(epoch) N(arena) N(progress))
 WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
 WIRE_META(membership_call, N(epoch) N(channel) N(number))
@@ -22526,12 +22946,14 @@ WIRE_META(membership_state,
   N(verdict.epoch) N(verdict.code) N(verdict.rank) T(verdict.text))
 WIRE_META(membership_worker,
   N(flags) N(lost) N(over_owed) N(incarnation) N(place) N(calls) N(begun)
+  N(progress)
   N(ask.epoch) N(ask.arena_pid) N(ask.arena_fd) N(ask.arena_nonce) N(ask.arena_bytes) N(ask.host)
-  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open))
+  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open)
+  N(ask.newcomer))
 WIRE_FIELDS(membership_member, mlfab__membership_member,
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
 WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
-  N(epoch))
+  N(epoch) N(newcomers))
 WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
   N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
   N(signature) N(elements))
@@ -24941,7 +25363,7 @@ typedef struct mlfab__notify_tally {
 } mlfab__notify_tally;
 
 typedef struct mlfab__notify {
-  uint32_t mode;            /* MLFAB_NOTIFY_* */
+  uint32_t mode;            /* MLFAB_STOCHASTIC_* */
   uint32_t outs, ins;       /* edges; an edge's index is that of its peer in the list */
   const uint32_t *out_peer; /* borrowed: ranks, ascending */
   const uint32_t *in_peer;
@@ -25368,6 +25790,9 @@ MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t r
 /* Our link to a worker stands; is lost. */
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
 MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
+/* mlfab__role.awake */
+MLFAB__INTERNAL void mlfab__streams_awake(mlfab__streams *streams, uint64_t late_ns,
+                                          uint64_t now_ns);
 /* 1 when messages wait for a link to this worker. since_p: since when (now_ns at the first call); NULL is accepted. */
 MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
                                                uint64_t now_ns, uint64_t *since_p);
@@ -25738,6 +26163,12 @@ MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t
   if (stream->missing_ns == 0) stream->missing_ns = now_ns;
   if (since_p) *since_p = stream->missing_ns;
   return 1;
+}
+
+MLFAB__INTERNAL void mlfab__streams_awake(mlfab__streams *streams, uint64_t late_ns,
+                                          uint64_t now_ns) {
+  for (uint32_t i = 0; streams->epoch && i < streams->members; i++)
+    if (streams->streams[i]) mlfab__later(&streams->streams[i]->missing_ns, late_ns, now_ns);
 }
 
 /* --- from a peer --- */
@@ -26348,6 +26779,10 @@ typedef struct mlfab__comm {
   uint8_t leaving;
   uint8_t
       newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
+  /* Newcomers (membership.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
+   * was told from which progress on it counts. */
+  mlfab__counting counting;
+  uint8_t meets, said, apart, told;
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -26558,6 +26993,9 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go);
+MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in);
+/* Says READY when it is time. */
+MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
 MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 
@@ -26597,7 +27035,7 @@ MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank,
   comm->fail.rank = rank;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(comm->fail.text, sizeof comm->fail.text, format, arguments);
+  mlfab__vformat(comm->fail.text, sizeof comm->fail.text, format, arguments);
   va_end(arguments);
   mlfab__comm_set_verdict(comm, code, rank, 0, comm->fail.text);
   mlfab__comm_enter(comm, 0);
@@ -26754,7 +27192,8 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .out = comm->link_out,
                                      .round = comm->round,
                                      .objects = comm->objects_opened,
-                                     .open = mlfab__comm_open_objects(comm)};
+                                     .open = mlfab__comm_open_objects(comm),
+                                     .newcomer = comm->newcomer};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 
@@ -27623,7 +28062,7 @@ static int plain_check_type(const mlfab__comm_call *call, mlfab_error *error) {
                        call->words, call->op);
   if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
     return plain_check_refuse(error, MLFAB_ERR_UNSUPPORTED, call,
-                              "MLFAB_MEAN cannot be used with MLFAB_I64");
+                              "MLFAB_OP_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 
@@ -28717,7 +29156,11 @@ MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
   } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
     comm->phase = MLFAB__COMM_OUT;
     mlfab__comm_say_finish(comm, 0);
-  } /* else epoch.c says it when an epoch stands, or when the failed one is over */
+  } else { /* epoch.c says it when an epoch stands, or when the failed one is over */
+    mlfab__comm_enter(comm, 0);
+    comm->due |= MLFAB__COMM_BEGIN;
+    mlfab__comm_exit(comm);
+  }
 }
 
 MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self) {
@@ -28750,7 +29193,9 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
 #include <stdio.h>
 
 static void epoch_say_ready(mlfab__comm *comm) {
-  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
+  const mlfab__membership_ready ready = {
+      comm->epoch, comm->go.arena,
+      comm->counting.worker ? comm->counting.progress(comm->counting.worker) : 0};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
 }
 
@@ -28765,13 +29210,51 @@ static void epoch_say_leaving(mlfab__comm *comm) {
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_LEAVE, membership_leave, &leave);
 }
 
+/* --- newcomers --- */
+
+/* Nobody waits for a newcomer while it waits in a call. */
+static void epoch_look_apart(mlfab__comm *comm) {
+  int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&
+              comm->first < comm->end;
+  if (waits == comm->apart) return;
+  comm->apart = waits != 0;
+  if (!waits && comm->counting.worker) comm->counting.back(comm->counting.worker, 0);
+  if (waits && comm->counting.worker) comm->counting.apart(comm->counting.worker);
+  if (waits && comm->counting.barrier) comm->counting.barrier_apart(comm->counting.barrier);
+}
+
+/* With newcomers a member is ready when it has called; a newcomer, when the others are, and all servers count it. */
+MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_READY || comm->said) return;
+  if (comm->meets && !comm->finishing && !comm->leaving) {
+    if (!comm->newcomer && comm->first == comm->end) return;
+    if (comm->newcomer && !comm->told) return;
+    if (comm->newcomer && comm->counting.worker && !comm->counting.counted(comm->counting.worker))
+      return;
+  }
+  if (comm->newcomer && comm->told && comm->counting.barrier)
+    comm->counting.barrier_here(comm->counting.barrier);
+  comm->said = 1;
+  epoch_say_ready(comm);
+}
+
+/* The others have called, after so many updates. */
+MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in) {
+  if (in->epoch != comm->epoch || !comm->newcomer || comm->told) return;
+  if (comm->phase != MLFAB__COMM_LISTED && comm->phase != MLFAB__COMM_READY) return;
+  comm->told = 1;
+  comm->apart = 0;
+  if (comm->counting.worker) comm->counting.back(comm->counting.worker, in->progress);
+  mlfab__epoch_look_ready(comm);
+}
+
 /* --- it begins --- */
 
 static void epoch_begin(mlfab__comm *comm) {
   comm->phase = MLFAB__COMM_IN;
   comm->in_ns = comm->now_ns;
   comm->epochs++;
-  comm->newcomer = 0;
+  comm->newcomer = comm->told = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
     if (!object) continue;
@@ -28841,7 +29324,7 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   }
   epoch_objects_over(comm);
   comm->base = comm->begun = comm->first;
-  comm->left = 0;
+  comm->left = comm->told = 0;
   mlfab__comm_no_limit(comm);
   comm->phase = next;
 }
@@ -28867,10 +29350,13 @@ MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
       epoch_fail(comm);
       continue;
     }
+    epoch_look_apart(comm);
     mlfab__plain_begin_waiting(comm);
+    mlfab__epoch_look_ready(comm);
     if (!comm->failing) mlfab__comm_check_moved(comm);
     if (due & MLFAB__COMM_JOIN) mlfab__epoch_join(comm);
   }
+  epoch_look_apart(comm);
   comm->depth = 0;
 }
 
@@ -28883,8 +29369,9 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
   return rank;
 }
 
-/* All members have ended the calls of this epoch. */
+/* All members have ended the calls of this epoch. A call that is to come still fails with an earlier verdict. */
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
+  const mlfab_error earlier = comm->verdict;
   char text[MLFAB__TEXT_MAX];
   int32_t rank = epoch_first_finished(comm);
   if (rank == MLFAB_NO_RANK)
@@ -28893,6 +29380,7 @@ static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
     snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
   mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   epoch_end(comm, 0, next);
+  if (comm->owed) comm->verdict = earlier;
   comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
   comm->missing = MLFAB_NO_RANK;
 }
@@ -28929,7 +29417,7 @@ static int epoch_has_arena(const mlfab__comm *comm) {
 static void epoch_list(mlfab__comm *comm) {
   memset(&comm->go, 0, sizeof comm->go);
   comm->phase = MLFAB__COMM_LISTED;
-  comm->left = 0;
+  comm->left = comm->said = comm->told = 0;
   if (epoch_take_frames(comm) && !epoch_has_arena(comm)) mlfab__comm_mapped(comm, 0);
 }
 
@@ -28947,6 +29435,7 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
               list.epoch > comm->over_epoch && list.epoch > comm->epoch;
   if (fresh && comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_ASKED);
   if (fresh) code = epoch_take_members(comm, &list, members);
+  if (fresh && !code) comm->meets = list.newcomers > 0;
   if (!fresh || code) {
     mlfab__free(comm->env, members, bytes);
     return code;
@@ -28969,7 +29458,7 @@ MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
   if (comm->phase != MLFAB__COMM_LISTED) return;
   comm->go.arena = ok != 0;
   comm->phase = MLFAB__COMM_READY;
-  epoch_say_ready(comm);
+  mlfab__epoch_look_ready(comm);
 }
 
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
@@ -28985,6 +29474,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
   int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
   if (over->epoch <= comm->over_epoch) return;
   comm->over_epoch = over->epoch;
+  comm->due |= MLFAB__COMM_BEGIN;
   if (comm->phase == MLFAB__COMM_OUT) return;
   if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
     if (comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_OUT);
@@ -29022,7 +29512,7 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
       mlfab__comm_ask(comm, comm->over_epoch);
       break;
     case MLFAB__COMM_READY:
-      epoch_say_ready(comm);
+      if (comm->said) epoch_say_ready(comm);
       break;
     case MLFAB__COMM_FAILED:
       epoch_say_failed(comm);
@@ -29048,6 +29538,7 @@ MLFAB__INTERNAL void mlfab__comm_leave(void *self) {
   comm->leaving = 1;
   mlfab__streams_leave(&comm->streams);
   if (comm->phase == MLFAB__COMM_OUT || mlfab__comm_alone(comm)) return;
+  mlfab__epoch_look_ready(comm);
   epoch_say_leaving(comm);
   if (comm->phase != MLFAB__COMM_ASKED) return;
   char text[64];
@@ -29188,6 +29679,7 @@ static int comm_take_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
       COMM_FRAME(MLFAB__MEMBERSHIP_FREEZE, membership_finish, mlfab__comm_on_freeze)
       COMM_FRAME(MLFAB__MEMBERSHIP_SETTLE, membership_finish, mlfab__comm_on_settle)
       COMM_FRAME(MLFAB__MEMBERSHIP_GO, membership_go, mlfab__epoch_on_go)
+      COMM_FRAME(MLFAB__MEMBERSHIP_READY, membership_ready, mlfab__epoch_on_meet)
       COMM_FRAME(MLFAB__MEMBERSHIP_OVER, membership_over, mlfab__epoch_on_over)
       COMM_FRAME(MLFAB__MEMBERSHIP_LEFT, membership_leave, mlfab__epoch_on_left)
       COMM_FRAME(MLFAB__MEMBERSHIP_ASK, membership_call, comm_on_ask)
@@ -29372,6 +29864,28 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * tries again a heartbeat later. For the same reason joiners are not in an epoch that forms after a failure while
  * its members have objects.
  *
+ * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
+ * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
+ * others make with it, or its first barrier where the loop has no collective.
+ *
+ *    TRIAL --first collective or barrier--> APART --all others have called: READY, with their progress--> RETURNS
+ *      RETURNS --all servers count it--> MEMBER      APART --its call fails--> TRIAL
+ *
+ * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
+ * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
+ * in whatever order a loop has its calls. A collective of an epoch that has newcomers begins when every member has
+ * called it: each says READY then, with its progress, the number of its updates. Server 0 tells newcomers the largest. No
+ * member can push an update of a later round before the collective ends. RETURNS: it asks the servers to count it from
+ * that progress on, waits for all, then enters the barriers, and says READY. A barrier does the same (barrier.h).
+ * After the call all are at the same place of their loops, and all have the same numbers. A newcomer that has pushed
+ * into a round that no other has reached would be one round ahead. Its number falls to theirs: that update stays in the
+ * round, and its next one is in the same round.
+ *
+ * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
+ * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
+ * nobody's call; after LIST it is a member like others. (d) A loop needs a place that its first collective marks: of
+ * several equal collectives in a step the library cannot tell which one a joiner makes.
+ *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
  * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
  *
@@ -29411,6 +29925,8 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t well;       /* its last process left in good order, or it has had none */
   uint8_t joins;      /* no member yet, and fails nobody's call */
   uint8_t open;       /* it had objects when it froze */
+  uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
+  uint64_t progress;  /* updates that it had pushed when it was ready */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
@@ -29497,7 +30013,7 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *me
 #include <stdio.h>
 
 enum {
-  MEMBERSHIP_LIST_BYTES = 8,
+  MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
   MEMBERSHIP_KEPT_TICKS = 4,          /* a heartbeat */
   MEMBERSHIP_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
@@ -29646,7 +30162,7 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
   membership->verdict.code = code;
   membership->verdict.rank = rank;
   va_start(arguments, format);
-  vsnprintf(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
+  mlfab__vformat(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
   va_end(arguments);
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&membership->inquiry, 0, sizeof membership->inquiry);
@@ -29705,9 +30221,10 @@ static void membership_arrange(mlfab__membership *membership) {
 }
 
 static void membership_make_list(mlfab__membership *membership) {
-  mlfab__membership_list list = {membership->epoch, membership->members};
+  mlfab__membership_list list = {membership->epoch, membership->members, 0};
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
+    list.newcomers += entry->fresh;
     const mlfab__membership_ask *ask = &entry->ask;
     membership->table[i] = (mlfab__membership_member){
         membership->order[i], entry->incarnation, ask->arena_pid, ask->arena_fd,
@@ -29802,17 +30319,20 @@ static void membership_form(mlfab__membership *membership) {
   membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
 }
 
-/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. */
+/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. Newcomers get ready after
+ * the others. */
 static int32_t membership_missing(const mlfab__membership *membership) {
+  int32_t fresh = MLFAB_NO_RANK;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (membership->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done &&
         !entry->asked && !entry->joins)
       return (int32_t)w;
-    if (membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
-      return (int32_t)w;
+    if (membership->phase != MLFAB__MEMBERSHIP_LISTED || !entry->member || entry->ready) continue;
+    if (!entry->fresh) return (int32_t)w;
+    if (fresh == MLFAB_NO_RANK) fresh = (int32_t)w;
   }
-  return MLFAB_NO_RANK;
+  return fresh;
 }
 
 /* Tells the workers that wait which rank is missing, when it has changed. */
@@ -29822,8 +30342,9 @@ static void membership_tell_missing(mlfab__membership *membership) {
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked
-                                                                 : entry->member && entry->ready;
+    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING
+                    ? entry->asked
+                    : entry->member && (entry->ready || entry->fresh);
     if (!waits || entry->left || entry->missing == missing.rank) continue;
     entry->missing = missing.rank;
     membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
@@ -29856,15 +30377,35 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
+/* Tells newcomers that all others have called, and after how many updates. */
+static void membership_meet(mlfab__membership *membership) {
+  mlfab__membership_ready ready = {.epoch = membership->epoch};
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->fresh) continue;
+    if (!entry->ready) return;
+    ready.progress = mlfab__max(ready.progress, entry->progress);
+  }
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->fresh && !entry->ready)
+      MLFAB__POST(&membership->port, membership->order[i], MLFAB__MEMBERSHIP_READY,
+                  membership_ready, &ready);
+  }
+}
+
 /* Starts the epoch when every member is ready. */
 static void membership_check_ready(mlfab__membership *membership) {
-  if (membership->phase != MLFAB__MEMBERSHIP_LISTED ||
-      membership_missing(membership) != MLFAB_NO_RANK)
+  if (membership->phase != MLFAB__MEMBERSHIP_LISTED) return;
+  if (membership_missing(membership) != MLFAB_NO_RANK) {
+    membership_meet(membership);
     return;
+  }
   membership->phase = MLFAB__MEMBERSHIP_RUNNING;
   membership_make_go(membership);
   for (uint32_t i = 0; i < membership->members; i++) {
     uint32_t worker = membership->order[i];
+    membership_member(membership, i)->fresh = 0;
     if (!membership_member(membership, i)->alive) continue;
     membership_post_go(membership, worker);
     membership_post_departures(membership, worker);
@@ -30226,6 +30767,7 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
     return 0;
   entry->asked = 1;
+  entry->fresh = in->newcomer != 0;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
@@ -30250,8 +30792,13 @@ static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
     membership_post_finished(membership, worker);
     return;
   }
-  if (entry->ready) return;
+  if (!entry->ready) mlfab__touched_all(membership->touch);
+  if (entry->ready) {
+    membership_meet(membership);
+    return;
+  }
   entry->ready = 1;
+  entry->progress = in->progress;
   entry->arena = in->arena == 1 && !entry->left;
   membership_check_ready(membership);
 }
@@ -30362,6 +30909,7 @@ static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
   const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   uint8_t meta[32];
   if (entry->over_owed) membership_post_over(membership, worker);
+  if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED) membership_meet(membership);
   if (!entry->member || membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   membership_post_departures(membership, worker);
   membership_post_finished(membership, worker);
@@ -30470,7 +31018,7 @@ MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
 /* clang-format off */
 #define RECORDS_FLAGS(X) \
   X(alive) X(done) X(asked) X(member) X(ready) X(arena) X(left) X(finished) X(frozen) X(moved) \
-  X(well) X(joins) X(open) X(over_well)
+  X(well) X(joins) X(open) X(over_well) X(fresh)
 /* clang-format on */
 
 static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes) {
@@ -30494,6 +31042,7 @@ static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes
                                      .place = entry->place,
                                      .calls = entry->calls,
                                      .begun = entry->begun,
+                                     .progress = entry->progress,
                                      .ask = entry->ask};
   uint32_t bit = 0;
 #define RECORDS_GET(name) worker.flags |= (uint32_t)(entry->name != 0) << bit++;
@@ -30540,6 +31089,7 @@ static int records_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                      .place = in.place,
                                      .calls = in.calls,
                                      .begun = in.begun,
+                                     .progress = in.progress,
                                      .ask = in.ask};
   uint32_t bit = 0;
 #define RECORDS_SET(name) entry->name = (uint8_t)(in.flags >> bit++ & 1);
@@ -30914,7 +31464,7 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
                        op);
   if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64)
     return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED,
-                              "MLFAB_MEAN cannot be used with MLFAB_I64");
+                              "MLFAB_OP_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 
@@ -31739,7 +32289,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
                        o->graph);
   if (o->mode > MLFAB_STOCHASTIC_ASYNC)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a stochastic reduction: %u is not a mode (MLFAB_NOTIFY_*)", o->mode);
+                       "a stochastic reduction: %u is not a mode (MLFAB_STOCHASTIC_*)", o->mode);
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
 }
 
@@ -32581,6 +33131,10 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  * came late counts from what is over (`base`) if it replaces one that died; else from what others have called, whose
  * barriers do not wait for it.
  *
+ * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
+ * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
+ * and says HERE: that barrier is its own then, and server 0 releases it.
+ *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
  * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
@@ -32589,7 +33143,9 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
+  uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
+  uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
 
 typedef struct mlfab__barrier_server {
@@ -32609,6 +33165,8 @@ typedef struct mlfab__barrier_worker {
   uint32_t open; /* requests */
   int dead;      /* server 0 is */
   int leaving;   /* this worker takes no further part */
+  mlfab__counting counting;
+  uint8_t known, newcomer, admitted, told; /* as in membership.h */
 } mlfab__barrier_worker;
 
 /* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
@@ -32620,6 +33178,10 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
 
+/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (membership.h). */
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
+
 
 /* ==============================================================================================
  * core/coll/barrier.c
@@ -32630,7 +33192,7 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
 /* --- server 0 --- */
 
 static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
-  mlfab__barrier barrier = {number};
+  mlfab__barrier barrier = {.number = number};
   MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
@@ -32640,7 +33202,7 @@ static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_
 }
 
 static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
-  return entry->asked > server->over && !entry->gone;
+  return entry->asked > server->over && !entry->gone && !entry->guest;
 }
 
 /* The first live worker that has not asked for the next barrier, or NO_RANK. *next_p: up to which
@@ -32652,7 +33214,7 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
     const mlfab__barrier_entry *entry = &server->entries[w];
     if (barrier_waits(server, entry)) {
       least = mlfab__min(least, entry->asked);
-    } else if (!entry->gone && !entry->done && missing == MLFAB_NO_RANK) {
+    } else if (!entry->gone && !entry->done && !entry->guest && missing == MLFAB_NO_RANK) {
       missing = (int32_t)w;
     }
   }
@@ -32660,17 +33222,53 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
   return missing;
 }
 
+/* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
+ * of them, or NO_RANK. */
+static int32_t barrier_meets(const mlfab__barrier_server *server) {
+  mlfab__barrier barrier = {.what = 1};
+  int32_t first = MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (barrier_waits(server, entry))
+      barrier.progress = mlfab__max(barrier.progress, entry->progress);
+  }
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (!entry->guest || !entry->wants || entry->gone) continue;
+    MLFAB__POST(&server->port, w, MLFAB__BARRIER_DONE, barrier, &barrier);
+    if (first == MLFAB_NO_RANK) first = (int32_t)w;
+  }
+  return first;
+}
+
+/* A guest counts from now on: its newest barrier, or the last one that is over for it, is this one of the others. */
+static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
+  mlfab__barrier_entry *entry = &server->entries[worker];
+  uint64_t most = server->over, next;
+  if (!entry->guest) return;
+  (void)barrier_missing(server, &next);
+  for (uint32_t w = 0; w < server->workers; w++)
+    if (barrier_waits(server, &server->entries[w]))
+      most = mlfab__max(most, server->entries[w].asked);
+  if (entry->wants) most = mlfab__max(next, server->over + 1);
+  entry->asked = mlfab__max(most, number);
+  entry->base = entry->asked - number;
+  entry->guest = entry->wants = 0;
+}
+
 /* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
 static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   uint64_t before = server->over, next;
   int32_t missing = barrier_missing(server, &next);
+  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server) : MLFAB_NO_RANK;
+  if (guest != MLFAB_NO_RANK) missing = guest;
   while (missing == MLFAB_NO_RANK && next > server->over) {
     server->over = next;
     missing = barrier_missing(server, &next);
   }
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (entry->gone) continue;
+    if (entry->gone || entry->guest) continue;
     if (entry->asked > before && server->over > mlfab__max(before, entry->base))
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
     if (barrier_waits(server, entry) &&
@@ -32695,7 +33293,9 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   for (uint32_t w = 0; entry->left && w < server->workers; w++)
     if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
-  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = base, .asked = base};
+  if (greeting->fresh)
+    *entry = (mlfab__barrier_entry){
+        .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
@@ -32720,8 +33320,22 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
   if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
   if (mlfab__port_refuse(&server->port, at.peer, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             in.number == 0 || in.number > UINT64_MAX / 2))
+                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS) ||
+                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_HERE))
     return 1;
+  entry->progress = in.progress;
+  if (in.what == MLFAB__BARRIER_HERE) {
+    barrier_admit(server, at.peer, in.number);
+  } else if (in.what == MLFAB__BARRIER_APART) {
+    entry->guest = 1;
+    entry->wants = 0;
+  } else if (entry->guest) {
+    entry->wants = 1;
+  }
+  if (entry->guest || in.what != MLFAB__BARRIER_ASKS) {
+    barrier_check(server, at.peer);
+    return 1;
+  }
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
   if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
@@ -32756,8 +33370,14 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
     return mlfab__encode_barrier_state(bytes, &state);
   }
   const mlfab__barrier_entry *entry = &server->entries[record - 1];
-  const mlfab__barrier_worker_state state = {entry->gone, entry->done, entry->left, entry->base,
-                                             entry->asked};
+  const mlfab__barrier_worker_state state = {.gone = entry->gone,
+                                             .done = entry->done,
+                                             .left = entry->left,
+                                             .guest = entry->guest,
+                                             .wants = entry->wants,
+                                             .base = entry->base,
+                                             .asked = entry->asked,
+                                             .progress = entry->progress};
   return mlfab__encode_barrier_worker_state(bytes, &state);
 }
 
@@ -32776,6 +33396,9 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
     server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
                                                          .done = in.done != 0,
                                                          .left = in.left != 0,
+                                                         .guest = in.guest != 0,
+                                                         .wants = in.wants != 0,
+                                                         .progress = in.progress,
                                                          .base = in.base,
                                                          .asked = in.asked};
   }
@@ -32805,9 +33428,45 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
 
 /* --- a worker --- */
 
-static void barrier_ask(const mlfab__barrier_worker *worker) {
-  mlfab__barrier barrier = {worker->over + worker->open};
+static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
+  mlfab__barrier barrier = {worker->over + worker->open, what, 0};
+  if (worker->counting.worker)
+    barrier.progress = worker->counting.progress(worker->counting.worker);
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
+}
+
+static void barrier_ask(const mlfab__barrier_worker *worker) {
+  barrier_say(worker, MLFAB__BARRIER_ASKS);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
+  if (worker->newcomer || worker->dead) return;
+  worker->newcomer = 1;
+  barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0) barrier_ask(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
+  worker->told = 0;
+  if (!worker->newcomer || worker->dead) return;
+  worker->newcomer = 0;
+  worker->admitted = 1;
+  barrier_say(worker, MLFAB__BARRIER_HERE);
+}
+
+/* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
+static void barrier_settle(void *self) {
+  mlfab__barrier_worker *worker = self;
+  if (worker->told && worker->counting.counted(worker->counting.worker))
+    mlfab__barrier_here(worker);
+}
+
+/* No barrier of a joiner waits any more, and it has met nobody. */
+static void barrier_gives_up(mlfab__barrier_worker *worker) {
+  if (!worker->newcomer || worker->open > 0) return;
+  worker->told = 0;
+  barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
@@ -32823,6 +33482,7 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
+  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
   barrier_ask(worker);
   return 0;
 }
@@ -32840,12 +33500,18 @@ static void barrier_withdraw(void *self, mlfab__request *request, int code, uint
   worker->open--;
   if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
   mlfab__request_expire(worker->requests, request, code, now_ns);
+  barrier_gives_up(worker);
 }
 
 /* A lost link changes nothing: it is asked again on the next one. */
 static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  const mlfab__barrier_worker *worker = self;
-  if (at.peer == 0 && greeting->ack->was_dead < 2 && worker->open > 0) barrier_ask(worker);
+  mlfab__barrier_worker *worker = self;
+  if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
+  if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
+  worker->known = 1;
+  if (worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0) barrier_ask(worker);
+  if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
 }
 
 static void barrier_gone(void *self, mlfab__at at, int left) {
@@ -32862,6 +33528,17 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
   mlfab__barrier in;
   if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
+  if (in.what && !worker->newcomer) {
+    barrier_say(worker, MLFAB__BARRIER_HERE);
+  } else if (in.what && worker->open == 0) {
+    barrier_say(worker, MLFAB__BARRIER_APART);
+  } else if (in.what && !worker->counting.worker) {
+    mlfab__barrier_here(worker);
+  } else if (in.what && !worker->told) {
+    worker->told = 1;
+    worker->counting.back(worker->counting.worker, in.progress);
+  }
+  if (in.what) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
     mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
@@ -32884,6 +33561,7 @@ static const mlfab__role barrier_row = {
     .up = barrier_up,
     .gone = barrier_gone,
     .withdraw = barrier_withdraw,
+    .settle = barrier_settle,
     .leave = barrier_leave,
     .finish = barrier_leave,
 };
@@ -33243,6 +33921,17 @@ static int comm_role_wants(void *self, mlfab__at at) {
   return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
+static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__comm *comm = self;
+  mlfab__streams_awake(&comm->streams, late_ns, now_ns);
+  mlfab__later(&comm->left_ns, late_ns, now_ns);
+}
+
+static void comm_role_settle(void *self) {
+  mlfab__comm *comm = self;
+  if (comm->told && !comm->said) mlfab__epoch_look_ready(comm);
+}
+
 /* Rounds of an open object go on without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
@@ -33286,8 +33975,10 @@ static const mlfab__role comm_row = {
     .lost = comm_role_lost,
     .gone = comm_role_gone,
     .wants = comm_role_wants,
+    .awake = comm_role_awake,
     .scan = mlfab__comm_tick,
     .waits = mlfab__comm_waits,
+    .settle = comm_role_settle,
     .idle = mlfab__comm_sweep,
     .withdraw = mlfab__comm_withdraw,
     .awaits = mlfab__comm_awaited,
@@ -33330,6 +34021,11 @@ static void membership_role_gone(void *self, mlfab__at at, int left) {
   mlfab__membership_gone(self, at.peer, left, at.now_ns);
 }
 
+static void membership_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__membership *membership = self;
+  mlfab__later(&membership->inquiry.asked_ns, late_ns, now_ns);
+}
+
 static const mlfab__role membership_row = {
     .from = MLFAB__DONE,
     .to = MLFAB__MEMBERSHIP_OWED,
@@ -33338,6 +34034,7 @@ static const mlfab__role membership_row = {
     .frame = membership_role_frame,
     .up = membership_role_up,
     .gone = membership_role_gone,
+    .awake = membership_role_awake,
     .scan = mlfab__membership_tick,
     .free = mlfab__membership_free,
 };
@@ -38888,7 +39585,7 @@ static void explain_put(explain_text *t, const char *format, ...) {
   va_list arguments;
   size_t left = t->used < t->room ? t->room - t->used : 0;
   va_start(arguments, format);
-  int n = vsnprintf(left ? t->at + t->used : NULL, left, format, arguments);
+  int n = mlfab__vformat(left ? t->at + t->used : NULL, left, format, arguments);
   va_end(arguments);
   if (n > 0) t->used += (size_t)n;
 }
@@ -47962,7 +48659,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
  * Invariants
  *  (1) No frame reaches the node or its roles on a link that is not proven.
  *  (2) A frame with a wrong tag closes its link and is counted (frames_refused). It changes nothing else.
- *  (3) A caller that is not proven costs its link (below 256 bytes with its timer) and nothing after it: the called
+ *  (3) A caller that is not proven costs its link (below 280 bytes with its timer) and nothing after it: the called
  *      node keeps the number of its nonce only, and reads the rest again in PROOF. It ends after 2 s (alive.c).
  *  (4) REFUSE before the proof may come from anybody. It ends the call, and joining too when it says that the keys
  *      differ; this side does not show its text.
@@ -48011,7 +48708,7 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
 /* The call of a link that is not proven has failed; *link is gone after it. */
 static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
-  if (joining) {
+  if (joining && !mlfab__bootstrap_elsewhere(node, code, text)) {
     char whole[MLFAB__TEXT_MAX + 192], callee[MLFAB__CALLEE];
     snprintf(whole, sizeof whole, "joining: %s: %s", mlfab__bootstrap_callee(node, callee), text);
     mlfab__node_fail(node, code, 0, 1, whole);
@@ -49307,15 +50004,22 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * A worker asks for a checkpoint, or so many commits of server 0 have passed. One at a time; another worker gets AGAIN.
  * While only files are being removed, it waits (`waits`).
  *
- *    IDLE --asked--> LISTS --number = largest in the directory + 1--> AWAITS --all shards are durable--> SEALS
- *     ^                |                                                |   the manifest is durable: |
- *     |                +----- error, deadline, a server is dead --------+   the checkpoint is whole, answered
- *     +------------------------------------------------------- SWEEPS <------------------------------+
+ *    IDLE --asked--> LISTS --number = largest in the directory + 1--> CLEARS --> AWAITS --all shards are durable--> SEALS
+ *     ^                |                                                |          |        the manifest is durable: |
+ *     +--error, deadline------------------------------------------------+          |        the checkpoint is whole, |
+ *     |                                                                            |        answered                 |
+ *     +--------------------- SWEEPS <--error, deadline, a server is dead-----------+---------------------------------+
  *
- * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. AWAITS
- * orders every server to write its shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS
- * writes the manifest. SWEEPS removes the files of older checkpoints, but for the newest `keep` ones that have a
- * manifest, and what attempts that failed have left: the manifests first.
+ * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. Numbers of attempts that failed
+ * are kept in mind, too (`spoilt`): their files may be gone. CLEARS
+ * removes what attempts that failed have left, so that they do not fill the disk. AWAITS orders every server to write its
+ * shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS writes the manifest. SWEEPS then
+ * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
+ * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
+ *
+ * An attempt is dead when nobody can write its manifest any more: it has none in the list, this copy of server 0 has led
+ * it or a former process of this copy has, and every server has answered its order. A server that has not (`owes`) may
+ * still be writing. Its late answer lets SWEEPS begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -49323,14 +50027,17 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * the former one may still write is another checkpoint, whole or not.
  *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
- * manifest is whole, whenever which process stops. (2) A file is removed only after a newer manifest is durable. (3) A
- * failed attempt changes nothing about older checkpoints. */
+ * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer
+ * manifest is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
+ * older checkpoints. (4) The log gets one line for each kind of failure (code) and minute, and one more when a checkpoint
+ * is whole again. Events and answers are for every attempt. */
 
 struct mlfab__server;
 
 enum mlfab__lead_phase {
   MLFAB__LEAD_IDLE,
   MLFAB__LEAD_LISTS,
+  MLFAB__LEAD_CLEARS,
   MLFAB__LEAD_AWAITS,
   MLFAB__LEAD_SEALS,
   MLFAB__LEAD_SWEEPS
@@ -49340,6 +50047,13 @@ typedef struct mlfab__lead_seat { /* a worker: its last answer */
   uint64_t ask, number, version, bytes;
   int32_t code;
 } mlfab__lead_seat;
+
+enum { MLFAB__LEAD_KINDS = 8 };
+
+typedef struct mlfab__lead_said { /* a kind of failure that is in the log */
+  int kind;                       /* a code; 1: a file cannot be removed; 0: none */
+  uint64_t until_ns;              /* the log gets no other line of this kind before */
+} mlfab__lead_said;
 
 typedef struct mlfab__lead {
   mlfab__env *env;
@@ -49366,7 +50080,9 @@ typedef struct mlfab__lead {
   uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
-  uint8_t *answered;                /* by server */
+  uint8_t *answered; /* by server */
+  uint64_t
+      *owes; /* by server: number of a failed attempt whose order it has not answered; 0: none */
   uint32_t *shard;                  /* by server: number of its shard, of those that take part */
   uint32_t shards;                  /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
@@ -49374,10 +50090,14 @@ typedef struct mlfab__lead {
   uint32_t epoch;
   char *names; /* the directory's list */
   uint32_t names_bytes;
-  size_t name_at;   /* SWEEPS: the next to look at ... */
-  int sweeps_rest;  /* ... 0: for manifests */
-  uint64_t oldest;  /* SWEEPS: checkpoints before this one go */
-  uint64_t next_at; /* number of commits at which the next begins by itself */
+  size_t name_at;  /* CLEARS, SWEEPS: the next to look at ... */
+  int sweeps_rest; /* ... 0: for manifests */
+  uint64_t oldest; /* CLEARS, SWEEPS: checkpoints before this one go */
+  mlfab__lead_said said[MLFAB__LEAD_KINDS];
+  uint64_t failures; /* attempts that failed since the last whole checkpoint */
+  int told;          /* one of them is in the log */
+  uint64_t spoilt;   /* number of the last attempt that failed */
+  uint64_t next_at;  /* number of commits at which the next begins by itself */
   char path[MLFAB__RECORD_PATH + 8];
   uint8_t *head; /* of the manifest's file, on demand */
 } mlfab__lead;
@@ -49411,16 +50131,18 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 
 #include <stdio.h>
 
-enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
+enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX, LEAD_REMOVAL = 1 };
+#define LEAD_MINUTE 60000000000u
 
 MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->shard && lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -49436,6 +50158,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->head, LEAD_HEAD);
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -49444,6 +50167,42 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
 
 static void lead_answer(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_done *done) {
   MLFAB__POST(&lead->down, worker, MLFAB__CHECKPOINT_DONE, checkpoint_done, done);
+}
+
+/* Is a failure of this kind due in the log? Then it is in it from now on. */
+static int lead_news(mlfab__lead *lead, int kind) {
+  uint64_t now_ns = lead->filer->node->now_ns;
+  mlfab__lead_said *said = &lead->said[0];
+  for (uint32_t i = 0; i < MLFAB__LEAD_KINDS; i++) {
+    if (lead->said[i].until_ns < said->until_ns) said = &lead->said[i];
+    if (lead->said[i].kind != kind) continue;
+    said = &lead->said[i];
+    break;
+  }
+  if (said->kind == kind && now_ns < said->until_ns) return 0;
+  *said = (mlfab__lead_said){kind, mlfab__add_sat(now_ns, LEAD_MINUTE)};
+  return 1;
+}
+
+static void lead_log(mlfab__lead *lead, const char *text) {
+  unsigned long long failures = lead->failures;
+  if (!lead->done.code) {
+    if (lead->told)
+      mlfab__log(lead->env, MLFAB_LOG_WARN, "checkpoints succeed again after %llu failure%s: %s",
+                 failures, failures == 1 ? "" : "s", text);
+    else
+      mlfab__log(lead->env, MLFAB_LOG_INFO, "%s", text);
+    lead->failures = 0;
+    lead->told = 0;
+    return;
+  }
+  lead->failures++;
+  if (!lead_news(lead, lead->done.code)) return;
+  lead->told = 1;
+  if (failures > 0)
+    mlfab__log(lead->env, MLFAB_LOG_WARN, "%s (%llu before it failed, too)", text, failures);
+  else
+    mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
 /* The attempt is over: tells the asker, the log and the events. */
@@ -49456,7 +50215,7 @@ static void lead_tell(mlfab__lead *lead) {
     snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
              (unsigned long long)done->number, (unsigned long long)done->version,
              (unsigned long long)done->bytes, lead->order.dir);
-  mlfab__log(lead->env, done->code ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s", text);
+  lead_log(lead, text);
   lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
   if (lead->asker == MLFAB__NO_NODE) return;
   mlfab__lead_seat *seat = &lead->seats[lead->asker];
@@ -49464,14 +50223,29 @@ static void lead_tell(mlfab__lead *lead) {
   lead_answer(lead, lead->asker, done);
 }
 
+/* An attempt has failed: asks for the list of its files; `kind` ABORT: before that, for the end of its manifest's. */
+static void lead_clean(mlfab__lead *lead, uint32_t kind) {
+  mlfab_file_op *op = &lead->filer->op;
+  lead->phase = MLFAB__LEAD_SWEEPS;
+  op->kind = kind;
+  op->path = lead->order.dir;
+  mlfab__files_ask(lead->filer);
+}
+
 static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *text) {
+  enum mlfab__lead_phase phase = lead->phase;
+  int left = phase == MLFAB__LEAD_AWAITS || phase == MLFAB__LEAD_SEALS; /* there may be files */
   lead->done.code = code;
   lead->done.rank = rank;
   lead->done.is_server = 1;
   snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
+  for (uint32_t s = 0; s < lead->servers && left; s++)
+    if (!lead->answered[s] && lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+  if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
+  if (left) lead_clean(lead, phase == MLFAB__LEAD_SEALS ? MLFAB_FILE_ABORT : MLFAB_FILE_LIST);
 }
 
 static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
@@ -49604,31 +50378,14 @@ static void lead_order(mlfab__lead *lead, uint32_t server) {
   MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &order);
 }
 
-/* LISTS: the names in the directory are known. */
-static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
-  mlfab__record_name name;
-  const char *text;
-  size_t at = 0, bytes;
-  uint64_t largest = 0;
-  lead_forget_names(lead);
-  if (event->bulk_bytes > 0) {
-    lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
-    if (!lead->names) {
-      lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
-      return;
-    }
-    lead->names_bytes = event->bulk_bytes;
-    memcpy(lead->names, event->bulk, event->bulk_bytes);
-  }
-  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    largest = mlfab__max(largest, name.number);
-  largest++;
-  /* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+/* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+static int lead_own(const mlfab__lead *lead, uint64_t number) {
   int replica = lead->config->roles == MLFAB_ROLE_REPLICA;
-  if (lead->config->replicas && (int)(largest & 1) != replica) largest++;
-  lead->order.number = lead->done.number = largest;
-  uint64_t drawn[2] = {lead->began_ns, largest};
-  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  return !lead->config->replicas || (int)(number & 1) != replica;
+}
+
+/* CLEARS is over: orders the shards. */
+static void lead_orders(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_AWAITS;
   lead->again_ns = 0;
   lead->shards = 0;
@@ -49655,9 +50412,11 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
 
 MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
   char text[64];
+  lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
   snprintf(text, sizeof text, "server %u is dead", server);
   lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  lead->owes[server] = 0;
 }
 
 /* All shards are durable: writes the manifest, which makes the checkpoint whole. */
@@ -49691,6 +50450,11 @@ static void lead_seal(mlfab__lead *lead) {
 
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
+  if (shard->number == lead->owes[shard->server]) { /* late: it writes no more */
+    lead->owes[shard->server] = 0;
+    if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
+    return;
+  }
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
     return;
@@ -49718,7 +50482,18 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (lead->awaited == 0) lead_seal(lead);
 }
 
-/* --- removing older ones --- */
+/* --- removing --- */
+
+/* The names in the directory: 0, or MEMORY. */
+static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
+  lead_forget_names(lead);
+  if (event->bulk_bytes == 0) return 0;
+  lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
+  if (!lead->names) return MLFAB_ERR_MEMORY;
+  lead->names_bytes = event->bulk_bytes;
+  memcpy(lead->names, event->bulk, event->bulk_bytes);
+  return 0;
+}
 
 /* The oldest checkpoint that stays. */
 static uint64_t lead_oldest(const mlfab__lead *lead) {
@@ -49737,19 +50512,22 @@ static uint64_t lead_oldest(const mlfab__lead *lead) {
   return oldest;
 }
 
-/* Is it a file without a manifest, of an attempt that failed? */
+/* Is it a file of an attempt that is dead? */
 static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
+  if (!lead_own(lead, file->number)) return 0;
+  for (uint32_t s = 0; s < lead->servers; s++)
+    if (lead->owes[s] == file->number) return 0;
   if (file->part) return 1;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     if (name.manifest && !name.part && name.number == file->number) return 0;
   return 1;
 }
 
-/* Removes the next file that has to go, or ends. */
-static void lead_sweep(mlfab__lead *lead) {
+/* Asks for the removal of the next file that has to go; 0: none is left. */
+static int lead_removes(mlfab__lead *lead) {
   mlfab__record_name name;
   const char *text;
   size_t bytes;
@@ -49764,22 +50542,75 @@ static void lead_sweep(mlfab__lead *lead) {
       op->kind = MLFAB_FILE_REMOVE;
       op->path = lead->path;
       mlfab__files_ask(lead->filer);
-      return;
+      return 1;
     }
+  }
+  return 0;
+}
+
+/* Goes on with CLEARS or SWEEPS, or ends it. */
+static void lead_sweep(mlfab__lead *lead) {
+  if (lead_removes(lead)) return;
+  if (lead->phase == MLFAB__LEAD_CLEARS) {
+    lead_orders(lead);
+    return;
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
   lead_serve_waiting(lead);
 }
 
-/* SEALS: the manifest is durable. */
-static void lead_whole(mlfab__lead *lead) {
-  lead->oldest = lead_oldest(lead);
+/* `oldest` 0: only what attempts that failed have left. */
+static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
+  lead->oldest = oldest;
   lead->name_at = 0;
   lead->sweeps_rest = 0;
+  lead_sweep(lead);
+}
+
+/* An operation of CLEARS or SWEEPS has ended. */
+static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
+  uint32_t kind = lead->filer->op.kind;
+  if (kind == MLFAB_FILE_ABORT) {
+    lead_clean(lead, MLFAB_FILE_LIST);
+  } else if (kind == MLFAB_FILE_LIST) {
+    /* Without a list, the next attempt removes it. */
+    if (!event->code) (void)lead_take_names(lead, event);
+    lead_sweep_from(lead, 0);
+  } else {
+    if (event->code && lead_news(lead, LEAD_REMOVAL))
+      mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
+                 event->text ? event->text : mlfab_error_text(event->code));
+    lead_sweep(lead);
+  }
+}
+
+/* LISTS: the names in the directory are known. */
+static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t largest = lead->spoilt;
+  if (lead_take_names(lead, event)) {
+    lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
+    return;
+  }
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    largest = mlfab__max(largest, name.number);
+  largest++;
+  if (!lead_own(lead, largest)) largest++;
+  lead->order.number = lead->done.number = largest;
+  uint64_t drawn[2] = {lead->began_ns, largest};
+  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->phase = MLFAB__LEAD_CLEARS;
+  lead_sweep_from(lead, 0);
+}
+
+/* SEALS: the manifest is durable. */
+static void lead_whole(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_SWEEPS;
   lead_tell(lead);
-  lead_sweep(lead);
+  lead_sweep_from(lead, lead_oldest(lead));
 }
 
 MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event) {
@@ -49796,14 +50627,10 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
         break;
       }
       lead_file_failed(lead, "write", lead->path, event);
-      lead->filer->op.kind = MLFAB_FILE_ABORT;
-      mlfab__files_ask(lead->filer);
       break;
+    case MLFAB__LEAD_CLEARS:
     case MLFAB__LEAD_SWEEPS:
-      if (event->code)
-        mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
-                   event->text ? event->text : mlfab_error_text(event->code));
-      lead_sweep(lead);
+      lead_swept(lead, event);
       break;
     default: /* of an attempt that is over */
       lead_serve_waiting(lead);
@@ -49813,8 +50640,9 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 /* --- time --- */
 
 MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
-  int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
-  if (!waits) return MLFAB__NEVER;
+  if (lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_CLEARS)
+    return lead->deadline_ns;
+  if (lead->phase != MLFAB__LEAD_AWAITS) return MLFAB__NEVER;
   return lead->again_ns ? mlfab__min(lead->again_ns, lead->deadline_ns) : lead->deadline_ns;
 }
 
@@ -49836,7 +50664,9 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
   if (lead->phase == MLFAB__LEAD_AWAITS)
     while (s < lead->servers && lead->answered[s]) s++;
   snprintf(text, sizeof text, "server %u has not %s in time", s,
-           lead->phase == MLFAB__LEAD_AWAITS ? "written its shard" : "listed the directory");
+           lead->phase == MLFAB__LEAD_AWAITS   ? "written its shard"
+           : lead->phase == MLFAB__LEAD_CLEARS ? "removed what failed checkpoints have left"
+                                               : "listed the directory");
   lead_fail(lead, MLFAB_ERR_TIMEOUT, (int32_t)s, text);
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
@@ -52798,6 +53628,9 @@ MLFAB__INTERNAL int mlfab__replicate_batch(
  * A copy asks to replace the one that serves when it is in sync by its own bond, or by a later one of another voter: the
  * copy that served may have died when it knew that a record was decided, and before it could say so.
  *
+ * A voter that did not run for a time, with the others perhaps, counts them as heard when it runs again (node.h, Pauses):
+ * it helps another copy later than it might. Its own lease has ended by its clock, and a new echo gives it back.
+ *
  * An empty copy (a new process, without the image) grants, but does not serve, and counts as silent: its number and
  * its stored record are those of a process whose data are gone.
  *
@@ -52883,6 +53716,8 @@ MLFAB__INTERNAL void mlfab__vote_stored(mlfab__vote *vote, uint64_t now_ns);
 /* Every look at the clock; when the next one is due. */
 MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote);
+/* This process did not run for a time: the silence of the other voters starts late_ns later. Its lease does not. */
+MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns);
 /* While this copy serves: these copies are to be in sync. The image is complete: the copy is not empty any more. */
 MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote);
@@ -52950,6 +53785,11 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
 
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns) {
   return now_ns - vote->peers[other].heard_ns >= MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+}
+
+MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns) {
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++)
+    mlfab__later(&vote->peers[i].heard_ns, late_ns, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote) {
@@ -53770,6 +54610,8 @@ MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
 /* A VOTE from this voter. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
                                         const mlfab__frame_in *frame);
+/* mlfab__role.awake */
+MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns, uint64_t now_ns);
 /* Every look at the clock. After every event: begins to write, and goes on with what is durable. */
 MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters);
 MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters);
@@ -53946,6 +54788,11 @@ MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
 }
 
 /* --- time --- */
+
+MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns, uint64_t now_ns) {
+  for (uint32_t i = 0; voters->phase == MLFAB__VOTERS_VOTE && i < voters->n; i++)
+    mlfab__vote_awake(&voters->shards[i].vote, late_ns, now_ns);
+}
 
 MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters) {
   const mlfab_node *node = voters->node;
@@ -54263,8 +55110,8 @@ MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
     *part->mirrored.touch = &part->touch;
     if (!part->mirrored.port) continue;
     part->port = *part->mirrored.port;
-    *part->mirrored.port =
-        (mlfab__port){part, mirror_post, mirror_ready, mirror_drop, mirror_detach, mirror_event};
+    *part->mirrored.port = (mlfab__port){part,          mirror_post,  mirror_ready, mirror_drop,
+                                         mirror_detach, mirror_event, NULL};
   }
   return 0;
 }
@@ -55421,6 +56268,15 @@ static void copy_tick(void *self, uint64_t now_ns) {
   mlfab__voters_tick(&c->voters);
 }
 
+static void copy_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__copy *c = self;
+  mlfab__voters_awake(&c->voters, late_ns, now_ns);
+  mlfab__later(&c->heard_ns, late_ns, now_ns);
+  mlfab__later(&c->began_ns, late_ns, now_ns);
+  mlfab__later(&c->apart_ns, late_ns, now_ns);
+  mlfab__later(&c->frozen_ns, late_ns, now_ns);
+}
+
 static uint64_t copy_deadline(const void *self) {
   const mlfab__copy *c = self;
   uint64_t due_ns = mlfab__voters_deadline(&c->voters);
@@ -55486,6 +56342,7 @@ static const mlfab__role copy_row = {
     .lost = copy_lost,
     .gone = copy_gone,
     .tick = copy_tick,
+    .awake = copy_awake,
     .deadline = copy_deadline,
     .settle = copy_settle,
     .free = copy_free,
@@ -55548,6 +56405,10 @@ static void witness_tick(void *self, uint64_t now_ns) {
   mlfab__voters_tick(self);
 }
 
+static void witness_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__voters_awake(self, late_ns, now_ns);
+}
+
 static void witness_settle(void *self) { mlfab__voters_settle(self); }
 
 static uint64_t witness_deadline(const void *self) { return mlfab__voters_deadline(self); }
@@ -55561,6 +56422,7 @@ static const mlfab__role witness_row = {
     .links = MLFAB__ON(VOTER) | MLFAB__ON(VOTER_IN),
     .frame = witness_frame,
     .tick = witness_tick,
+    .awake = witness_awake,
     .settle = witness_settle,
     .deadline = witness_deadline,
     .free = witness_free,
@@ -55732,7 +56594,7 @@ static void metrics_put(metrics_text *t, const char *format, ...) {
   va_list arguments;
   size_t left = t->used < t->room ? t->room - t->used : 0;
   va_start(arguments, format);
-  int n = vsnprintf(left ? t->at + t->used : NULL, left, format, arguments);
+  int n = mlfab__vformat(left ? t->at + t->used : NULL, left, format, arguments);
   va_end(arguments);
   if (n > 0) t->used += (size_t)n;
 }
@@ -56471,8 +57333,15 @@ MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why
 /* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
-/* For a configuration that is all from the environment: CONFIG, with the launcher's variable, when a launcher has started
- * several workers and nobody has said where they meet. */
+/* The name of a setting that `name` is a misspelling or a member's name of; NULL when none is near. */
+MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name);
+/* The next of these variables, from *at_p on, that begins with MLFAB_ and that nothing reads: 1, and a text that names it
+ * and the nearest name; or 0. Values are not shown. */
+MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
+                                        size_t room);
+/* For a configuration that is all from the environment: CONFIG, with the variable, when MLFAB_WORKERS says that there are
+ * several ranks and nothing says which one this is, or when a launcher has started several workers and nobody has said
+ * where they meet. */
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error);
 /* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
  * wrong. */
@@ -56746,11 +57615,14 @@ MLFAB__INTERNAL void mlfab__key_forget(mlfab_config *config);
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* NULL, or why this file does not keep a secret. */
+/* NULL, or why this file does not keep a secret. Root may give the key to a group, as in a volume of secrets. */
 static const char *key_file_bad(const struct stat *info) {
   if (!S_ISREG(info->st_mode)) return "is not a regular file";
-  if (info->st_uid != geteuid()) return "belongs to another user";
-  if (info->st_mode & (S_IRWXG | S_IRWXO)) return "may be used by others (chmod 600)";
+  int roots = info->st_uid == 0;
+  if (!roots && info->st_uid != geteuid()) return "belongs to another user, who is not root";
+  if (info->st_mode & (S_IRWXO | (roots ? S_IWGRP | S_IXGRP : S_IRWXG)))
+    return roots ? "may be used by others (chmod 640; its group may only read)"
+                 : "may be used by others (chmod 600)";
   if (info->st_size == 0) return "is empty";
   return NULL;
 }
@@ -56791,7 +57663,7 @@ static int key_from_file(mlfab_config *c, mlfab_error *error) {
     int number = errno;
     if (fd >= 0) close(fd);
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "key_file %s cannot be opened: %s", c->key_file,
-                       strerror(number));
+                       mlfab__reason(number));
   }
   const char *bad = key_file_bad(&info);
   ssize_t n = bad ? 0 : key_read(fd, text, sizeof text);
@@ -56799,7 +57671,7 @@ static int key_from_file(mlfab_config *c, mlfab_error *error) {
   close(fd);
   if (bad) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "key_file %s %s", c->key_file, bad);
   int code = n < 0 ? MLFAB__FAIL(error, MLFAB_ERR_IO, "key_file %s cannot be read: %s", c->key_file,
-                                 strerror(number))
+                                 mlfab__reason(number))
                    : key_lines(c, text, (size_t)n, error);
   mlfab__wipe(text, sizeof text);
   return code;
@@ -56977,6 +57849,121 @@ static const config_setting config_filter[] = {
              {"f16", MLFAB_HALF_F16}, {"bf16", MLFAB_HALF_BF16}),
 };
 
+/* --- names --- */
+
+/* Names of `rank` and `role`, which are set apart, and of what other files and programs read. */
+static const char *const config_others[] = {"rank", "role"};
+static const char *const config_foreign[] = {"data", "build"};
+
+/* Members of structs that have another name as a setting. */
+static const char *const config_alias[][2] = {{"sync", "consistency"},
+                                              {"ifname", "socket_ifname"},
+                                              {"transports", "transport"},
+                                              {"roles", "role"},
+                                              {"no_payload_crc", "payload_crc"},
+                                              {"world_size", "workers"},
+                                              {"address", "coordinator"},
+                                              {"timeout_ns", "timeout_ms"},
+                                              {"heartbeat_ns", "heartbeat_ms"},
+                                              {"metrics_ns", "metrics_ms"},
+                                              {"silent_death_ns", "silent_death_ms"}};
+
+MLFAB_API const char *mlfab_setting_name(uint32_t index) {
+  const uint32_t others = (uint32_t)MLFAB__COUNT(config_others);
+  const uint32_t settings = (uint32_t)MLFAB__COUNT(config_settings);
+  const uint32_t model = (uint32_t)MLFAB__COUNT(config_model);
+  if (index < others) return config_others[index];
+  if ((index -= others) < settings) return config_settings[index].name;
+  if ((index -= settings) < model) return config_model[index].name;
+  index -= model;
+  return index < MLFAB__COUNT(config_filter) ? config_filter[index].name : NULL;
+}
+
+/* The least number of changed, missing and added characters (Levenshtein), for names of at most 31. */
+static uint32_t config_distance(const char *a, const char *b) {
+  uint32_t row[32], bytes = (uint32_t)strlen(b);
+  if (strlen(a) > 31 || bytes > 31) return UINT32_MAX;
+  for (uint32_t k = 0; k <= bytes; k++) row[k] = k;
+  for (uint32_t i = 0; a[i]; i++) {
+    uint32_t corner = row[0];
+    row[0] = i + 1;
+    for (uint32_t k = 0; k < bytes; k++) {
+      uint32_t changed = corner + (a[i] != b[k]);
+      corner = row[k + 1];
+      row[k + 1] = (uint32_t)mlfab__min(changed, 1 + mlfab__min(corner, row[k]));
+    }
+  }
+  return row[bytes];
+}
+
+MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
+  const char *best = NULL, *other;
+  uint32_t least = (uint32_t)mlfab__max(1, mlfab__min(3, strlen(name) / 3));
+  for (size_t i = 0; i < MLFAB__COUNT(config_alias); i++) {
+    if (!strcmp(name, config_alias[i][0])) return config_alias[i][1];
+  }
+  for (uint32_t i = 0; (other = mlfab_setting_name(i)) != NULL; i++) {
+    uint32_t far = config_distance(name, other);
+    if (far > least || (best && far == least)) continue;
+    best = other;
+    least = far;
+  }
+  return best;
+}
+
+/* The variable of a setting. */
+static void config_variable_of(const char *setting, char name[64]) {
+  memcpy(name, "MLFAB_", 6);
+  size_t k = 0;
+  for (; setting[k] && k < 57; k++)
+    name[6 + k] =
+        (char)(setting[k] >= 'a' && setting[k] <= 'z' ? setting[k] - 'a' + 'A' : setting[k]);
+  name[6 + k] = 0;
+}
+
+/* Does something read this variable? `setting`: its name in lower case, without MLFAB_. */
+static int config_is_known(const char *setting) {
+  const char *name;
+  if (!strncmp(setting, "with_", 5)) return 1; /* switches of the build */
+  if (!strncmp(setting, "mpi_", 4) || !strncmp(setting, "store_", 6)) return 1; /* of extras/ */
+  for (size_t i = 0; i < MLFAB__COUNT(config_foreign); i++) {
+    if (!strcmp(setting, config_foreign[i])) return 1;
+  }
+  for (uint32_t i = 0; (name = mlfab_setting_name(i)) != NULL; i++) {
+    if (!strcmp(setting, name)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
+                                        size_t room) {
+  for (; variables && variables[*at_p]; ++*at_p) {
+    const char *variable = variables[*at_p];
+    size_t bytes = strcspn(variable, "=");
+    char setting[32], name[64];
+    if (strncmp(variable, "MLFAB_", 6) != 0 || bytes < 7 || bytes - 6 >= sizeof setting ||
+        !variable[bytes] || !variable[bytes + 1])
+      continue;
+    int upper = 1;
+    for (size_t k = 6; k < bytes; k++) {
+      upper &= variable[k] < 'a' || variable[k] > 'z';
+      setting[k - 6] =
+          (char)(variable[k] >= 'A' && variable[k] <= 'Z' ? variable[k] - 'A' + 'a' : variable[k]);
+    }
+    setting[bytes - 6] = 0;
+    if (upper && config_is_known(setting)) continue;
+    const char *nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
+    int n = snprintf(text, room, "the variable %.*s has no meaning", (int)bytes, variable);
+    if (nearest && n > 0 && (size_t)n < room) {
+      config_variable_of(nearest, name);
+      snprintf(text + n, room - (size_t)n, "; the nearest is %s", name);
+    }
+    ++*at_p;
+    return 1;
+  }
+  return 0;
+}
+
 /* --- one setting --- */
 
 static int config_bad(mlfab_error *error, const char *name, const char *value, const char *want) {
@@ -57002,17 +57989,17 @@ static int config_number(const char *name, const char *text, uint64_t low, uint6
 static int config_real(const char *name, const char *text, double most, double *value_p,
                        mlfab_error *error) {
   char *end, want[80];
-  double value = strtod(text, &end);
+  double value = mlfab__real(text, &end);
   int open = most == CONFIG_INF;
   if (open) most = CONFIG_HUGE;
   if (open && !strcmp(text, "inf")) {
     value = HUGE_VAL;
   } else if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
-    snprintf(want, sizeof want,
-             open                 ? "not a number from 0 on, nor inf"
-             : most < CONFIG_HUGE ? "not a number from 0 to %g"
-                                  : "not a number from 0 on",
-             most);
+    mlfab__format(want, sizeof want,
+                  open                 ? "not a number from 0 on, nor inf"
+                  : most < CONFIG_HUGE ? "not a number from 0 to %g"
+                                       : "not a number from 0 on",
+                  most);
     return config_bad(error, name, text, want);
   }
   *value_p = value;
@@ -57077,7 +58064,13 @@ static int config_set(void *base, const config_setting *settings, size_t n, cons
   for (size_t i = 0; i < n; i++) {
     if (!strcmp(settings[i].name, name)) return config_put(base, &settings[i], name, value, error);
   }
-  return config_bad(error, name, value, "there is no such setting");
+  char want[120] = "there is no such setting";
+  const char *nearest = mlfab__config_nearest(name);
+  if (nearest && !strcmp(nearest, name))
+    snprintf(want, sizeof want, "there is no such setting in this struct (see mlfab_setting_name)");
+  else if (nearest)
+    snprintf(want, sizeof want, "there is no such setting; the nearest is %s", nearest);
+  return config_bad(error, name, value, want);
 }
 
 /* Sets the members that equal those of `initial` from the environment. */
@@ -57086,10 +58079,8 @@ static int config_environment(void *base, const void *initial, const config_sett
   int code = 0;
   for (size_t i = 0; i < n && !code; i++) {
     const config_setting *s = &settings[i];
-    char name[64] = "MLFAB_";
-    for (size_t k = 0; s->name[k]; k++)
-      name[6 + k] =
-          (char)(s->name[k] >= 'a' && s->name[k] <= 'z' ? s->name[k] - 'a' + 'A' : s->name[k]);
+    char name[64];
+    config_variable_of(s->name, name);
     const char *text = getenv(name);
     int given = memcmp((const char *)base + s->at, (const char *)initial + s->at, s->bytes) != 0;
     if (text && *text && !given) code = config_put(base, s, name, text, error);
@@ -57177,7 +58168,9 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   int code = config_number(name, text, 0, INT32_MAX, &rank, error);
   if (code) return code;
   if (!rank_given) c->rank = (int32_t)rank;
-  if (c->workers || (!world && from == CONFIG_MLFAB)) return 0;
+  if (c->workers || c->transports & MLFAB_USE_MPI) return 0;
+  if (!world && from == CONFIG_MLFAB)
+    return config_bad(error, name, text, "is set, but MLFAB_WORKERS is not");
   if (!world)
     return config_bad(error, name, text,
                       "is set, but the variable with the number of processes is not");
@@ -57303,6 +58296,13 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error) {
   enum config_launcher from = config_launcher(config->workers);
   const char *name = from == CONFIG_NOBODY ? NULL : config_launchers[from].size;
+  const char *workers = config_variable("MLFAB_WORKERS");
+  int numbered = config->roles == MLFAB_ROLE_SERVER || config->roles == MLFAB_ROLE_REPLICA
+                     ? config->servers > 1
+                     : config->roles != MLFAB_ROLE_SCHEDULER && config->workers > 1;
+  if (from == CONFIG_NOBODY && workers && numbered && !config->join &&
+      !(config->transports & MLFAB_USE_MPI))
+    return config_bad(error, "MLFAB_WORKERS", workers, "is set, but MLFAB_RANK is not");
   if (config->coordinator[0] || config->workers < 2 || config->join ||
       config->transports & MLFAB_USE_MPI)
     return 0;
@@ -57851,6 +58851,9 @@ MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, voi
 /* Writes why a call of the table has failed with `code`, a negative errno. */
 MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
                                          char *text, size_t room);
+/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
+ * names stays. Returns a descriptor, or a negative errno. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 
@@ -57872,10 +58875,18 @@ enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
 /* --- the system's files --- */
 
+/* O_EXCL follows no link either. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  int fd = open(path, flags, 0666);
+  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
+  return fd < 0 ? -errno : fd;
+}
+
 static int disk_open(void *user, const char *path, int create) {
   (void)user;
-  int fd = create ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)
-                  : open(path, O_RDONLY | O_CLOEXEC);
+  if (create) return mlfab__disk_create(path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
   return fd < 0 ? -errno : fd;
 }
 
@@ -57913,7 +58924,8 @@ static int disk_sync_dir(void *user, const char *path) {
   if (fd < 0) return -errno;
   int code = fsync(fd) ? -errno : 0;
   close(fd);
-  return code == -EINVAL ? 0 : code; /* a file system whose directories cannot be synced */
+  /* A file system whose directories cannot be synced (CIFS, some FUSE). */
+  return code == -EINVAL || code == -EOPNOTSUPP || code == -ENOTSUP ? 0 : code;
 }
 
 static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
@@ -58060,7 +59072,7 @@ MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *p
   if (files == mlfab__disk_system() && strstr(path, "://"))
     snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
   else
-    snprintf(text, room, "%s", strerror(-code));
+    snprintf(text, room, "%s", mlfab__reason(-code));
 }
 
 static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
@@ -59929,8 +60941,9 @@ static int context_open_fd(mlfab *ctx) {
   if (fd >= 0) close(fd);
   if (ctx->tell >= 0) close(ctx->tell);
   ctx->tell = -1;
-  return MLFAB__FAIL(&ctx->node->requests.last, code, "fd: %s",
-                     code == MLFAB_ERR_IO ? strerror(errno) : "the transport has no descriptor");
+  return MLFAB__FAIL(
+      &ctx->node->requests.last, code, "fd: %s",
+      code == MLFAB_ERR_IO ? mlfab__reason(errno) : "the transport has no descriptor");
 }
 #else
 static int context_open_fd(mlfab *ctx) {
@@ -60039,6 +61052,7 @@ MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p);
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -60145,7 +61159,58 @@ static void telemetry_name(const mlfab_config *c, char name[32]) {
     snprintf(name, 32, "%s-%d", role, (int)c->rank);
 }
 
-/* --- files: 0, or an errno --- */
+/* --- files: 0, or an errno ---
+ *
+ * Others may write in the directory. Their links lead nowhere: a new file replaces an older one; the
+ * log is appended to a regular file with one name. */
+
+/* Errors of our own, beside those of the system. */
+enum { TELEMETRY_IS_LINK = -1, TELEMETRY_IS_OTHER = -2, TELEMETRY_HAS_NAMES = -3 };
+
+static const char *telemetry_reason(int why) {
+  switch (why) {
+    case TELEMETRY_IS_LINK:
+      return "it is a symbolic link, which is not followed: name the file itself";
+    case TELEMETRY_IS_OTHER:
+      return "it is not a regular file";
+    case TELEMETRY_HAS_NAMES:
+      return "the file has a second name (a hard link)";
+    default:
+      return mlfab__reason(why);
+  }
+}
+
+/* May a file that has this name be written, or replaced? */
+static int telemetry_judge(const struct stat *info) {
+  return S_ISLNK(info->st_mode)   ? TELEMETRY_IS_LINK
+         : S_ISREG(info->st_mode) ? 0
+                                  : TELEMETRY_IS_OTHER;
+}
+
+/* Opens a new file in the place of an older one. */
+static int telemetry_create(const char *path, int *file_p) {
+  struct stat info;
+  int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
+  *file_p = code ? -1 : mlfab__disk_create(path);
+  return *file_p >= 0 ? 0 : code ? code : -*file_p;
+}
+
+/* Opens a file that may be there to append to it. A FIFO would wait for a reader. */
+static int telemetry_resume(const char *path, int *file_p) {
+  struct stat info;
+  int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
+  *file_p = -1;
+  if (code) return code;
+  int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (file < 0) return errno;
+  code = fstat(file, &info) ? errno : telemetry_judge(&info);
+  if (!code && info.st_nlink > 1) code = TELEMETRY_HAS_NAMES;
+  if (code)
+    close(file);
+  else
+    *file_p = file;
+  return code;
+}
 
 static int telemetry_write(int file, const char *text, size_t bytes) {
   while (bytes > 0) {
@@ -60162,8 +61227,8 @@ static int telemetry_write(int file, const char *text, size_t bytes) {
 static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
   char part[MLFAB__TELEMETRY_PATH + 32];
   snprintf(part, sizeof part, "%s.%ld.part", path, pid);
-  int file = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) return errno;
+  int file = mlfab__disk_create(part);
+  if (file < 0) return -file;
   int code = telemetry_write(file, text, bytes);
   if (close(file) && !code) code = errno;
   if (!code && rename(part, path)) code = errno;
@@ -60244,11 +61309,11 @@ static void telemetry_print(mlfab__telemetry *t, uint64_t unix_ns, int level, co
 
 static void telemetry_open_log(mlfab__telemetry *t) {
   if (t->log_file >= 0 || !t->log_path[0]) return;
-  t->log_file = open(t->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (t->log_file >= 0) return;
+  int code = telemetry_resume(t->log_path, &t->log_file);
+  if (!code) return;
   char text[MLFAB__TELEMETRY_PATH + 96];
   snprintf(text, sizeof text, "log: cannot write '%s': %s; its lines go to stderr", t->log_path,
-           strerror(errno));
+           telemetry_reason(code));
   t->log_path[0] = 0;
   telemetry_print(t, telemetry_clock(CLOCK_REALTIME), MLFAB_LOG_WARN, text);
 }
@@ -60280,11 +61345,12 @@ static void telemetry_complain(mlfab__telemetry *t, const char *what, const char
   if (t->has_log || t->log_level > 0) {
     pthread_mutex_lock(&ctx->lock);
     mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
-               strerror(why), then);
+               telemetry_reason(why), then);
     pthread_mutex_unlock(&ctx->lock);
     return;
   }
-  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, strerror(why), then);
+  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, telemetry_reason(why),
+          then);
 }
 
 /* --- metrics --- */
@@ -60324,8 +61390,7 @@ static void telemetry_append(mlfab__telemetry *t, size_t bytes) {
   int code = 0;
   if (t->trace_file < 0) {
     char begin[MLFAB__CHROME_MAX];
-    t->trace_file = open(t->trace_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (t->trace_file < 0) code = errno;
+    code = telemetry_create(t->trace_path, &t->trace_file);
     size_t n = mlfab__chrome_begin(&t->chrome, t->node, t->host, (long)t->pid, begin);
     if (!code) code = telemetry_write(t->trace_file, begin, n);
   }
@@ -60933,7 +61998,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   pthread_mutex_lock(&ctx->lock);
   if (failed)
     code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
-                       number ? strerror(number) : "env.store failed");
+                       number ? mlfab__reason(number) : "env.store failed");
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
   mlfab__context_leave(ctx);
@@ -64503,6 +65568,8 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
 #define TCP_SOCK_FLAGS 0
 #endif
 
+#define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
+
 enum {
   TCP_SIZE_CLASSES = 5,
   TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
@@ -64527,6 +65594,7 @@ enum {
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
   TCP_ASK_NS = 500000000,   /* pause after a name that did not resolve */
+  TCP_BIND_PAUSE_MS = 50,
   TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
   TCP_SHAKE_NS =
       2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
@@ -64619,6 +65687,7 @@ typedef struct tcp_link {
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
   uint8_t large;   /* counts down from the last large frame */
+  uint8_t fed;     /* bytes have come since the last probe */
   uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
@@ -64914,7 +65983,7 @@ static void tcp_listener_pause(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   /* Logged when the pause begins, not at every try. */
   if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
-    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, mlfab__reason(errno));
   self->paused_ns = mlfab__max(now, 1);
   if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0))
     atomic_store_explicit(&self->listener_paused, 1, memory_order_relaxed);
@@ -65019,7 +66088,7 @@ static int tcp_code_of(int number) {
 
 static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
   const char *why = link->session ? self->layer->why(link->session) : "";
-  tcp_link_end(self, link, tcp_code_of(number), *why ? why : strerror(number));
+  tcp_link_end(self, link, tcp_code_of(number), *why ? why : mlfab__reason(number));
 }
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -65171,8 +66240,9 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4
- * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
+/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4 before IPv6
+ * unless `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, are taken only if `ifname` names
+ * them. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
@@ -65180,13 +66250,18 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   const struct ifaddrs *best = NULL;
   for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
+    if (*ifname == '^' && !(i->ifa_flags & IFF_RUNNING)) continue;
     int kind = i->ifa_addr->sa_family;
     if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
     if (kind == AF_INET6) {
       tcp_endpoint v6;
       memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
       if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
-    } else if (kind != AF_INET) {
+    } else if (kind == AF_INET) {
+      tcp_endpoint v4;
+      memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
+      if (*ifname == '^' && ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;
+    } else {
       continue;
     }
     if (family && kind != family) continue;
@@ -65253,6 +66328,8 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
   return stale && !unlink(path);
 }
 
+static uint64_t tcp_monotonic(void);
+
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   int one = 1, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
@@ -65272,6 +66349,36 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   }
   if (listen(self->listener, SOMAXCONN)) return -1;
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
+}
+
+/* Binds the first port of a range that is free. Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t *port =
+      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
+  for (in_port_t first = *port; tcp_bind(self, end);) {
+    int number = errno;
+    if (self->listener >= 0) (void)close(self->listener);
+    self->listener = -1;
+    if (number != EADDRINUSE || --ports == 0) {
+      if (end->at.any.sa_family != AF_UNIX) *port = first;
+      return number;
+    }
+    *port = htons((uint16_t)(ntohs(*port) + 1));
+  }
+  return 0;
+}
+
+/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
+ * or errno. */
+static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
+                              uint64_t timeout_ns) {
+  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
+  int number;
+  while ((number = tcp_bind_first(self, end, ports)) != 0) {
+    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
+    (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
+  }
+  return 0;
 }
 
 /* Finds the interface with this address, unless it is loopback. */
@@ -65526,17 +66633,20 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
-  int status = tcp_parse(self, wanted, &dial);
+  char first[256];
+  mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
+  int status = tcp_parse(self, first, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  if (tcp_bind(self, &dial.to[0])) {
-    int number = errno;
+  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
+                                  options->timeout_ns);
+  if (number) {
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
-                       strerror(number));
+                       mlfab__reason(number));
   }
   tcp_publish(self, options, wanted);
   return 0;
@@ -66169,6 +67279,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   int number = errno;
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
+    link->fed = 1;
     if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
@@ -66604,11 +67715,14 @@ static int tcp_probe_local(int fd) {
 }
 
 static int tcp_probe(void *opaque, uint32_t id) {
-  const tcp_link *link = tcp_find(opaque, id);
+  tcp_link *link = tcp_find(opaque, id);
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
   here.bytes = sizeof here.at.storage;
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_AGAIN;
+  int fed = link->fed && (link->frame || link->stage);
+  link->fed = 0;
+  if (fed) return 1;
   if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
 }
@@ -66797,7 +67911,8 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (status)
     MLFAB__FAIL(options->error, status, "out of memory");
   else if (tcp_poller_open(self))
-    status = MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", strerror(errno));
+    status =
+        MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", mlfab__reason(errno));
   else
     status = tcp_listen(self, options);
   if (status) {
@@ -68684,7 +69799,8 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   if (code != 0) {
     int why = errno;
     shm_stop(t);
-    return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name, strerror(why));
+    return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name,
+                       mlfab__reason(why));
   }
   snprintf(address, 256, "shm:%016llx/%s", (unsigned long long)host, name);
   *self_p = t;
@@ -70573,7 +71689,7 @@ static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
   if (e->over) return;
   e->over = true;
   va_start(arguments, format);
-  vsnprintf(e->why, sizeof e->why, format, arguments);
+  mlfab__vformat(e->why, sizeof e->why, format, arguments);
   va_end(arguments);
   for (mpi_end *t = e->ends; t; t = t->next) {
     for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, e->why);
@@ -72155,6 +73271,17 @@ static int compose_worker(mlfab_node *node) {
 #endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
+  parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
+                                               .progress = mlfab__worker_progress,
+                                               .apart = mlfab__worker_stand_apart,
+                                               .back = mlfab__worker_return,
+                                               .counted = mlfab__worker_counted,
+                                               .barrier = parts->barrier,
+                                               .barrier_apart = mlfab__barrier_apart,
+                                               .barrier_here = mlfab__barrier_here};
+#if MLFAB_WITH_COLL
+  parts->comm->counting = parts->barrier->counting;
+#endif
 #if MLFAB_WITH_CHECKPOINT
   parts->checkpoint->worker = parts->worker;
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
@@ -72287,7 +73414,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #endif
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -72477,8 +73606,49 @@ static int open_votes(const mlfab_config *c, mlfab_error *error) {
                : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
                                                          : 0;
   return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
-                              c->vote_dir, strerror(number))
+                              c->vote_dir, mlfab__reason(number))
                 : 0;
+}
+
+/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
+ * refuses. A disk may be full for a while. */
+static int open_probe(const char *dir) {
+  char path[MLFAB__TEXT_MAX + 64];
+  struct stat status;
+  if (stat(dir, &status)) return errno;
+  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
+  if (access(dir, R_OK | W_OK | X_OK)) return errno;
+  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
+  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return errno == EEXIST || errno == ENOSPC || errno == EDQUOT ? 0 : errno;
+  close(fd);
+  return unlink(path) ? errno : 0;
+}
+
+/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
+ * and a URL is not asked here. */
+static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
+  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
+  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
+  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
+  int number = open_probe(c->checkpoint_dir);
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                              "configuration: checkpoint_dir '%.200s' is no directory that this "
+                              "process can write to: %s",
+                              c->checkpoint_dir, mlfab__reason(number))
+                : 0;
+}
+
+/* Says to mlfab-run that this worker uses mlfab. */
+static void open_tell(void) {
+  const char *path = getenv("_MLFAB_OPENED");
+  struct stat status;
+  int fd = path ? open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+  if (fd < 0) return;
+  if (fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && write(fd, "o", 1) < 0) {
+    /* Then mlfab-run says that nobody joined. */
+  }
+  close(fd);
 }
 
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
@@ -72496,12 +73666,14 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
+  if (!code && !ask) code = open_checkpoints(&c, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
                                &error);
+  if (!code) open_tell();
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
 #endif
@@ -72580,10 +73752,21 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
 }
 
+extern char **environ;
+
+/* Worker 0 warns of misspelt variables, since all ranks mostly have the same. */
+static void open_warn(const mlfab_config *c) {
+  char text[200];
+  uint32_t at = 0;
+  if (c->rank != 0 || (c->roles & ~(uint32_t)MLFAB_ROLE_WORKER)) return;
+  while (mlfab__config_stray(environ, &at, text, sizeof text)) fprintf(stderr, "mlfab: %s\n", text);
+}
+
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, error_p);
+  if (!code) open_warn(&config);
   if (!code) code = mlfab__config_has_address(&config, error_p);
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   open_forget(&config);

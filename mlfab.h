@@ -183,7 +183,7 @@ extern "C" {
 #define MLFAB_VERSION_PATCH 0
 #define MLFAB_VERSION "0.1.0"
 /* Two copies of mlfab can talk to each other exactly when their protocol numbers are equal. */
-#define MLFAB_PROTOCOL 8
+#define MLFAB_PROTOCOL 9
 
 #ifndef MLFAB_API
 #define MLFAB_API
@@ -200,6 +200,10 @@ MLFAB_API const char *mlfab_build_info(void);
 /* For bindings: the size in bytes of a public struct, named without mlfab_ ("config", "push_options"). 0: no such
  * struct. */
 MLFAB_API size_t mlfab_struct_size(const char *name);
+
+/* The names of all settings: of mlfab_config_set, then of mlfab_model_options_set and mlfab_filter_set. Static. NULL
+ * behind the last. */
+MLFAB_API const char *mlfab_setting_name(uint32_t index);
 
 /* ------------------------------------------------------------------------------------------------
  * 3. Errors
@@ -492,7 +496,8 @@ typedef struct mlfab_config {
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
    * one. While this node joins, it asks again for a host name that does not resolve yet. With replicas, behind a
-   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. */
+   * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. A range of ports,
+   * "tcp:host:29400-29410": server 0 takes the first that is free, the others try all until this job's server 0 answers. */
   char coordinator[256];
   char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
   char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
@@ -573,7 +578,8 @@ typedef struct mlfab_config {
    * here. Not with mlfab_open_start. */
   uint32_t join;
   /* Checkpoints: section 7. Server 0's are used. A directory ("": mlfab_checkpoint names one), and after how many of
-   * its commits server 0 begins the next checkpoint by itself. */
+   * its commits server 0 begins the next checkpoint by itself. A server that opens makes an empty file there, and removes
+   * it: CONFIG where that is impossible. It does not try a URL, or where env.files are the caller's. */
   char checkpoint_dir[256];
   uint64_t checkpoint_commits; /* 0: never */
   uint32_t checkpoint_keep;    /* how many checkpoints stay in the directory; 0: 2 */
@@ -634,7 +640,8 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
  * workers above 1 also PMIX_RANK (PMIx) and JOB_COMPLETION_INDEX (an indexed Job of Kubernetes) tell the rank. Over MPI no
  * address is taken from the environment but MLFAB_COORDINATOR. Without any of them: a world of one. error_p may be NULL.
  * Do not call it while another thread changes the environment.
- * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY). */
+ * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY), also for MLFAB_RANK where neither
+ * MLFAB_WORKERS nor the caller says how many ranks there are. */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
 /* Opens a node and joins the fabric. Waits until the first config.workers ranks have joined, at most
@@ -674,12 +681,22 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *
  *    rounds, SSP     count it from the end of its mlfab_model_start on: from one round, the same at all servers, which is
  *                    then open. It has the model by then; another model than worker 0's is refused (MODEL), with the
- *                    first tensor that differs. Members, quorums and means follow the living workers.
+ *                    first tensor that differs. Members, quorums and means follow the living workers. While it waits in
+ *                    its first collective or barrier, rounds do not wait for it; from the end of that call on it counts
+ *                    in the round in which the others are. So a round between may go without it, and a round may have
+ *                    two of its updates.
  *    collectives     have it from one of its calls on: calls that others have begun end without it, and its first call
  *                    meets the first that they begin afterwards. mlfab_present tells who takes part.
  *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
  *                    as one is open, the joiner's collectives wait, and a deadline names a worker that has it open.
- *    barriers        barriers that others have called when it joins end without it; later ones wait for it.
+ *    barriers        none waits for it before its first, which meets the first that is not over; later ones wait for it.
+ *
+ * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
+ * any order, with one collective a step, or none. Call mlfab_model_start before the first collective or barrier, and begin
+ * that when all pushes before it have ended: one that is still open may leave the joiner a round ahead of the others, and
+ * all wait until a deadline. Of several
+ * collectives a step the joiner's first meets the next that others make; if that is another one, the call fails with
+ * MISMATCH where sizes, kinds or tags differ. A process that takes the rank of a dead one is admitted in the same way.
  *
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
  * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
@@ -722,7 +739,9 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *                 before that halts the shard. A shard that has halted for 20 heartbeats does not come back: begin
  *                 again from a checkpoint.
  *
- * What a push promises. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
+ * What a push promises. It returns 0 when each server that has a part of it has answered. With several servers and a
+ * failover while it is open, its part at the failed server may be lost and the push still returns 0, if that server
+ * had answered before it failed: stats.updates_lost counts it. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
  * replica had not got is lost with it: in each shard at most div_max of such updates, and of each update all or
  * nothing. Every worker is told how many of its own (MLFAB_EVENT_UPDATES_LOST, stats.updates_lost); its iteration
  * counts do not go back, so no round waits for them. MLFAB_ACK_DURABLE: the replica has it, too, and the loss of one
@@ -934,7 +953,9 @@ typedef struct mlfab_checkpoint_info {
 /* Makes a checkpoint of the model, and waits until it is whole. On any worker. options and info_p may be NULL.
  * Errors: ARGUMENT, STATE (before mlfab_model_start; no directory), AGAIN (another checkpoint is being made, slices are moving),
  * IO with the server, the file and the system's error; UNSUPPORTED (ghost tensors); TIMEOUT; PEER_DEAD with the server;
- * MEMORY. After an error the older ones are as before.
+ * MEMORY. After an error the older ones are as before, and the files of the attempt are
+ * removed; what a process that was killed has left goes before the next attempt. The log of server 0 has one line for each
+ * kind of failure and minute.
  * Cost: two small frames for each server; the shards are written. */
 MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,
                                mlfab_checkpoint_info *info_p);
@@ -981,8 +1002,9 @@ enum mlfab_push_flags {
 
 typedef struct mlfab_push_options {
   uint32_t size;
-  /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1; 0 means 0. A whole number
-   * when the model has an I64 tensor. */
+  /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1. A whole number when the model
+   * has an I64 tensor. 0 is refused (ARGUMENT), because options that nobody initialised have it; -0.0, minus a learning
+   * rate of 0, means 0. */
   double scale;
   uint32_t flags;   /* MLFAB_PUSH_* */
   uint32_t ack;     /* MLFAB_ACK_*: when the push is done; 0: as config.ack says */
@@ -1681,7 +1703,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
  *
  * Three files, which the configuration names, or the environment (MLFAB_LOG, MLFAB_METRICS, MLFAB_TRACE). A thread of
  * the library writes them; training never waits for it. A file that cannot be written is one line in the log, and
- * training goes on; the thread tries again. Every node writes its own: "{node}" in a file's name is replaced by the
+ * training goes on; the thread tries again. Symbolic links are not followed. Every node writes its own: "{node}" in a file's name is replaced by the
  * node's name (worker-3, server-0, scheduler); without it the name is put before the last dot of the file's name
  * ("run/m.prom" becomes "run/m.worker-3.prom"), or behind it if there is no dot. Not with a transport of virtual time
  * (UNSUPPORTED).
@@ -1940,8 +1962,9 @@ typedef struct mlfab_transport {
   /* Traffic since the last call. Returns 1, or 0 when there is nothing to tell. May be NULL. */
   int (*measure)(void *self, uint64_t now_ns, mlfab_measure *measure_p);
   /* With MLFAB_CAP_PROBE; else NULL. Tells whether the peer of a silent link may still live. Called a few times a
-   * heartbeat. 0: its system acknowledges what was sent, and its process exists. Errors: AGAIN (no acknowledgement,
-   * or the process is gone), UNSUPPORTED (this system does not tell). */
+   * heartbeat. 1: bytes of a frame that is not complete yet have come since the last call; 0: its system acknowledges
+   * what was sent, and its process exists. Errors: AGAIN (no acknowledgement, or the process is gone), UNSUPPORTED
+   * (this system does not tell). */
   int (*probe)(void *self, uint32_t link);
   /* Both or neither may be NULL. lend: as send with a token, for memory that the program gets back from finished
    * requests only. After detach, disconnect or DOWN the transport may go on reading such a bulk; the driver tells

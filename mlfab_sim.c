@@ -166,6 +166,12 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
+/* Moves a stamp by `by_ns`, at most to now. A stamp of 0, which means none, and one in the future stay. */
+static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
+  if (*stamp_ns != 0 && *stamp_ns < now_ns)
+    *stamp_ns = mlfab__min(mlfab__add_sat(*stamp_ns, by_ns), now_ns);
+}
+
 /* a * b, or MLFAB__NEVER instead of wrapping round. */
 MLFAB__UNUSED static inline uint64_t mlfab__mul_sat(uint64_t a, uint64_t b) {
   return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
@@ -210,6 +216,125 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 
+
+/* ==============================================================================================
+ * core/base/text.h
+ * ============================================================================================== */
+/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
+ *
+ * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have points
+ * in every process, so a call here has the C locale, for its own thread and until it returns. */
+
+/* snprintf and vsnprintf of a text with reals. */
+MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, ...)
+    MLFAB__PRINTF(3, 4);
+MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments);
+/* strtod. */
+MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p);
+/* strerror. The text is valid until this thread's next call. */
+MLFAB__INTERNAL const char *mlfab__reason(int number);
+
+/* An address may have a range of ports, "tcp:HOST:FIRST-LAST": how many it has, 1 if it has no range. */
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes);
+/* Writes the address with the port FIRST + n; one without a range as it is. */
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room);
+
+
+/* ==============================================================================================
+ * core/base/text.c
+ * ============================================================================================== */
+/* text.c - numbers and reasons as text. See text.h. Layer 0.
+ *
+ * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
+
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#if defined(__APPLE__)
+#include <xlocale.h>
+#endif
+
+typedef struct text_locale {
+  locale_t c, before;
+} text_locale;
+
+/* Without memory for it the thread keeps its locale. */
+static text_locale text_enter(void) {
+  text_locale l = {newlocale(LC_ALL_MASK, "C", (locale_t)0), (locale_t)0};
+  if (l.c) l.before = uselocale(l.c);
+  return l;
+}
+
+static void text_leave(text_locale l) {
+  if (!l.c) return;
+  uselocale(l.before);
+  freelocale(l.c);
+}
+
+MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments) {
+  text_locale l = text_enter();
+  int n = vsnprintf(text, room, format, arguments);
+  text_leave(l);
+  return n;
+}
+
+MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  int n = mlfab__vformat(text, room, format, arguments);
+  va_end(arguments);
+  return n;
+}
+
+MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p) {
+  text_locale l = text_enter();
+  double value = strtod(text, end_p);
+  text_leave(l);
+  return value;
+}
+
+MLFAB__INTERNAL const char *mlfab__reason(int number) {
+  text_locale l = text_enter();
+  const char *text = strerror(number);
+  text_leave(l);
+  return text;
+}
+
+/* --- ranges of ports --- */
+
+/* The bytes before FIRST, or 0: there is no range. */
+static size_t text_range(const char *address, size_t bytes, uint32_t *first_p, uint32_t *last_p) {
+  uint32_t value[2] = {0, 0};
+  size_t at = bytes, host;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4)) return 0;
+  while (at > 0 && address[at - 1] != ':') at--;
+  host = at;
+  for (int i = 0; i < 2; i++) {
+    size_t begin = at;
+    for (; at < bytes && address[at] >= '0' && address[at] <= '9' && at - begin < 6; at++)
+      value[i] = 10 * value[i] + (uint32_t)(address[at] - '0');
+    if (at == begin || (i == 0 ? at >= bytes || address[at++] != '-' : at != bytes)) return 0;
+  }
+  *first_p = value[0];
+  *last_p = value[1];
+  return value[0] > 0 && value[0] <= value[1] && value[1] <= 65535 ? host : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes) {
+  uint32_t first, last;
+  return text_range(address, bytes, &first, &last) ? last - first + 1 : 1;
+}
+
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room) {
+  uint32_t first, last;
+  size_t host = text_range(address, bytes, &first, &last);
+  if (host)
+    snprintf(text, room, "%.*s%u", (int)host, address, (unsigned)(first + n));
+  else
+    snprintf(text, room, "%.*s", (int)bytes, address);
+}
 
 /* ==============================================================================================
  * core/base/env.h
@@ -368,7 +493,7 @@ MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int
   error->is_server = is_server != 0;
   error->waited_ns = waited_ns;
   va_start(arguments, format);
-  vsnprintf(error->text, sizeof error->text, format, arguments);
+  mlfab__vformat(error->text, sizeof error->text, format, arguments);
   va_end(arguments);
   return code;
 }
@@ -378,7 +503,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
   va_list arguments;
   if (env->hooks.log == NULL || level > (int)env->hooks.log_level) return;
   va_start(arguments, format);
-  vsnprintf(line, sizeof line, format, arguments);
+  mlfab__vformat(line, sizeof line, format, arguments);
   va_end(arguments);
   env->hooks.log(env->hooks.user, level, line);
 }
@@ -1786,7 +1911,7 @@ static int sim_arm(void *self, int on) {
 }
 
 /* A paused host is a stopped process: its system answers. A host behind a partition, or without a rate,
- * does not. */
+ * does not. Frames are stored and forwarded, so bytes count as coming while any of their lane is under way. */
 static int sim_probe(void *self, uint32_t link) {
   sim_endpoint *endpoint = self;
   const sim_end *end = endpoint->gone ? NULL : sim_find(endpoint, link);
@@ -1794,7 +1919,10 @@ static int sim_probe(void *self, uint32_t link) {
   const sim_host *a = end->host->card, *b = sim_other(end)->host->card;
   int cut = sim_is_cut(end->host->sim, end->host, sim_other(end)->host);
   int stands = a == b || (a->in.rate && a->out.rate && b->in.rate && b->out.rate);
-  return cut || !stands || end->link->broken ? MLFAB_ERR_AGAIN : 0;
+  if (cut || !stands || end->link->broken) return MLFAB_ERR_AGAIN;
+  const sim_lane *lane = &sim_other(end)->lane;
+  return lane->out.head || lane->flight.head || lane->in.head || b->out.lane == lane ||
+         a->in.lane == lane;
 }
 
 /* The difference of a port's totals to *last, which it updates. */

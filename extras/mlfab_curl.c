@@ -106,7 +106,7 @@ static int curl_start(curl_worker *w, mlfab_error *error_p) {
   pthread_cond_destroy(&w->wake);
   pthread_mutex_destroy(&w->lock);
   mlfab__http_close(w->http);
-  return mlfab__http_fail(error_p, MLFAB_ERR_IO, "no thread: %s", strerror(failed));
+  return mlfab__http_fail(error_p, MLFAB_ERR_IO, "no thread: %s", mlfab__http_reason(failed));
 }
 
 /* Ends the thread, and a request that is under way. In a forked child, where both are the parent's, returns 0. */

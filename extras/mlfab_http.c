@@ -6,13 +6,13 @@
 
 #include <curl/curl.h>
 #include <errno.h>
+#include <locale.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 enum {
@@ -127,10 +127,30 @@ static int http_on_seek(void *user, curl_off_t offset, int origin) {
   return CURL_SEEKFUNC_OK;
 }
 
+static int http_lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : (unsigned char)c; }
+
+int mlfab__http_compare(const char *a, const char *b, size_t most) {
+  for (; most > 0; a++, b++, most--) {
+    int difference = http_lower(*a) - http_lower(*b);
+    if (difference != 0 || !*a) return difference;
+  }
+  return 0;
+}
+
+const char *mlfab__http_reason(int number) {
+  locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+  locale_t before = c ? uselocale(c) : c;
+  const char *text = strerror(number);
+  if (!c) return text;
+  uselocale(before);
+  freelocale(c);
+  return text;
+}
+
 /* The value of a header line when its name is this one, else NULL. */
 static const char *http_header(const char *line, const char *name) {
   size_t n = strlen(name);
-  if (strlen(line) <= n || strncasecmp(line, name, n) != 0 || line[n] != ':') return NULL;
+  if (strlen(line) <= n || mlfab__http_compare(line, name, n) != 0 || line[n] != ':') return NULL;
   line += n + 1;
   return line + strspn(line, " \t");
 }
@@ -146,7 +166,7 @@ static void http_take(char *to, size_t room, const char *value) {
 /* "bytes 5-9/100", "bytes 5-9/ *", "bytes * /100" (without the blanks). */
 static void http_content_range(mlfab__http *http, const char *value) {
   char *end = NULL;
-  if (strncasecmp(value, "bytes ", 6) != 0) return;
+  if (mlfab__http_compare(value, "bytes ", 6) != 0) return;
   value += 6;
   if (*value >= '0' && *value <= '9') http->part_first = strtoull(value, &end, 10);
   value = strchr(value, '/');
@@ -269,7 +289,8 @@ static int http_has_breaks(const char *text) { return strpbrk(text, "\r\n") != N
 /* Errors: ARGUMENT. */
 static int http_check(const mlfab__http_request *r, const char *name, mlfab_error *error_p) {
   const char *what = NULL;
-  if (strncasecmp(r->url, "http://", 7) != 0 && strncasecmp(r->url, "https://", 8) != 0)
+  if (mlfab__http_compare(r->url, "http://", 7) != 0 &&
+      mlfab__http_compare(r->url, "https://", 8) != 0)
     what = "the URL does not begin with http:// or https://";
   else if (http_has_breaks(r->url) || (r->method && http_has_breaks(r->method)))
     what = "a line break";
@@ -368,7 +389,7 @@ static CURLcode http_set(mlfab__http *http, const mlfab__http_request *r,
                          struct curl_slist *headers) {
   CURL *easy = http->easy;
   curl_easy_reset(easy);
-  CURLcode code = http_set_protocols(easy, !strncasecmp(r->url, "https://", 8));
+  CURLcode code = http_set_protocols(easy, !mlfab__http_compare(r->url, "https://", 8));
   if (!code) code = http_set_method(easy, r);
   if (!code) code = http_set_limits(easy, r);
   HTTP_SET(CURLOPT_URL, r->url);

@@ -108,6 +108,11 @@ void mlfab__http_stop(mlfab__http *http);
 /* The URL without user, password, query and fragment, for people; control characters become '?'. */
 void mlfab__http_name(const char *url, char *text, size_t room);
 
+/* strncasecmp and strerror as in the C locale: the process may have another one. The text of the second is valid until
+ * this thread's next call. */
+int mlfab__http_compare(const char *a, const char *b, size_t most);
+const char *mlfab__http_reason(int number);
+
 /* Fills an error, and returns its code. */
 int mlfab__http_fail(mlfab_error *error_p, int code, const char *format, ...)
 #if defined(__GNUC__)

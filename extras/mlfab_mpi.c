@@ -20,7 +20,8 @@
  * give it, MPI_Iallreduce and partial reductions are left to MPI. The environment of mlfab (MLFAB_*, docs/clusters.md)
  * counts; the transport is mpi+shm unless MLFAB_TRANSPORT says mpi. If a rank cannot open, all ranks use MPI alone, and
  * one line says why. A failure of a collective is an error of MPI (MPI_ERR_OTHER), by the communicator's error handler.
- * MLFAB_MPI_REPORT=1: every rank tells at MPI_Finalize how many calls and bytes went through mlfab.
+ * MLFAB_MPI_REPORT=1: every rank tells at MPI_Finalize, or at its exit, how many calls and bytes went through mlfab; also
+ * that none did. A program of another MPI library than the one that it was built for ends at MPI_Init, and is told why.
  *
  * States: OFF (before MPI_Init; a rank could not open; after MPI_Finalize) and ON. Calls of several threads follow one
  * another: `lock` is held while a collective is begun, or runs.
@@ -36,6 +37,7 @@
 
 #include <mpi.h>
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +71,7 @@ static struct {
   mlfab *ctx; /* NULL: OFF */
   pthread_mutex_t lock;
   int rank, size, threads; /* threads: there is a progress thread */
+  int reported;
   uint64_t least_bytes;
   uint32_t partial, quorum; /* partial: MLFAB_PARTIAL_*, or 0 */
   uint64_t partial_bytes;
@@ -169,18 +172,67 @@ static void profile_begin(void) {
     profile_close(&ctx);
 }
 
-static void profile_report(void) {
+/* Why no call went through mlfab. `on`: it has opened. */
+static void profile_report_none(int begun, int on) {
+  char text[160];
+  if (on)
+    snprintf(text, sizeof text,
+             "none on MPI_COMM_WORLD had MLFAB_MPI_BYTES (%" PRIu64 ") and types that it takes",
+             profile.least_bytes);
+  else
+    snprintf(
+        text, sizeof text, "%s",
+        begun ? "it did not open" : "MPI_Init was not called through it (Fortran calls PMPI_*)");
+  profile_say("no call went through mlfab", text);
+}
+
+/* Once. begun: MPI_Init came through here. on: mlfab has opened. */
+static void profile_report(int begun, int on) {
   const char *wanted = getenv("MLFAB_MPI_REPORT");
-  if (!wanted || strcmp(wanted, "1") != 0) return;
+  int any = 0;
+  if (!wanted || strcmp(wanted, "1") != 0 || profile.reported) return;
+  profile.reported = 1;
   for (int i = 0; i < PROFILE_KINDS; i++) {
-    if (profile.calls[i])
-      fprintf(stderr, "mlfab_mpi: rank %d: %s: %llu calls, %llu bytes\n", profile.rank,
-              profile_names[i], (unsigned long long)profile.calls[i],
-              (unsigned long long)profile.bytes[i]);
+    if (!profile.calls[i]) continue;
+    any = 1;
+    fprintf(stderr, "mlfab_mpi: rank %d: %s: %llu calls, %llu bytes\n", profile.rank,
+            profile_names[i], (unsigned long long)profile.calls[i],
+            (unsigned long long)profile.bytes[i]);
   }
+  if (!any) profile_report_none(begun, on);
+}
+
+/* A launcher's number of this process, before MPI is asked, or where it must not be. */
+static int profile_launched(void) {
+  const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+  if (!rank) rank = getenv("PMI_RANK");
+  return rank ? (int)strtol(rank, NULL, 10) : 0;
+}
+
+/* In a program of another MPI library than this was compiled for, handles have other types, so that no call can be passed
+ * on: the program ends. */
+static void profile_refuse_others(void) {
+  char version[8192 + 1] = "", text[192]; /* the most of any library */
+  int bytes = 0;
+  PMPI_Get_library_version(version, &bytes);
+#ifdef OPEN_MPI
+  static const char ours[] = "Open MPI";
+  int other = strstr(version, "MPICH") || strstr(version, "Intel(R) MPI");
+#else
+  static const char ours[] = "MPICH";
+  int other = strstr(version, "Open MPI") != NULL;
+#endif
+  if (!other) return;
+  profile.rank = profile_launched();
+  version[strcspn(version, ",\n\t")] = 0;
+  snprintf(text, sizeof text, "this libmlfab_mpi.so was built for %s, the program has %.80s", ours,
+           version);
+  profile_say("another MPI library", text);
+  exit(1);
 }
 
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+  profile_refuse_others();
   int code = PMPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, provided);
   (void)required;
   if (code == MPI_SUCCESS) profile_begin();
@@ -194,13 +246,22 @@ int MPI_Init(int *argc, char ***argv) {
 
 int MPI_Finalize(void) {
   mlfab *ctx = profile.ctx;
+  profile_report(1, ctx != NULL);
   if (ctx) {
-    profile_report();
     if (profile.objects_count) mlfab_barrier(ctx, NULL); /* the others may still need this rank */
     profile.ctx = NULL;
     profile_close(&ctx);
   }
   return PMPI_Finalize();
+}
+
+/* A program whose MPI_Finalize did not come through here. */
+__attribute__((destructor)) static void profile_exit(void) {
+  int used = 0, begun = profile.size > 0;
+  PMPI_Initialized(&used);
+  if (!used) return; /* a shell, or another program without MPI */
+  if (!begun) profile.rank = profile_launched();
+  profile_report(begun, profile.ctx != NULL);
 }
 
 /* ---- what is taken ---- */

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 enum {
@@ -197,14 +196,15 @@ static int remote_number(const mlfab__remote *remote, const remote_call *call) {
 /* The last attempt has failed for good. */
 static int remote_give_up(mlfab__remote *remote, const remote_call *call, const char *url) {
   char code[48], tried[48] = "";
+  uint64_t tenths = (remote_now() - call->began_ns) / 100000000u;
   const mlfab__http_answer *answer = &remote->answer;
   if (remote_cancelled(remote))
     return remote_fail(remote, ECANCELED, "%s: cancelled", call->method);
   remote_text(answer->body, answer->kept, "Code", code, sizeof code);
   if (!strcmp(code, "RequestTimeTooSkewed")) return remote_skewed(remote, call);
   if (call->attempts > 1)
-    snprintf(tried, sizeof tried, ", %u attempts in %.1f s", call->attempts,
-             (double)(remote_now() - call->began_ns) / 1e9);
+    snprintf(tried, sizeof tried, ", %u attempts in %llu.%llu s", call->attempts,
+             (unsigned long long)(tenths / 10), (unsigned long long)(tenths % 10));
   return remote_fail(remote, remote_number(remote, call), "%s: %.90s%s%s%s", call->method,
                      remote_detail(call, url), code[0] ? ", " : "", code, tried);
 }
@@ -212,7 +212,7 @@ static int remote_give_up(mlfab__remote *remote, const remote_call *call, const 
 /* --- places --- */
 
 int mlfab__remote_knows(const char *path) {
-  return !strncasecmp(path, "http://", 7) || !strncasecmp(path, "https://", 8) ||
+  return !mlfab__http_compare(path, "http://", 7) || !mlfab__http_compare(path, "https://", 8) ||
          !strncmp(path, "s3://", 5);
 }
 
@@ -259,7 +259,7 @@ static int remote_near(const char *root) {
   const char *host = root + 7;
   size_t n = strcspn(host, ":/");
   if (!strncmp(host, "[::1]", 5)) return 1;
-  return (n == 9 && (!strncmp(host, "127.0.0.1", n) || !strncasecmp(host, "localhost", n)));
+  return (n == 9 && (!strncmp(host, "127.0.0.1", n) || !mlfab__http_compare(host, "localhost", n)));
 }
 
 int mlfab__remote_place(mlfab__remote *remote, const char *path, int directory,
@@ -277,7 +277,7 @@ int mlfab__remote_place(mlfab__remote *remote, const char *path, int directory,
   place->key[0] = '/';
   if (remote_key(host + n + (host[n] == '/'), directory, place->key + 1, sizeof place->key - 1))
     return remote_fail(remote, EINVAL, "its path is too long");
-  if (remote->options.user && strncasecmp(place->root, "https://", 8) != 0 &&
+  if (remote->options.user && mlfab__http_compare(place->root, "https://", 8) != 0 &&
       !remote_near(place->root))
     return remote_fail(remote, EACCES, "a password goes over https only: MLFAB_STORE_USER is set");
   return 0;
@@ -414,7 +414,7 @@ static int remote_once(mlfab__remote *remote, remote_call *call, char url[MLFAB_
     if (!r->user) r->user = remote;
     /* A password that goes in clear is for this host, not for a proxy. */
     if (!call->place->s3 && remote->options.user &&
-        strncasecmp(call->place->root, "https://", 8) != 0)
+        mlfab__http_compare(call->place->root, "https://", 8) != 0)
       r->flags |= MLFAB__HTTP_DIRECT;
     call->attempts++;
     code = mlfab__http_run(remote->http, r, &remote->answer, &call->error);
@@ -895,7 +895,7 @@ typedef struct remote_pages {
 static int remote_next_page(const remote_page *page, remote_pages *pages) {
   char more[8];
   if (!remote_text(page->text, page->bytes, "IsTruncated", more, sizeof more) ||
-      strcasecmp(more, "true") != 0)
+      mlfab__http_compare(more, "true", 5) != 0)
     return 0;
   remote_text(page->text, page->bytes, "NextUploadIdMarker", pages->upload, sizeof pages->upload);
   int named = remote_text(page->text, page->bytes,

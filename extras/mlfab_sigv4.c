@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 enum { SIGV4_SUM = 32, SIGV4_DATE = 16, SIGV4_SCOPE = 160, SIGV4_NAME = 64 };
 
@@ -80,8 +79,19 @@ static int sigv4_query_order(const mlfab__sigv4_pair *a, const mlfab__sigv4_pair
   return order ? order : sigv4_compare(a->value, b->value);
 }
 
+/* tolower as in the C locale, which the process may not have. */
+static char sigv4_lower_letter(char c) {
+  return (char)(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
+}
+
+/* strcasecmp, likewise. */
+static int sigv4_compare_names(const char *a, const char *b) {
+  while (*a && sigv4_lower_letter(*a) == sigv4_lower_letter(*b)) a++, b++;
+  return (unsigned char)sigv4_lower_letter(*a) - (unsigned char)sigv4_lower_letter(*b);
+}
+
 static int sigv4_header_order(const mlfab__sigv4_pair *a, const mlfab__sigv4_pair *b) {
-  return strcasecmp(a->name, b->name);
+  return sigv4_compare_names(a->name, b->name);
 }
 
 /* Sorts, and keeps the order of equal ones. */
@@ -136,8 +146,7 @@ static int sigv4_add_value(EVP_MD_CTX *sum, const char *value) {
 
 static void sigv4_lower(const char *name, char *lower) {
   size_t i = 0;
-  for (; name[i] && i < SIGV4_NAME - 1; i++)
-    lower[i] = (char)(name[i] >= 'A' && name[i] <= 'Z' ? name[i] + ('a' - 'A') : name[i]);
+  for (; name[i] && i < SIGV4_NAME - 1; i++) lower[i] = sigv4_lower_letter(name[i]);
   lower[i] = 0;
 }
 
@@ -145,7 +154,7 @@ static int sigv4_add_headers(EVP_MD_CTX *sum, const mlfab__sigv4_pair *sorted, u
   char lower[SIGV4_NAME];
   int bad = 0;
   for (uint32_t i = 0; i < n && !bad; i++) {
-    int goes_on = i > 0 && strcasecmp(sorted[i - 1].name, sorted[i].name) == 0;
+    int goes_on = i > 0 && sigv4_compare_names(sorted[i - 1].name, sorted[i].name) == 0;
     sigv4_lower(sorted[i].name, lower);
     if (goes_on) {
       bad = sigv4_add(sum, ",");
@@ -163,7 +172,7 @@ static int sigv4_names(const mlfab__sigv4_pair *sorted, uint32_t n, char *text, 
   size_t at = 0;
   text[0] = 0;
   for (uint32_t i = 0; i < n; i++) {
-    if (i > 0 && strcasecmp(sorted[i - 1].name, sorted[i].name) == 0) continue;
+    if (i > 0 && sigv4_compare_names(sorted[i - 1].name, sorted[i].name) == 0) continue;
     sigv4_lower(sorted[i].name, lower);
     int k = snprintf(text + at, room - at, "%s%s", at ? ";" : "", lower);
     if (k < 0 || (size_t)k >= room - at) return -1;

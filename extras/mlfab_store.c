@@ -37,7 +37,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -150,7 +149,7 @@ static int store_spool(mlfab_store *store) {
   if (fd >= 0) return fd;
   int number = errno;
   snprintf(store->remote.why, sizeof store->remote.why, "a temporary file in '%.80s': %s", dir,
-           strerror(number));
+           mlfab__http_reason(number));
   return -number;
 }
 
@@ -206,7 +205,7 @@ static int64_t store_write_spool(mlfab_store *store, store_file *file, const voi
   }
   int number = errno;
   snprintf(store->remote.why, sizeof store->remote.why, "a temporary file in '%.80s': %s",
-           store->remote.options.spool_dir, strerror(number));
+           store->remote.options.spool_dir, mlfab__http_reason(number));
   return -number;
 }
 
@@ -434,7 +433,8 @@ static int store_copy_texts(mlfab_store *store, const mlfab_store_options *o,
 static int store_check_endpoint(mlfab_store *store) {
   char *endpoint = store->texts[STORE_TEXTS - 1];
   if (!endpoint) return 0;
-  if (strncasecmp(endpoint, "http://", 7) != 0 && strncasecmp(endpoint, "https://", 8) != 0)
+  if (mlfab__http_compare(endpoint, "http://", 7) != 0 &&
+      mlfab__http_compare(endpoint, "https://", 8) != 0)
     return -1;
   char *host = strstr(endpoint, "://") + 3;
   size_t n = strcspn(host, "/?#@ ");

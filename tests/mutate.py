@@ -56,7 +56,7 @@ SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all"
 
 # ---- tests
 
-KINDS = ["unit", "seam", "sim", "oracle", "conform", "oom", "extras", "cblas"]
+KINDS = ["unit", "seam", "sim", "conform", "oom", "extras", "cblas"]
 # Tests of the transport over MPI that need no mpirun: their sources and flags.
 MPI_TESTS = {"mpi/conform": ("tests/conform/test_conform.c", ["-DCONFORM_%s=%d" % (transport, transport == "MPI")
                                                               for transport in ("TCP", "SHM", "SIM", "MPI")]),

@@ -17,7 +17,7 @@ status.
 --jobs: this many tests at a time, the longest first as far as the last run in this build folder tells. Tests that
 need the machine alone follow one by one.
 
---no-skip-but (or MLFAB_NO_SKIP_BUT): a skip whose reason does not match counts as failed, so that a
+--no-skip-but (or NO_SKIP_BUT): a skip whose reason does not match counts as failed, so that a
 machine that has everything cannot pass by skipping tests.
 """
 import argparse
@@ -193,7 +193,7 @@ def keep_times(times, tests):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-skip-but", default=os.environ.get("MLFAB_NO_SKIP_BUT", ""))
+    parser.add_argument("--no-skip-but", default=os.environ.get("NO_SKIP_BUT", ""))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--lane", default="")

@@ -13,6 +13,18 @@
  * line, prefixed with the rank, forwards signals, and reports a rank that fails with its exit status or
  * signal; --on-failure says what happens to the others then.
  *
+ * The helpers (servers, replicas, the scheduler) outlive the workers. A job manager sends SIGTERM to every process of a
+ * job, and a worker may then want to save its model. So helpers ignore the signals by which a job is ended. They end by
+ * themselves when the workers have left; otherwise this program ends them, after the workers. Phases only advance:
+ *
+ *    RUN -> SERVERS      the last worker has ended; helpers have SERVERS_GRACE_NS to end by themselves
+ *    RUN, SERVERS -> TERM   a rank failed, or the time is over: SIGTERM to the workers
+ *    TERM -> END_SERVERS    no worker runs: helpers are ended
+ *    TERM, END_SERVERS -> KILL   GRACE_NS are over: SIGKILL to all; likewise after a second SIGINT or SIGTERM
+ *
+ * SIGTSTP stops the workers first (STOP_NS at most), then the helpers, then this program. SIGCONT goes to helpers and
+ * workers.
+ *
  * If this program's output is a terminal, the workers' is one too, so that their C library writes line by
  * line. Worker 0 gets the standard input: the descriptor itself or, if that is a terminal, a pipe that this
  * program fills from it, because only this program may read there.
@@ -56,24 +68,29 @@
 #define LINE_MAX_BYTES 16384           /* a longer line is forwarded in pieces */
 #define GRACE_NS 2000000000ull         /* from SIGTERM to SIGKILL */
 #define SERVERS_GRACE_NS 5000000000ull /* until servers must have ended after the last worker */
-#define LEFT_OVER_NS 500000000ull /* from the end of the fabric to that of copies that were late */
-#define DRAIN_NS 300000000ull     /* for the last output of ranks that have ended */
+#define LEFT_OVER_NS 500000000ull  /* from the end of the fabric to that of copies that were late */
+#define DRAIN_NS 300000000ull      /* for the last output of ranks that have ended */
+#define REPEAT_NS 200000000ull     /* one request to end may come as two signals */
+#define STOP_NS 1000000000ull      /* from SIGTSTP to SIGSTOP */
+#define UNFINISHED_NS 100000000ull /* until a terminal shows text without a newline */
 #define SERVER_ARGUMENT "--mlfab-run-server"
 
 enum exit_status { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
 enum on_failure { ON_FAILURE_END, ON_FAILURE_CONTINUE, ON_FAILURE_RESTART };
 enum phase {
-  PHASE_RUN,     /* workers are running */
-  PHASE_SERVERS, /* all workers have ended, servers may finish */
-  PHASE_TERM,    /* SIGTERM was sent to all remaining processes */
-  PHASE_KILL     /* SIGKILL too */
+  PHASE_RUN,         /* workers are running */
+  PHASE_SERVERS,     /* all workers have ended, servers may finish */
+  PHASE_TERM,        /* SIGTERM was sent to the workers */
+  PHASE_END_SERVERS, /* the workers have ended, and servers were told to */
+  PHASE_KILL         /* SIGKILL was sent to all */
 };
 
-/* One output of one rank: bytes without a newline yet. */
+/* One output of one rank: bytes without a newline that were not shown yet. */
 typedef struct stream {
   int fd; /* -1: closed */
   int to; /* STDOUT_FILENO or STDERR_FILENO */
   size_t fill;
+  uint64_t since_ns; /* when the first of them came */
   char line[LINE_MAX_BYTES];
 } stream;
 
@@ -117,12 +134,20 @@ static int rank_count;
 static enum phase phase;
 static uint64_t phase_until;
 static int exit_status; /* that of the first rank that failed */
-static int interrupted; /* the signal that was forwarded: ranks are no longer restarted */
+static int interrupted; /* SIGINT or SIGTERM, which was forwarded: ranks are no longer restarted */
+static uint64_t interrupted_ns;
+static int hung_up;        /* SIGHUP was forwarded: a rank that it ends is not restarted */
+static int ignores_hangup; /* as nohup has it */
+static uint64_t
+    stop_until; /* SIGTSTP was forwarded: when all are stopped at the latest; 0: it was not */
+static uint64_t run_until = UINT64_MAX; /* --timeout */
 static uint64_t
     over_ns; /* when a copy of a server ended with 0: all workers had left; 0: not yet */
 static int signal_pipe[2];
-/* the built-in server 0, and the scheduler of servers with replicas, write a byte when all ranks have joined */
+/* The built-in server 0, and the scheduler of servers with replicas, write JOINED when all ranks have joined. A worker's
+ * library writes another byte when the worker opens a fabric. */
 static int joined_pipe[2] = {-1, -1};
+#define JOINED 'j'
 
 /* Input for worker 0, if the standard input is a terminal. */
 static struct {
@@ -137,6 +162,33 @@ static uint64_t now_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Writes all bytes. If the reader is gone, output is discarded and the ranks continue. */
+static void write_all(int fd, const char *bytes, size_t count) {
+  while (count > 0) {
+    ssize_t n = write(fd, bytes, count);
+    if (n < 0 && errno == EAGAIN) {
+      struct pollfd wait = {fd, POLLOUT, 0};
+      poll(&wait, 1, -1);
+    } else if (n < 0 && errno != EINTR) {
+      return;
+    } else if (n > 0) {
+      bytes += n;
+      count -= (size_t)n;
+    }
+  }
+}
+
+/* The stream whose text is the last line on the terminal, without a newline yet. */
+static const stream *unfinished;
+
+/* Ends that line, unless it is `own`. */
+static void end_line(const stream *own) {
+  if (unfinished && unfinished != own) {
+    write_all(unfinished->to, "\n", 1);
+    unfinished = NULL;
+  }
+}
+
 /* Prints one line on stderr, in one write, so that it does not mix with the ranks' output. */
 __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format, ...) {
   char text[1024];
@@ -147,7 +199,8 @@ __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format
   va_end(arguments);
   if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
   text[n++] = '\n';
-  if (write(STDERR_FILENO, text, (size_t)n) < 0) return; /* stderr is closed */
+  if (isatty(STDERR_FILENO)) end_line(NULL);
+  write_all(STDERR_FILENO, text, (size_t)n);
 }
 
 static const char *kind(const rank *r) {
@@ -182,12 +235,22 @@ static void server_log(void *user, int level, const char *line) {
   fprintf(stderr, "%s%s\n", level <= MLFAB_LOG_WARN ? "" : "# ", line);
 }
 
-/* Says which checkpoint a run goes on from, and which copy of a server has taken over. `user`: int, how often it is no
- * news that this copy serves. */
+typedef struct server_news {
+  int known;                        /* how often it is no news that this copy serves */
+  unsigned long long whole, failed; /* checkpoints */
+  char why[400];                    /* the last that failed */
+} server_news;
+
+/* Says which checkpoint a run goes on from, and which copy of a server has taken over. Counts checkpoints. */
 static void server_event(void *user, const mlfab_event_info *info) {
-  int *known = user;
-  if (info->kind == MLFAB_EVENT_SERVES && *known > 0)
-    --*known;
+  server_news *news = user;
+  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code == 0) news->whole++;
+  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code != 0) {
+    news->failed++;
+    snprintf(news->why, sizeof news->why, "%s", info->text);
+  }
+  if (info->kind == MLFAB_EVENT_SERVES && news->known > 0)
+    news->known--;
   else if (info->kind == MLFAB_EVENT_RESTORED || info->kind == MLFAB_EVENT_SERVES)
     fprintf(stderr, "%s\n", info->text);
 }
@@ -234,10 +297,11 @@ static int server_main(const char *how, int report) {
   config.on_event = server_event;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
-  int known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER;
-  config.user = &known;
+  server_news news = {.known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER};
+  config.user = &news;
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
-  if (report >= 0 && write(report, "j", 1) < 0)
+  const char joined = JOINED;
+  if (report >= 0 && write(report, &joined, 1) < 0)
     fprintf(stderr, "cannot report: %s\n", strerror(errno));
   if (report >= 0) close(report);
   int status = 0;
@@ -245,6 +309,9 @@ static int server_main(const char *how, int report) {
     mlfab_last_error(fabric, &error);
     status = server_failed("cannot serve", &error);
   }
+  if (news.failed > 0 && news.whole == 0)
+    fprintf(stderr, "no checkpoint was made: all %llu failed. The last: %s\n", news.failed,
+            news.why);
   mlfab_stats stats;
   if (verbose && mlfab_get_stats(fabric, &stats, sizeof stats) == 0 && stats.plans_made > 0)
     fprintf(stderr, "# %llu plans, %llu updates grouped, %llu dropped\n",
@@ -265,32 +332,30 @@ static int coloured(int fd) {
   return isatty(fd) && !(no_color && *no_color) && !(term && strcmp(term, "dumb") == 0);
 }
 
-/* Writes all bytes. If the reader is gone, output is discarded and the ranks continue. */
-static void write_all(int fd, const char *bytes, size_t count) {
-  while (count > 0) {
-    ssize_t n = write(fd, bytes, count);
-    if (n < 0 && errno == EAGAIN) {
-      struct pollfd wait = {fd, POLLOUT, 0};
-      poll(&wait, 1, -1);
-    } else if (n < 0 && errno != EINTR) {
-      return;
-    } else if (n > 0) {
-      bytes += n;
-      count -= (size_t)n;
-    }
-  }
-}
-
-static void emit(const rank *r, const stream *s, const char *line, size_t count) {
+/* Shows a line, or a piece of one that a terminal shows before its end. Each line has the prefix once. */
+static void emit(const rank *r, const stream *s, const char *line, size_t count, int whole) {
   char text[LINE_MAX_BYTES + 64];
-  int colour = coloured(s->to);
+  int colour = coloured(s->to), n = 0;
   /* Neighbouring ranks get different colours; servers are grey. */
   int shade = r->is_server ? 90 : 31 + r->number % 6;
-  int n = colour ? snprintf(text, 64, "\033[%dm[%s %d]\033[0m ", shade, kind(r), r->number)
-                 : snprintf(text, 64, "[%s %d] ", kind(r), r->number);
+  if (isatty(s->to)) end_line(s);
+  if (unfinished != s)
+    n = colour ? snprintf(text, 64, "\033[%dm[%s %d]\033[0m ", shade, kind(r), r->number)
+               : snprintf(text, 64, "[%s %d] ", kind(r), r->number);
   memcpy(text + n, line, count);
-  text[(size_t)n + count] = '\n';
-  write_all(s->to, text, (size_t)n + count + 1);
+  if (whole) text[(size_t)n + count] = '\n';
+  write_all(s->to, text, (size_t)n + count + (size_t)whole);
+  if (!whole)
+    unfinished = s;
+  else if (unfinished == s)
+    unfinished = NULL;
+}
+
+static void close_stream(const rank *r, stream *s) {
+  if (s->fill > 0 || unfinished == s) emit(r, s, s->line, s->fill, 1);
+  s->fill = 0;
+  close(s->fd);
+  s->fd = -1;
 }
 
 /* Forwards complete lines of a rank's output. Returns 0 when there is no more for now. */
@@ -299,28 +364,39 @@ static int forward(const rank *r, stream *s) {
   ssize_t got = read(s->fd, s->line + s->fill, sizeof s->line - s->fill);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (got <= 0) {
-    if (s->fill > 0) emit(r, s, s->line, s->fill);
-    s->fill = 0;
-    close(s->fd);
-    s->fd = -1;
+    close_stream(r, s);
     return 0;
   }
+  if (s->fill == 0) s->since_ns = now_ns();
   s->fill += (size_t)got;
   size_t start = 0;
   for (;;) {
     char *end = memchr(s->line + start, '\n', s->fill - start);
     if (!end) break;
     size_t length = (size_t)(end - (s->line + start));
-    emit(r, s, s->line + start, length);
+    emit(r, s, s->line + start, length, 1);
     start += length + 1;
+    s->since_ns = now_ns();
   }
   memmove(s->line, s->line + start, s->fill - start);
   s->fill -= start;
   if (s->fill == sizeof s->line) {
-    emit(r, s, s->line, s->fill);
+    emit(r, s, s->line, s->fill, 1);
     s->fill = 0;
   }
   return 1;
+}
+
+/* When a terminal is to show what the stream has of an unfinished line, such as a progress bar. A pipe or a file gets
+ * whole lines. */
+static uint64_t shown_at(const stream *s) {
+  return s->fd >= 0 && s->fill > 0 && isatty(s->to) ? s->since_ns + UNFINISHED_NS : UINT64_MAX;
+}
+
+static void show_unfinished(const rank *r, stream *s, uint64_t now) {
+  if (now < shown_at(s)) return;
+  emit(r, s, s->line, s->fill, 0);
+  s->fill = 0;
 }
 
 /* ---- starting ---- */
@@ -351,6 +427,44 @@ static void set_joiner(const rank *r) {
   setenv("MLFAB_COORDINATOR", options.join, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
+}
+
+static int takes_input(const rank *r) { return !options.join && !r->is_server && r->number == 0; }
+
+/* Does this program start the rank's own program, instead of itself as a built-in server? */
+static int is_foreign(const rank *r) {
+  return !r->is_server || (options.server_program && !r->is_scheduler);
+}
+
+/* A worker's library says there that it opens a fabric. */
+static void set_report(const rank *r, pid_t parent) {
+  unsetenv("_MLFAB_OPENED");
+#ifdef __linux__
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)parent, joined_pipe[1]);
+  if (!r->is_server) setenv("_MLFAB_OPENED", path, 1);
+#else
+  (void)r;
+  (void)parent;
+#endif
+}
+
+/* A joined server leaves at SIGTERM or SIGINT (server_serve). The other helpers ignore all that may be sent to each
+ * process of a job; a server program of the user's may handle it instead. */
+static void set_signals(const rank *r) {
+  static const int job[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP};
+  for (size_t i = 0; i < sizeof job / sizeof job[0]; i++) {
+    int leaves = options.join && (job[i] == SIGINT || job[i] == SIGTERM);
+    int ignored = r->is_server ? !leaves : job[i] == SIGHUP && ignores_hangup;
+    signal(job[i], ignored ? SIG_IGN : SIG_DFL);
+  }
+  signal(SIGPIPE, SIG_DFL);
+  signal(SIGTTIN, SIG_DFL);
+  signal(SIGCONT, SIG_DFL);
+  signal(SIGCHLD, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
 static void set_environment(const rank *r) {
@@ -389,35 +503,24 @@ static void set_environment(const rank *r) {
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
 }
 
-static int takes_input(const rank *r) { return !options.join && !r->is_server && r->number == 0; }
-
 /* Executes the rank's program in the child. Returns only if that fails, with errno set. */
 static void become(const rank *r, pid_t parent) {
   setpgid(0, 0);
 #ifdef __linux__
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1); /* the parent died before prctl */
-#else
-  (void)parent;
 #endif
   /* Only worker 0 gets the standard input. */
   int null = takes_input(r) ? -1 : open("/dev/null", O_RDONLY);
   if (null >= 0) dup2(null, STDIN_FILENO);
-  signal(SIGPIPE, SIG_DFL);
-  signal(SIGTTIN, SIG_DFL);
-  signal(SIGINT, SIG_DFL);
-  signal(SIGTERM, SIG_DFL);
-  signal(SIGHUP, SIG_DFL);
-  signal(SIGCHLD, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, NULL);
+  set_signals(r);
   set_environment(r);
+  set_report(r, parent);
   if (!r->is_server) {
     execvp(options.command[0], options.command);
     return;
   }
-  if (options.server_program && !r->is_scheduler) {
+  if (is_foreign(r)) {
     char *server[] = {options.server_program, NULL};
     execvp(server[0], server);
     return;
@@ -480,10 +583,7 @@ static int open_stream(const rank *r, stream *s, int to, int *write_end_p) {
 /* Forwards what the rank's previous process left in its pipes. */
 static void finish_stream(const rank *r, stream *s) {
   while (forward(r, s)) continue;
-  if (s->fd < 0) return;
-  if (s->fill > 0) emit(r, s, s->line, s->fill);
-  close(s->fd);
-  s->fd = -1;
+  if (s->fd >= 0) close_stream(r, s);
 }
 
 /* Opens the pipe for worker 0's input, if ours is a terminal: its read end, else -1. */
@@ -574,11 +674,21 @@ static void signal_all(int number, int servers_too) {
     if (ranks[i].pid > 0 && (servers_too || !ranks[i].is_server)) kill(-ranks[i].pid, number);
 }
 
+/* The workers first: until they have ended, the servers serve them. */
 static void end_all(void) {
   if (phase >= PHASE_TERM) return;
   phase = PHASE_TERM;
   phase_until = now_ns() + GRACE_NS;
-  signal_all(SIGTERM, 1);
+  signal_all(SIGTERM, 0);
+}
+
+/* No worker runs. A built-in server ignores SIGTERM; but one that has joined another fabric leaves it first. */
+static void end_servers(void) {
+  phase = PHASE_END_SERVERS;
+  phase_until = now_ns() + GRACE_NS;
+  for (int i = 0; i < rank_count; i++)
+    if (ranks[i].pid > 0)
+      kill(-ranks[i].pid, options.join || is_foreign(&ranks[i]) ? SIGTERM : SIGKILL);
 }
 
 static int is_running(int servers) {
@@ -587,12 +697,38 @@ static int is_running(int servers) {
   return 0;
 }
 
-/* 1 when the built-in server or the scheduler has reported that all ranks have joined. */
-static int have_joined(void) {
-  static int joined;
-  char byte;
-  if (!joined && joined_pipe[0] >= 0) joined = read(joined_pipe[0], &byte, 1) > 0;
-  return joined;
+/* Does a built-in process report that all ranks have joined? */
+static int reports_joined(void) {
+  return options.dedicated && (!options.server_program || options.replicas);
+}
+
+/* 1 when all ranks have joined; with `any`, when at least one worker has opened a fabric. */
+static int have_joined(int any) {
+  static int joined, opened;
+  char bytes[256];
+  ssize_t n = 0;
+  while ((n = read(joined_pipe[0], bytes, sizeof bytes)) > 0) {
+    opened = 1;
+    if (memchr(bytes, JOINED, (size_t)n)) joined = 1;
+  }
+  return any ? opened : joined;
+}
+
+/* May workers of other runs use the servers of this one? */
+static int serves_others(void) { return options.workers_max > options.workers; }
+
+/* Have all workers ended well, so that nobody needs a server any more? Those count that are not reaped yet. */
+static int all_is_done(void) {
+  if (options.workers == 0 || exit_status != 0 || serves_others()) return 0;
+  for (int i = 0; i < rank_count; i++) {
+    siginfo_t info;
+    memset(&info, 0, sizeof info);
+    if (ranks[i].is_server || ranks[i].pid <= 0) continue;
+    if (waitid(P_PID, (id_t)ranks[i].pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
+        info.si_pid == 0 || info.si_code != CLD_EXITED || info.si_status != 0)
+      return 0;
+  }
+  return 1;
 }
 
 /* A rank has ended; `status` is that of waitpid. */
@@ -604,7 +740,9 @@ static void ended(rank *r, int status) {
   /* The other copy of a server goes on, and this one begins as its copy. */
   int copy = options.replicas && r->is_server && !r->is_scheduler;
   int restart = options.on_failure == ON_FAILURE_RESTART || r->is_scheduler || copy;
-  int late = over_ns && r->is_server; /* nobody needs it any more */
+  int done = r->is_server && all_is_done();
+  int late = done || (over_ns && r->is_server); /* nobody needs it any more */
+  int hangs_up = hung_up && code == 128 + SIGHUP;
   r->pid = 0;
   r->done = 1;
   if (phase >= PHASE_TERM) {
@@ -623,7 +761,7 @@ static void ended(rank *r, int status) {
         WCOREDUMP(status) ? " (core dumped)" : "");
   else
     say("%s %d exited with status %d", kind(r), r->number, code);
-  if (!serves && restart && !interrupted && !late) {
+  if (!serves && restart && !interrupted && !hangs_up && !late) {
     if (r->restarts < RESTARTS_MAX) {
       r->restarts++;
       say("starting %s %d again (%d of at most %d times)", kind(r), r->number, r->restarts,
@@ -638,7 +776,7 @@ static void ended(rank *r, int status) {
       say("%s %d was started again %d times already", kind(r), r->number, RESTARTS_MAX);
     }
   }
-  if (late && r->restarts > 0) return;
+  if (done || (late && r->restarts > 0)) return;
   if (exit_status == 0) exit_status = code;
   if (interrupted || (!serves && options.on_failure == ON_FAILURE_CONTINUE)) return;
   if (phase == PHASE_RUN) say("ending the others");
@@ -670,20 +808,72 @@ static void on_signal(int number) {
   errno = saved;
 }
 
-/* Forwards a signal to the workers. Servers get none: they end after the workers, and until then a worker
- * that handles the signal can still push, pull and save. */
-static void pass_on(int number) {
-  if (!interrupted && phase < PHASE_TERM) {
+/* SIGINT or SIGTERM. Servers get none: they end after the workers, and until then a worker that handles the signal can
+ * still push, pull and save. */
+static void interrupt(int number) {
+  uint64_t now = now_ns();
+  if (!interrupted) {
     interrupted = number;
-    if (options.verbose) say("passing %s on to the workers", signal_name(number));
-    signal_all(number, !is_running(0));
+    interrupted_ns = now;
+    if (phase >= PHASE_TERM) return; /* all are ending already */
+    if (is_running(0)) {
+      if (options.verbose) say("passing %s on to the workers", signal_name(number));
+      signal_all(number, 0);
+    } else if (options.join) {
+      signal_all(SIGTERM, 1); /* leaving takes as long as it takes */
+    } else if (serves_others()) {
+      if (exit_status == 0) exit_status = 128 + number;
+      end_all();
+    }
     return;
   }
+  if (now - interrupted_ns < REPEAT_NS) return;
   if (phase < PHASE_KILL) say("a second signal: killing what is left");
   phase = PHASE_KILL;
-  phase_until = now_ns() + GRACE_NS;
+  phase_until = now + GRACE_NS;
   signal_all(SIGKILL, 1);
   if (exit_status == 0) exit_status = 128 + number;
+}
+
+/* Forwards a signal to the workers. */
+static void pass_on(int number) {
+  if (number == SIGINT || number == SIGTERM) {
+    interrupt(number);
+    return;
+  }
+  if (options.verbose && number != SIGCONT)
+    say("passing %s on to the workers", signal_name(number));
+  if (number == SIGHUP) hung_up = 1;
+  if (number == SIGCONT) stop_until = 0;
+  if (number == SIGTSTP && stop_until == 0) stop_until = now_ns() + STOP_NS;
+  signal_all(number, number == SIGCONT);
+}
+
+static int all_workers_stand(void) {
+  for (int i = 0; i < rank_count; i++) {
+    siginfo_t info;
+    memset(&info, 0, sizeof info);
+    if (ranks[i].is_server || ranks[i].pid <= 0) continue;
+    if (waitid(P_PID, (id_t)ranks[i].pid, &info, WSTOPPED | WNOHANG | WNOWAIT) < 0 ||
+        info.si_pid == 0)
+      return 0;
+  }
+  return 1;
+}
+
+/* After SIGTSTP: stops what still runs, the servers and this program. It goes on at SIGCONT, and its deadlines do, too.
+ * SIGSTOP also stops a process whose group has no shell, which ignores SIGTSTP. */
+static void stop_job(void) {
+  uint64_t began = now_ns();
+  if (stop_until == 0 || (began < stop_until && !all_workers_stand())) return;
+  stop_until = 0;
+  signal_all(SIGSTOP, 0);
+  signal_all(SIGSTOP, 1);
+  raise(SIGSTOP);
+  uint64_t stood = now_ns() - began;
+  if (phase_until < UINT64_MAX - stood) phase_until += stood;
+  if (run_until < UINT64_MAX - stood) run_until += stood;
+  if (over_ns) over_ns += stood;
 }
 
 static void read_signals(void) {
@@ -698,20 +888,28 @@ static void read_signals(void) {
 /* Until when the servers may go on without a worker of this run: workers that joined may still need them. */
 static uint64_t servers_until(uint64_t now) {
   if (options.join && exit_status == 0) return UINT64_MAX; /* they serve workers of other runs */
-  int joined = options.workers_max > options.workers;
-  if (interrupted && exit_status != 0) return now; /* there is no model to wait for */
-  if (joined && exit_status == 0 && !interrupted && (joined_pipe[0] < 0 || have_joined()))
+  if (interrupted && exit_status != 0) return now;         /* there is no model to wait for */
+  if (serves_others() && exit_status == 0 && !interrupted && (!reports_joined() || have_joined(0)))
     return UINT64_MAX;
   return now + SERVERS_GRACE_NS;
 }
 
-/* The workers have ended successfully without joining: says so, because the servers wait for them. */
+/* The workers have ended successfully without joining: says so, once, because that is seldom wanted. */
 static void tell_unjoined(void) {
-  if (joined_pipe[0] < 0 || exit_status != 0 || interrupted || have_joined()) return;
-  say("no rank joined: %d worker%s of %s ended with status 0, and the server still waits for them. "
-      "Does the "
-      "program call mlfab_open, and was it built with mlfab?",
-      options.workers, options.workers > 1 ? "s" : "", options.command[0]);
+  static int told;
+#ifdef __linux__
+  const int known = 1;
+#else
+  const int known = reports_joined();
+#endif
+  if (!known || told || options.workers == 0 || exit_status != 0 || interrupted || have_joined(1))
+    return;
+  told = 1;
+  say("no rank joined: %d worker%s of %s ended with status 0%s. Does the program call mlfab_open, "
+      "and "
+      "was it built with mlfab?",
+      options.workers, options.workers > 1 ? "s" : "", options.command[0],
+      is_running(1) ? ", and the server still waits for them" : "");
 }
 
 /* Do only servers run that were started again? When the others have ended, they find nobody to join. */
@@ -722,7 +920,7 @@ static int left_over(void) {
 }
 
 /* Advances to the next phase. Returns 0 when all is over. */
-static int advance(uint64_t now, uint64_t run_until) {
+static int advance(uint64_t now) {
   if (!is_running(0) && !is_running(1)) return 0;
   if (phase == PHASE_RUN && now >= run_until) {
     say("not finished after %g s: ending it", options.timeout_s);
@@ -740,7 +938,8 @@ static int advance(uint64_t now, uint64_t run_until) {
     if (options.verbose) say("the servers have not ended by themselves: ending them");
     end_all();
   }
-  if (phase == PHASE_TERM && now >= phase_until) {
+  if (phase == PHASE_TERM && !is_running(0)) end_servers();
+  if ((phase == PHASE_TERM || phase == PHASE_END_SERVERS) && now >= phase_until) {
     phase = PHASE_KILL;
     phase_until = now + GRACE_NS;
   }
@@ -761,14 +960,22 @@ static void wait_and_forward(struct pollfd *fds, uint64_t until) {
     /* poll ignores negative descriptors. */
     fds[n++] = (struct pollfd){ranks[i].out.fd, POLLIN, 0};
     fds[n++] = (struct pollfd){ranks[i].err.fd, POLLIN, 0};
+    uint64_t out = shown_at(&ranks[i].out), err = shown_at(&ranks[i].err);
+    if (until > out) until = out;
+    if (until > err) until = err;
   }
+  if (stop_until && until > stop_until) until = stop_until;
   uint64_t now = now_ns(), left = until > now ? (until - now + 999999) / 1000000 : 0;
-  if (poll(fds, n, left > 1000 ? 1000 : (int)left) <= 0) return;
-  if (fds[0].revents) read_signals();
-  if (fds[1].revents || fds[2].revents) pass_input(&fds[1], &fds[2]);
+  int ready = poll(fds, n, left > 1000 ? 1000 : (int)left);
+  if (ready > 0 && fds[0].revents) read_signals();
+  if (ready > 0 && (fds[1].revents || fds[2].revents)) pass_input(&fds[1], &fds[2]);
+  now = now_ns();
   for (int i = 0; i < rank_count; i++) {
-    if (fds[3 + 2 * i].revents) forward(&ranks[i], &ranks[i].out);
-    if (fds[4 + 2 * i].revents) forward(&ranks[i], &ranks[i].err);
+    rank *r = &ranks[i];
+    if (ready > 0 && fds[3 + 2 * i].revents) forward(r, &r->out);
+    if (ready > 0 && fds[4 + 2 * i].revents) forward(r, &r->err);
+    show_unfinished(r, &r->out, now);
+    show_unfinished(r, &r->err, now);
   }
 }
 
@@ -781,8 +988,7 @@ static int open_outputs(void) {
 static int run(void) {
   struct pollfd *fds = calloc((size_t)rank_count * 2 + 3, sizeof *fds);
   if (!fds) return 1;
-  uint64_t run_until =
-      options.timeout_s > 0 ? now_ns() + (uint64_t)(options.timeout_s * 1e9) : UINT64_MAX;
+  if (options.timeout_s > 0) run_until = now_ns() + (uint64_t)(options.timeout_s * 1e9);
   /* Servers are first in `ranks`, so that workers find them soon. */
   for (int i = 0; i < rank_count && phase == PHASE_RUN; i++) {
     int failure = start(&ranks[i]);
@@ -793,7 +999,8 @@ static int run(void) {
   }
   for (;;) {
     reap();
-    if (!advance(now_ns(), run_until)) break;
+    stop_job();
+    if (!advance(now_ns())) break;
     uint64_t until = phase == PHASE_RUN ? run_until : phase_until;
     wait_and_forward(fds, until);
   }
@@ -804,6 +1011,7 @@ static int run(void) {
     finish_stream(&ranks[i], &ranks[i].out);
     finish_stream(&ranks[i], &ranks[i].err);
   }
+  tell_unjoined();
   free(fds);
   return exit_status;
 }
@@ -856,16 +1064,43 @@ static const char usage_text[] =
     "  --timeout S            ends the run after S seconds\n"
     "  --verbose              tells what starts and ends\n"
     "  --version              the version, and what was compiled in\n"
-    "  --help                 this text\n"
+    "  --help                 all options, signals, the order of ends, exit statuses\n";
+
+/* The rest of --help. */
+static const char run_text[] =
     "\n"
     "Worker 0 has the standard input, the others have none. Where the output is a terminal, the\n"
-    "workers' is one too, and lines are shown as they are printed. When all workers end with 0 "
-    "and\n"
-    "none has joined the built-in server, a line on stderr says so.\n"
+    "workers' is one too, and lines are shown as they are printed. Text without a "
+    "newline\n"
+    "is shown after 0.1 s. When all workers end with 0 and none has joined, a line on stderr says "
+    "so.\n"
+    "\n"
+    "Signals: SIGINT and SIGTERM go to the workers, which may save and end; a second one, 0.2 s "
+    "later or\n"
+    "more, kills all. SIGHUP, SIGUSR1, SIGUSR2 and SIGCONT go to the workers, and the run goes on. "
+    "SIGTSTP\n"
+    "(Ctrl-Z) stops the workers, after at most a second those that handle it, then the helpers "
+    "(servers,\n"
+    "replicas, the scheduler) and mlfab-run; SIGCONT (fg) continues all. Helpers ignore these "
+    "signals, so\n"
+    "SIGTERM may be sent to all processes of a job. A server that has joined (--join) leaves at "
+    "SIGTERM.\n"
+    "\n"
+    "Order of ends: first the workers. Helpers end by themselves when the workers have left, and "
+    "have 5 s\n"
+    "for it; then mlfab-run ends them. When a rank fails or the time is over, the workers get "
+    "SIGTERM, and\n"
+    "SIGKILL 2 s later; when none runs, the helpers are ended: by SIGKILL, a program of --server "
+    "by SIGTERM\n"
+    "and 2 s later SIGKILL. If mlfab-run is killed, Linux kills all others.\n"
     "\n"
     "Exit status: 0 when all workers exited with 0, else that of the first rank that failed (128 + "
     "n\n"
-    "for signal n), 124 after --timeout, 127 when PROGRAM cannot be started, 2 for wrong usage.\n";
+    "for signal n), 124 after --timeout, 127 when PROGRAM cannot be started, 2 for wrong usage. A "
+    "helper\n"
+    "that fails after all workers exited with 0 is told on stderr and does not change it, except "
+    "with\n"
+    "--max-workers, when workers of other runs may need it.\n";
 
 __attribute__((__format__(__printf__, 1, 2), __noreturn__)) static void usage(const char *format,
                                                                               ...) {
@@ -908,6 +1143,21 @@ static void set_transport(const char *name) {
   options.transport = name;
 }
 
+/* No setting has this name: ends with all names. */
+static void no_setting(const char *text) {
+  char list[2048] = "";
+  const char *name;
+  for (uint32_t i = 0, at = 0, line = 80; (name = mlfab_setting_name(i)) != NULL; i++) {
+    int n = (int)strlen(name) + 1, more = line + (uint32_t)n > 76;
+    if (!strcmp(name, "rank") || !strcmp(name, "role") || !strcmp(name, "key")) continue;
+    int put = snprintf(list + at, sizeof list - at, "%s%s", more ? "\n  " : " ", name);
+    if (put < 0 || (size_t)put >= sizeof list - at) break;
+    at += (uint32_t)put;
+    line = (more ? 2 : line) + (uint32_t)n;
+  }
+  usage("--set %s. The settings are:%s", text, list);
+}
+
 /* Checks a setting here, so that an error is reported once and not by every rank. */
 static void parse_setting(char *setting) {
   mlfab_config config;
@@ -928,9 +1178,36 @@ static void parse_setting(char *setting) {
                  : mlfab_config_set(&config, setting, value + 1, &error);
   if (code && strstr(error.text, "no such setting"))
     code = mlfab_model_options_set(&model, setting, value + 1, &error);
+  if (code && strstr(error.text, "no such setting")) no_setting(error.text);
   if (code) usage("--set %s", error.text);
   *value = '=';
   options.settings[options.nsettings++] = setting;
+}
+
+/* Options of other launchers. getopt would take -np for -n with the value p. */
+static void hint(const char *word) {
+  static const struct {
+    const char *begin, *text;
+  } hints[] = {
+      {"-np", "the number of worker processes is -n N"},
+      {"--np", "the number of worker processes is -n N"},
+      {"-ppn", "the number of worker processes is -n N"},
+      {"--nproc-per-node", "the number of worker processes is -n N"},
+      {"--nproc_per_node", "the number of worker processes is -n N"},
+      {"--nnodes",
+       "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
+      {"-H", "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
+      {"-host", "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
+      {"--host", "mlfab-run starts processes on this host only; docs/clusters.md is about several"},
+      {"-x",
+       "the workers have the whole environment of mlfab-run: set the variable before it, as "
+       "NAME=VALUE mlfab-run ..."},
+      {"-genv",
+       "the workers have the whole environment of mlfab-run: set the variable before it, "
+       "as NAME=VALUE mlfab-run ..."}};
+  for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
+    if (!strncmp(word, hints[i].begin, strlen(hints[i].begin)))
+      usage("%s is no option of mlfab-run: %s", word, hints[i].text);
 }
 
 static void parse(int argc, char **argv) {
@@ -979,6 +1256,7 @@ static void parse(int argc, char **argv) {
   opterr = 0;
   for (;;) {
     int at = optind;
+    if (at < argc) hint(argv[at]);
     int c = getopt_long(argc, argv, "+:n:s:h", longs, NULL);
     if (c < 0) break;
     switch (c) {
@@ -1048,6 +1326,7 @@ static void parse(int argc, char **argv) {
       case 'h':
       case HELP:
         fputs(usage_text, stdout);
+        fputs(run_text, stdout);
         exit(0);
       case ':':
         usage("%s needs a value", argv[at]);
@@ -1192,7 +1471,10 @@ static int choose_meeting_point(void) {
 }
 
 static int catch_signals(void) {
-  static const int caught[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
+  static const int caught[] = {SIGCHLD, SIGINT,  SIGTERM, SIGHUP,
+                               SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP};
+  struct sigaction before;
+  ignores_hangup = sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
   if (pipe(signal_pipe) < 0) return -1;
   for (int i = 0; i < 2; i++) {
     fcntl(signal_pipe[i], F_SETFD, FD_CLOEXEC);
@@ -1204,10 +1486,10 @@ static int catch_signals(void) {
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
-    if (sigaction(caught[i], &action, NULL) < 0) return -1;
+    if (!(caught[i] == SIGHUP && ignores_hangup) && sigaction(caught[i], &action, NULL) < 0)
+      return -1;
   signal(SIGPIPE, SIG_IGN); /* a closed reader must not end the run */
   signal(SIGTTIN, SIG_IGN); /* nor must a terminal in another process's foreground stop it */
-  if (!options.dedicated || (options.server_program && !options.replicas)) return 0;
   if (pipe(joined_pipe) < 0) return -1;
   for (int i = 0; i < 2; i++) fcntl(joined_pipe[i], F_SETFD, FD_CLOEXEC);
   fcntl(joined_pipe[0], F_SETFL, O_NONBLOCK);

@@ -335,7 +335,7 @@ static void mpi_fail(mpi_engine *e, int code, const char *format, ...) {
   if (e->over) return;
   e->over = true;
   va_start(arguments, format);
-  vsnprintf(e->why, sizeof e->why, format, arguments);
+  mlfab__vformat(e->why, sizeof e->why, format, arguments);
   va_end(arguments);
   for (mpi_end *t = e->ends; t; t = t->next) {
     for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, e->why);

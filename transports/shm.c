@@ -1243,7 +1243,8 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   if (code != 0) {
     int why = errno;
     shm_stop(t);
-    return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name, strerror(why));
+    return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name,
+                       mlfab__reason(why));
   }
   snprintf(address, 256, "shm:%016llx/%s", (unsigned long long)host, name);
   *self_p = t;

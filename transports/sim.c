@@ -1153,7 +1153,7 @@ static int sim_arm(void *self, int on) {
 }
 
 /* A paused host is a stopped process: its system answers. A host behind a partition, or without a rate,
- * does not. */
+ * does not. Frames are stored and forwarded, so bytes count as coming while any of their lane is under way. */
 static int sim_probe(void *self, uint32_t link) {
   sim_endpoint *endpoint = self;
   const sim_end *end = endpoint->gone ? NULL : sim_find(endpoint, link);
@@ -1161,7 +1161,10 @@ static int sim_probe(void *self, uint32_t link) {
   const sim_host *a = end->host->card, *b = sim_other(end)->host->card;
   int cut = sim_is_cut(end->host->sim, end->host, sim_other(end)->host);
   int stands = a == b || (a->in.rate && a->out.rate && b->in.rate && b->out.rate);
-  return cut || !stands || end->link->broken ? MLFAB_ERR_AGAIN : 0;
+  if (cut || !stands || end->link->broken) return MLFAB_ERR_AGAIN;
+  const sim_lane *lane = &sim_other(end)->lane;
+  return lane->out.head || lane->flight.head || lane->in.head || b->out.lane == lane ||
+         a->in.lane == lane;
 }
 
 /* The difference of a port's totals to *last, which it updates. */

@@ -45,6 +45,7 @@
  * NCCL_SOCKET_IFNAME. */
 #include "../core/base/base.h"
 #include "../core/base/env.h"
+#include "../core/base/text.h"
 #include "../core/wire/wire.h"
 
 #if MLFAB_WITH_TCP
@@ -97,6 +98,8 @@
 #define TCP_SOCK_FLAGS 0
 #endif
 
+#define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
+
 enum {
   TCP_SIZE_CLASSES = 5,
   TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
@@ -121,6 +124,7 @@ enum {
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
   TCP_ASK_NS = 500000000,   /* pause after a name that did not resolve */
+  TCP_BIND_PAUSE_MS = 50,
   TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
   TCP_SHAKE_NS =
       2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
@@ -213,6 +217,7 @@ typedef struct tcp_link {
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
   uint8_t large;   /* counts down from the last large frame */
+  uint8_t fed;     /* bytes have come since the last probe */
   uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
@@ -508,7 +513,7 @@ static void tcp_listener_pause(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   /* Logged when the pause begins, not at every try. */
   if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
-    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
+    mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, mlfab__reason(errno));
   self->paused_ns = mlfab__max(now, 1);
   if (!tcp_poller_set(self, 0, self->listener, TCP_WATCH_IN, 0))
     atomic_store_explicit(&self->listener_paused, 1, memory_order_relaxed);
@@ -613,7 +618,7 @@ static int tcp_code_of(int number) {
 
 static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
   const char *why = link->session ? self->layer->why(link->session) : "";
-  tcp_link_end(self, link, tcp_code_of(number), *why ? why : strerror(number));
+  tcp_link_end(self, link, tcp_code_of(number), *why ? why : mlfab__reason(number));
 }
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -765,8 +770,9 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4
- * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
+/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4 before IPv6
+ * unless `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, are taken only if `ifname` names
+ * them. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
@@ -774,13 +780,18 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   const struct ifaddrs *best = NULL;
   for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
+    if (*ifname == '^' && !(i->ifa_flags & IFF_RUNNING)) continue;
     int kind = i->ifa_addr->sa_family;
     if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
     if (kind == AF_INET6) {
       tcp_endpoint v6;
       memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
       if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
-    } else if (kind != AF_INET) {
+    } else if (kind == AF_INET) {
+      tcp_endpoint v4;
+      memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
+      if (*ifname == '^' && ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;
+    } else {
       continue;
     }
     if (family && kind != family) continue;
@@ -847,6 +858,8 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
   return stale && !unlink(path);
 }
 
+static uint64_t tcp_monotonic(void);
+
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   int one = 1, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
@@ -866,6 +879,36 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   }
   if (listen(self->listener, SOMAXCONN)) return -1;
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
+}
+
+/* Binds the first port of a range that is free. Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t *port =
+      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
+  for (in_port_t first = *port; tcp_bind(self, end);) {
+    int number = errno;
+    if (self->listener >= 0) (void)close(self->listener);
+    self->listener = -1;
+    if (number != EADDRINUSE || --ports == 0) {
+      if (end->at.any.sa_family != AF_UNIX) *port = first;
+      return number;
+    }
+    *port = htons((uint16_t)(ntohs(*port) + 1));
+  }
+  return 0;
+}
+
+/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
+ * or errno. */
+static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
+                              uint64_t timeout_ns) {
+  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
+  int number;
+  while ((number = tcp_bind_first(self, end, ports)) != 0) {
+    if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
+    (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
+  }
+  return 0;
 }
 
 /* Finds the interface with this address, unless it is loopback. */
@@ -1120,17 +1163,20 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
-  int status = tcp_parse(self, wanted, &dial);
+  char first[256];
+  mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
+  int status = tcp_parse(self, first, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  if (tcp_bind(self, &dial.to[0])) {
-    int number = errno;
+  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
+                                  options->timeout_ns);
+  if (number) {
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
-                       strerror(number));
+                       mlfab__reason(number));
   }
   tcp_publish(self, options, wanted);
   return 0;
@@ -1763,6 +1809,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   int number = errno;
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
+    link->fed = 1;
     if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
@@ -2198,11 +2245,14 @@ static int tcp_probe_local(int fd) {
 }
 
 static int tcp_probe(void *opaque, uint32_t id) {
-  const tcp_link *link = tcp_find(opaque, id);
+  tcp_link *link = tcp_find(opaque, id);
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
   here.bytes = sizeof here.at.storage;
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_AGAIN;
+  int fed = link->fed && (link->frame || link->stage);
+  link->fed = 0;
+  if (fed) return 1;
   if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
 }
@@ -2391,7 +2441,8 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   if (status)
     MLFAB__FAIL(options->error, status, "out of memory");
   else if (tcp_poller_open(self))
-    status = MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", strerror(errno));
+    status =
+        MLFAB__FAIL(options->error, MLFAB_ERR_IO, "watching sockets: %s", mlfab__reason(errno));
   else
     status = tcp_listen(self, options);
   if (status) {

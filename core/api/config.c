@@ -128,6 +128,121 @@ static const config_setting config_filter[] = {
              {"f16", MLFAB_HALF_F16}, {"bf16", MLFAB_HALF_BF16}),
 };
 
+/* --- names --- */
+
+/* Names of `rank` and `role`, which are set apart, and of what other files and programs read. */
+static const char *const config_others[] = {"rank", "role"};
+static const char *const config_foreign[] = {"data", "build"};
+
+/* Members of structs that have another name as a setting. */
+static const char *const config_alias[][2] = {{"sync", "consistency"},
+                                              {"ifname", "socket_ifname"},
+                                              {"transports", "transport"},
+                                              {"roles", "role"},
+                                              {"no_payload_crc", "payload_crc"},
+                                              {"world_size", "workers"},
+                                              {"address", "coordinator"},
+                                              {"timeout_ns", "timeout_ms"},
+                                              {"heartbeat_ns", "heartbeat_ms"},
+                                              {"metrics_ns", "metrics_ms"},
+                                              {"silent_death_ns", "silent_death_ms"}};
+
+MLFAB_API const char *mlfab_setting_name(uint32_t index) {
+  const uint32_t others = (uint32_t)MLFAB__COUNT(config_others);
+  const uint32_t settings = (uint32_t)MLFAB__COUNT(config_settings);
+  const uint32_t model = (uint32_t)MLFAB__COUNT(config_model);
+  if (index < others) return config_others[index];
+  if ((index -= others) < settings) return config_settings[index].name;
+  if ((index -= settings) < model) return config_model[index].name;
+  index -= model;
+  return index < MLFAB__COUNT(config_filter) ? config_filter[index].name : NULL;
+}
+
+/* The least number of changed, missing and added characters (Levenshtein), for names of at most 31. */
+static uint32_t config_distance(const char *a, const char *b) {
+  uint32_t row[32], bytes = (uint32_t)strlen(b);
+  if (strlen(a) > 31 || bytes > 31) return UINT32_MAX;
+  for (uint32_t k = 0; k <= bytes; k++) row[k] = k;
+  for (uint32_t i = 0; a[i]; i++) {
+    uint32_t corner = row[0];
+    row[0] = i + 1;
+    for (uint32_t k = 0; k < bytes; k++) {
+      uint32_t changed = corner + (a[i] != b[k]);
+      corner = row[k + 1];
+      row[k + 1] = (uint32_t)mlfab__min(changed, 1 + mlfab__min(corner, row[k]));
+    }
+  }
+  return row[bytes];
+}
+
+MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
+  const char *best = NULL, *other;
+  uint32_t least = (uint32_t)mlfab__max(1, mlfab__min(3, strlen(name) / 3));
+  for (size_t i = 0; i < MLFAB__COUNT(config_alias); i++) {
+    if (!strcmp(name, config_alias[i][0])) return config_alias[i][1];
+  }
+  for (uint32_t i = 0; (other = mlfab_setting_name(i)) != NULL; i++) {
+    uint32_t far = config_distance(name, other);
+    if (far > least || (best && far == least)) continue;
+    best = other;
+    least = far;
+  }
+  return best;
+}
+
+/* The variable of a setting. */
+static void config_variable_of(const char *setting, char name[64]) {
+  memcpy(name, "MLFAB_", 6);
+  size_t k = 0;
+  for (; setting[k] && k < 57; k++)
+    name[6 + k] =
+        (char)(setting[k] >= 'a' && setting[k] <= 'z' ? setting[k] - 'a' + 'A' : setting[k]);
+  name[6 + k] = 0;
+}
+
+/* Does something read this variable? `setting`: its name in lower case, without MLFAB_. */
+static int config_is_known(const char *setting) {
+  const char *name;
+  if (!strncmp(setting, "with_", 5)) return 1; /* switches of the build */
+  if (!strncmp(setting, "mpi_", 4) || !strncmp(setting, "store_", 6)) return 1; /* of extras/ */
+  for (size_t i = 0; i < MLFAB__COUNT(config_foreign); i++) {
+    if (!strcmp(setting, config_foreign[i])) return 1;
+  }
+  for (uint32_t i = 0; (name = mlfab_setting_name(i)) != NULL; i++) {
+    if (!strcmp(setting, name)) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
+                                        size_t room) {
+  for (; variables && variables[*at_p]; ++*at_p) {
+    const char *variable = variables[*at_p];
+    size_t bytes = strcspn(variable, "=");
+    char setting[32], name[64];
+    if (strncmp(variable, "MLFAB_", 6) != 0 || bytes < 7 || bytes - 6 >= sizeof setting ||
+        !variable[bytes] || !variable[bytes + 1])
+      continue;
+    int upper = 1;
+    for (size_t k = 6; k < bytes; k++) {
+      upper &= variable[k] < 'a' || variable[k] > 'z';
+      setting[k - 6] =
+          (char)(variable[k] >= 'A' && variable[k] <= 'Z' ? variable[k] - 'A' + 'a' : variable[k]);
+    }
+    setting[bytes - 6] = 0;
+    if (upper && config_is_known(setting)) continue;
+    const char *nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
+    int n = snprintf(text, room, "the variable %.*s has no meaning", (int)bytes, variable);
+    if (nearest && n > 0 && (size_t)n < room) {
+      config_variable_of(nearest, name);
+      snprintf(text + n, room - (size_t)n, "; the nearest is %s", name);
+    }
+    ++*at_p;
+    return 1;
+  }
+  return 0;
+}
+
 /* --- one setting --- */
 
 static int config_bad(mlfab_error *error, const char *name, const char *value, const char *want) {
@@ -153,17 +268,17 @@ static int config_number(const char *name, const char *text, uint64_t low, uint6
 static int config_real(const char *name, const char *text, double most, double *value_p,
                        mlfab_error *error) {
   char *end, want[80];
-  double value = strtod(text, &end);
+  double value = mlfab__real(text, &end);
   int open = most == CONFIG_INF;
   if (open) most = CONFIG_HUGE;
   if (open && !strcmp(text, "inf")) {
     value = HUGE_VAL;
   } else if (*end || text[0] < '0' || text[0] > '9' || !mlfab__finite(value) || value > most) {
-    snprintf(want, sizeof want,
-             open                 ? "not a number from 0 on, nor inf"
-             : most < CONFIG_HUGE ? "not a number from 0 to %g"
-                                  : "not a number from 0 on",
-             most);
+    mlfab__format(want, sizeof want,
+                  open                 ? "not a number from 0 on, nor inf"
+                  : most < CONFIG_HUGE ? "not a number from 0 to %g"
+                                       : "not a number from 0 on",
+                  most);
     return config_bad(error, name, text, want);
   }
   *value_p = value;
@@ -228,7 +343,13 @@ static int config_set(void *base, const config_setting *settings, size_t n, cons
   for (size_t i = 0; i < n; i++) {
     if (!strcmp(settings[i].name, name)) return config_put(base, &settings[i], name, value, error);
   }
-  return config_bad(error, name, value, "there is no such setting");
+  char want[120] = "there is no such setting";
+  const char *nearest = mlfab__config_nearest(name);
+  if (nearest && !strcmp(nearest, name))
+    snprintf(want, sizeof want, "there is no such setting in this struct (see mlfab_setting_name)");
+  else if (nearest)
+    snprintf(want, sizeof want, "there is no such setting; the nearest is %s", nearest);
+  return config_bad(error, name, value, want);
 }
 
 /* Sets the members that equal those of `initial` from the environment. */
@@ -237,10 +358,8 @@ static int config_environment(void *base, const void *initial, const config_sett
   int code = 0;
   for (size_t i = 0; i < n && !code; i++) {
     const config_setting *s = &settings[i];
-    char name[64] = "MLFAB_";
-    for (size_t k = 0; s->name[k]; k++)
-      name[6 + k] =
-          (char)(s->name[k] >= 'a' && s->name[k] <= 'z' ? s->name[k] - 'a' + 'A' : s->name[k]);
+    char name[64];
+    config_variable_of(s->name, name);
     const char *text = getenv(name);
     int given = memcmp((const char *)base + s->at, (const char *)initial + s->at, s->bytes) != 0;
     if (text && *text && !given) code = config_put(base, s, name, text, error);
@@ -328,7 +447,9 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   int code = config_number(name, text, 0, INT32_MAX, &rank, error);
   if (code) return code;
   if (!rank_given) c->rank = (int32_t)rank;
-  if (c->workers || (!world && from == CONFIG_MLFAB)) return 0;
+  if (c->workers || c->transports & MLFAB_USE_MPI) return 0;
+  if (!world && from == CONFIG_MLFAB)
+    return config_bad(error, name, text, "is set, but MLFAB_WORKERS is not");
   if (!world)
     return config_bad(error, name, text,
                       "is set, but the variable with the number of processes is not");
@@ -454,6 +575,13 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error) {
   enum config_launcher from = config_launcher(config->workers);
   const char *name = from == CONFIG_NOBODY ? NULL : config_launchers[from].size;
+  const char *workers = config_variable("MLFAB_WORKERS");
+  int numbered = config->roles == MLFAB_ROLE_SERVER || config->roles == MLFAB_ROLE_REPLICA
+                     ? config->servers > 1
+                     : config->roles != MLFAB_ROLE_SCHEDULER && config->workers > 1;
+  if (from == CONFIG_NOBODY && workers && numbered && !config->join &&
+      !(config->transports & MLFAB_USE_MPI))
+    return config_bad(error, "MLFAB_WORKERS", workers, "is set, but MLFAB_RANK is not");
   if (config->coordinator[0] || config->workers < 2 || config->join ||
       config->transports & MLFAB_USE_MPI)
     return 0;

@@ -1334,8 +1334,9 @@ static int context_open_fd(mlfab *ctx) {
   if (fd >= 0) close(fd);
   if (ctx->tell >= 0) close(ctx->tell);
   ctx->tell = -1;
-  return MLFAB__FAIL(&ctx->node->requests.last, code, "fd: %s",
-                     code == MLFAB_ERR_IO ? strerror(errno) : "the transport has no descriptor");
+  return MLFAB__FAIL(
+      &ctx->node->requests.last, code, "fd: %s",
+      code == MLFAB_ERR_IO ? mlfab__reason(errno) : "the transport has no descriptor");
 }
 #else
 static int context_open_fd(mlfab *ctx) {

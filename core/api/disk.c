@@ -15,10 +15,18 @@ enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
 /* --- the system's files --- */
 
+/* O_EXCL follows no link either. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  int fd = open(path, flags, 0666);
+  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
+  return fd < 0 ? -errno : fd;
+}
+
 static int disk_open(void *user, const char *path, int create) {
   (void)user;
-  int fd = create ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)
-                  : open(path, O_RDONLY | O_CLOEXEC);
+  if (create) return mlfab__disk_create(path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
   return fd < 0 ? -errno : fd;
 }
 
@@ -56,7 +64,8 @@ static int disk_sync_dir(void *user, const char *path) {
   if (fd < 0) return -errno;
   int code = fsync(fd) ? -errno : 0;
   close(fd);
-  return code == -EINVAL ? 0 : code; /* a file system whose directories cannot be synced */
+  /* A file system whose directories cannot be synced (CIFS, some FUSE). */
+  return code == -EINVAL || code == -EOPNOTSUPP || code == -ENOTSUP ? 0 : code;
 }
 
 static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
@@ -203,7 +212,7 @@ MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *p
   if (files == mlfab__disk_system() && strstr(path, "://"))
     snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
   else
-    snprintf(text, room, "%s", strerror(-code));
+    snprintf(text, room, "%s", mlfab__reason(-code));
 }
 
 static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {

@@ -69,6 +69,9 @@ MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, voi
 /* Writes why a call of the table has failed with `code`, a negative errno. */
 MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
                                          char *text, size_t room);
+/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
+ * names stays. Returns a descriptor, or a negative errno. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 

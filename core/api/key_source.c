@@ -8,11 +8,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* NULL, or why this file does not keep a secret. */
+/* NULL, or why this file does not keep a secret. Root may give the key to a group, as in a volume of secrets. */
 static const char *key_file_bad(const struct stat *info) {
   if (!S_ISREG(info->st_mode)) return "is not a regular file";
-  if (info->st_uid != geteuid()) return "belongs to another user";
-  if (info->st_mode & (S_IRWXG | S_IRWXO)) return "may be used by others (chmod 600)";
+  int roots = info->st_uid == 0;
+  if (!roots && info->st_uid != geteuid()) return "belongs to another user, who is not root";
+  if (info->st_mode & (S_IRWXO | (roots ? S_IWGRP | S_IXGRP : S_IRWXG)))
+    return roots ? "may be used by others (chmod 640; its group may only read)"
+                 : "may be used by others (chmod 600)";
   if (info->st_size == 0) return "is empty";
   return NULL;
 }
@@ -53,7 +56,7 @@ static int key_from_file(mlfab_config *c, mlfab_error *error) {
     int number = errno;
     if (fd >= 0) close(fd);
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "key_file %s cannot be opened: %s", c->key_file,
-                       strerror(number));
+                       mlfab__reason(number));
   }
   const char *bad = key_file_bad(&info);
   ssize_t n = bad ? 0 : key_read(fd, text, sizeof text);
@@ -61,7 +64,7 @@ static int key_from_file(mlfab_config *c, mlfab_error *error) {
   close(fd);
   if (bad) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "key_file %s %s", c->key_file, bad);
   int code = n < 0 ? MLFAB__FAIL(error, MLFAB_ERR_IO, "key_file %s cannot be read: %s", c->key_file,
-                                 strerror(number))
+                                 mlfab__reason(number))
                    : key_lines(c, text, (size_t)n, error);
   mlfab__wipe(text, sizeof text);
   return code;

@@ -290,7 +290,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   pthread_mutex_lock(&ctx->lock);
   if (failed)
     code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
-                       number ? strerror(number) : "env.store failed");
+                       number ? mlfab__reason(number) : "env.store failed");
   mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
   mlfab__free_aligned(&ctx->env, file, bytes + 1);
   mlfab__context_leave(ctx);

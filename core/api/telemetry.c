@@ -4,11 +4,13 @@
 #include "../telemetry/chrome.h"
 #include "../telemetry/metrics.h"
 #include "../telemetry/trace.h"
+#include "disk.h"
 #include "thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -115,7 +117,58 @@ static void telemetry_name(const mlfab_config *c, char name[32]) {
     snprintf(name, 32, "%s-%d", role, (int)c->rank);
 }
 
-/* --- files: 0, or an errno --- */
+/* --- files: 0, or an errno ---
+ *
+ * Others may write in the directory. Their links lead nowhere: a new file replaces an older one; the
+ * log is appended to a regular file with one name. */
+
+/* Errors of our own, beside those of the system. */
+enum { TELEMETRY_IS_LINK = -1, TELEMETRY_IS_OTHER = -2, TELEMETRY_HAS_NAMES = -3 };
+
+static const char *telemetry_reason(int why) {
+  switch (why) {
+    case TELEMETRY_IS_LINK:
+      return "it is a symbolic link, which is not followed: name the file itself";
+    case TELEMETRY_IS_OTHER:
+      return "it is not a regular file";
+    case TELEMETRY_HAS_NAMES:
+      return "the file has a second name (a hard link)";
+    default:
+      return mlfab__reason(why);
+  }
+}
+
+/* May a file that has this name be written, or replaced? */
+static int telemetry_judge(const struct stat *info) {
+  return S_ISLNK(info->st_mode)   ? TELEMETRY_IS_LINK
+         : S_ISREG(info->st_mode) ? 0
+                                  : TELEMETRY_IS_OTHER;
+}
+
+/* Opens a new file in the place of an older one. */
+static int telemetry_create(const char *path, int *file_p) {
+  struct stat info;
+  int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
+  *file_p = code ? -1 : mlfab__disk_create(path);
+  return *file_p >= 0 ? 0 : code ? code : -*file_p;
+}
+
+/* Opens a file that may be there to append to it. A FIFO would wait for a reader. */
+static int telemetry_resume(const char *path, int *file_p) {
+  struct stat info;
+  int code = lstat(path, &info) ? 0 : telemetry_judge(&info);
+  *file_p = -1;
+  if (code) return code;
+  int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (file < 0) return errno;
+  code = fstat(file, &info) ? errno : telemetry_judge(&info);
+  if (!code && info.st_nlink > 1) code = TELEMETRY_HAS_NAMES;
+  if (code)
+    close(file);
+  else
+    *file_p = file;
+  return code;
+}
 
 static int telemetry_write(int file, const char *text, size_t bytes) {
   while (bytes > 0) {
@@ -132,8 +185,8 @@ static int telemetry_write(int file, const char *text, size_t bytes) {
 static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
   char part[MLFAB__TELEMETRY_PATH + 32];
   snprintf(part, sizeof part, "%s.%ld.part", path, pid);
-  int file = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) return errno;
+  int file = mlfab__disk_create(part);
+  if (file < 0) return -file;
   int code = telemetry_write(file, text, bytes);
   if (close(file) && !code) code = errno;
   if (!code && rename(part, path)) code = errno;
@@ -214,11 +267,11 @@ static void telemetry_print(mlfab__telemetry *t, uint64_t unix_ns, int level, co
 
 static void telemetry_open_log(mlfab__telemetry *t) {
   if (t->log_file >= 0 || !t->log_path[0]) return;
-  t->log_file = open(t->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (t->log_file >= 0) return;
+  int code = telemetry_resume(t->log_path, &t->log_file);
+  if (!code) return;
   char text[MLFAB__TELEMETRY_PATH + 96];
   snprintf(text, sizeof text, "log: cannot write '%s': %s; its lines go to stderr", t->log_path,
-           strerror(errno));
+           telemetry_reason(code));
   t->log_path[0] = 0;
   telemetry_print(t, telemetry_clock(CLOCK_REALTIME), MLFAB_LOG_WARN, text);
 }
@@ -250,11 +303,12 @@ static void telemetry_complain(mlfab__telemetry *t, const char *what, const char
   if (t->has_log || t->log_level > 0) {
     pthread_mutex_lock(&ctx->lock);
     mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
-               strerror(why), then);
+               telemetry_reason(why), then);
     pthread_mutex_unlock(&ctx->lock);
     return;
   }
-  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, strerror(why), then);
+  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, telemetry_reason(why),
+          then);
 }
 
 /* --- metrics --- */
@@ -294,8 +348,7 @@ static void telemetry_append(mlfab__telemetry *t, size_t bytes) {
   int code = 0;
   if (t->trace_file < 0) {
     char begin[MLFAB__CHROME_MAX];
-    t->trace_file = open(t->trace_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (t->trace_file < 0) code = errno;
+    code = telemetry_create(t->trace_path, &t->trace_file);
     size_t n = mlfab__chrome_begin(&t->chrome, t->node, t->host, (long)t->pid, begin);
     if (!code) code = telemetry_write(t->trace_file, begin, n);
   }

@@ -112,7 +112,7 @@ MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int
   error->is_server = is_server != 0;
   error->waited_ns = waited_ns;
   va_start(arguments, format);
-  vsnprintf(error->text, sizeof error->text, format, arguments);
+  mlfab__vformat(error->text, sizeof error->text, format, arguments);
   va_end(arguments);
   return code;
 }
@@ -122,7 +122,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
   va_list arguments;
   if (env->hooks.log == NULL || level > (int)env->hooks.log_level) return;
   va_start(arguments, format);
-  vsnprintf(line, sizeof line, format, arguments);
+  mlfab__vformat(line, sizeof line, format, arguments);
   va_end(arguments);
   env->hooks.log(env->hooks.user, level, line);
 }

@@ -2,7 +2,7 @@
 #ifndef MLFAB__ENV_H
 #define MLFAB__ENV_H
 
-#include "base.h"
+#include "text.h"
 
 /* A node's hooks, with counters of memory use. */
 typedef struct mlfab__env {

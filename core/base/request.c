@@ -102,7 +102,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   last->waited_ns = request->result.waited_ns;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(last->text, sizeof last->text, format, arguments);
+  mlfab__vformat(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
   request->blame.is_server = is_server != 0;
   memcpy(request->blame.text, last->text, sizeof last->text);
@@ -133,7 +133,7 @@ MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank,
   blame->is_server = is_server != 0;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(blame->text, sizeof blame->text, format, arguments);
+  mlfab__vformat(blame->text, sizeof blame->text, format, arguments);
   va_end(arguments);
 }
 

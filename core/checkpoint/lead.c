@@ -5,16 +5,18 @@
 
 #include <stdio.h>
 
-enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
+enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX, LEAD_REMOVAL = 1 };
+#define LEAD_MINUTE 60000000000u
 
 MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->shard && lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -30,6 +32,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->head, LEAD_HEAD);
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -38,6 +41,42 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
 
 static void lead_answer(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_done *done) {
   MLFAB__POST(&lead->down, worker, MLFAB__CHECKPOINT_DONE, checkpoint_done, done);
+}
+
+/* Is a failure of this kind due in the log? Then it is in it from now on. */
+static int lead_news(mlfab__lead *lead, int kind) {
+  uint64_t now_ns = lead->filer->node->now_ns;
+  mlfab__lead_said *said = &lead->said[0];
+  for (uint32_t i = 0; i < MLFAB__LEAD_KINDS; i++) {
+    if (lead->said[i].until_ns < said->until_ns) said = &lead->said[i];
+    if (lead->said[i].kind != kind) continue;
+    said = &lead->said[i];
+    break;
+  }
+  if (said->kind == kind && now_ns < said->until_ns) return 0;
+  *said = (mlfab__lead_said){kind, mlfab__add_sat(now_ns, LEAD_MINUTE)};
+  return 1;
+}
+
+static void lead_log(mlfab__lead *lead, const char *text) {
+  unsigned long long failures = lead->failures;
+  if (!lead->done.code) {
+    if (lead->told)
+      mlfab__log(lead->env, MLFAB_LOG_WARN, "checkpoints succeed again after %llu failure%s: %s",
+                 failures, failures == 1 ? "" : "s", text);
+    else
+      mlfab__log(lead->env, MLFAB_LOG_INFO, "%s", text);
+    lead->failures = 0;
+    lead->told = 0;
+    return;
+  }
+  lead->failures++;
+  if (!lead_news(lead, lead->done.code)) return;
+  lead->told = 1;
+  if (failures > 0)
+    mlfab__log(lead->env, MLFAB_LOG_WARN, "%s (%llu before it failed, too)", text, failures);
+  else
+    mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
 /* The attempt is over: tells the asker, the log and the events. */
@@ -50,7 +89,7 @@ static void lead_tell(mlfab__lead *lead) {
     snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
              (unsigned long long)done->number, (unsigned long long)done->version,
              (unsigned long long)done->bytes, lead->order.dir);
-  mlfab__log(lead->env, done->code ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s", text);
+  lead_log(lead, text);
   lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
   if (lead->asker == MLFAB__NO_NODE) return;
   mlfab__lead_seat *seat = &lead->seats[lead->asker];
@@ -58,14 +97,29 @@ static void lead_tell(mlfab__lead *lead) {
   lead_answer(lead, lead->asker, done);
 }
 
+/* An attempt has failed: asks for the list of its files; `kind` ABORT: before that, for the end of its manifest's. */
+static void lead_clean(mlfab__lead *lead, uint32_t kind) {
+  mlfab_file_op *op = &lead->filer->op;
+  lead->phase = MLFAB__LEAD_SWEEPS;
+  op->kind = kind;
+  op->path = lead->order.dir;
+  mlfab__files_ask(lead->filer);
+}
+
 static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *text) {
+  enum mlfab__lead_phase phase = lead->phase;
+  int left = phase == MLFAB__LEAD_AWAITS || phase == MLFAB__LEAD_SEALS; /* there may be files */
   lead->done.code = code;
   lead->done.rank = rank;
   lead->done.is_server = 1;
   snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
+  for (uint32_t s = 0; s < lead->servers && left; s++)
+    if (!lead->answered[s] && lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+  if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
+  if (left) lead_clean(lead, phase == MLFAB__LEAD_SEALS ? MLFAB_FILE_ABORT : MLFAB_FILE_LIST);
 }
 
 static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
@@ -198,31 +252,14 @@ static void lead_order(mlfab__lead *lead, uint32_t server) {
   MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &order);
 }
 
-/* LISTS: the names in the directory are known. */
-static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
-  mlfab__record_name name;
-  const char *text;
-  size_t at = 0, bytes;
-  uint64_t largest = 0;
-  lead_forget_names(lead);
-  if (event->bulk_bytes > 0) {
-    lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
-    if (!lead->names) {
-      lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
-      return;
-    }
-    lead->names_bytes = event->bulk_bytes;
-    memcpy(lead->names, event->bulk, event->bulk_bytes);
-  }
-  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    largest = mlfab__max(largest, name.number);
-  largest++;
-  /* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+/* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+static int lead_own(const mlfab__lead *lead, uint64_t number) {
   int replica = lead->config->roles == MLFAB_ROLE_REPLICA;
-  if (lead->config->replicas && (int)(largest & 1) != replica) largest++;
-  lead->order.number = lead->done.number = largest;
-  uint64_t drawn[2] = {lead->began_ns, largest};
-  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  return !lead->config->replicas || (int)(number & 1) != replica;
+}
+
+/* CLEARS is over: orders the shards. */
+static void lead_orders(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_AWAITS;
   lead->again_ns = 0;
   lead->shards = 0;
@@ -249,9 +286,11 @@ MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
 
 MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
   char text[64];
+  lead->owes[server] = 0;
   if (!mlfab__lead_wants(lead, server)) return;
   snprintf(text, sizeof text, "server %u is dead", server);
   lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+  lead->owes[server] = 0;
 }
 
 /* All shards are durable: writes the manifest, which makes the checkpoint whole. */
@@ -285,6 +324,11 @@ static void lead_seal(mlfab__lead *lead) {
 
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
+  if (shard->number == lead->owes[shard->server]) { /* late: it writes no more */
+    lead->owes[shard->server] = 0;
+    if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
+    return;
+  }
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
     return;
@@ -312,7 +356,18 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
   if (lead->awaited == 0) lead_seal(lead);
 }
 
-/* --- removing older ones --- */
+/* --- removing --- */
+
+/* The names in the directory: 0, or MEMORY. */
+static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
+  lead_forget_names(lead);
+  if (event->bulk_bytes == 0) return 0;
+  lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
+  if (!lead->names) return MLFAB_ERR_MEMORY;
+  lead->names_bytes = event->bulk_bytes;
+  memcpy(lead->names, event->bulk, event->bulk_bytes);
+  return 0;
+}
 
 /* The oldest checkpoint that stays. */
 static uint64_t lead_oldest(const mlfab__lead *lead) {
@@ -331,19 +386,22 @@ static uint64_t lead_oldest(const mlfab__lead *lead) {
   return oldest;
 }
 
-/* Is it a file without a manifest, of an attempt that failed? */
+/* Is it a file of an attempt that is dead? */
 static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
+  if (!lead_own(lead, file->number)) return 0;
+  for (uint32_t s = 0; s < lead->servers; s++)
+    if (lead->owes[s] == file->number) return 0;
   if (file->part) return 1;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     if (name.manifest && !name.part && name.number == file->number) return 0;
   return 1;
 }
 
-/* Removes the next file that has to go, or ends. */
-static void lead_sweep(mlfab__lead *lead) {
+/* Asks for the removal of the next file that has to go; 0: none is left. */
+static int lead_removes(mlfab__lead *lead) {
   mlfab__record_name name;
   const char *text;
   size_t bytes;
@@ -358,22 +416,75 @@ static void lead_sweep(mlfab__lead *lead) {
       op->kind = MLFAB_FILE_REMOVE;
       op->path = lead->path;
       mlfab__files_ask(lead->filer);
-      return;
+      return 1;
     }
+  }
+  return 0;
+}
+
+/* Goes on with CLEARS or SWEEPS, or ends it. */
+static void lead_sweep(mlfab__lead *lead) {
+  if (lead_removes(lead)) return;
+  if (lead->phase == MLFAB__LEAD_CLEARS) {
+    lead_orders(lead);
+    return;
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
   lead_serve_waiting(lead);
 }
 
-/* SEALS: the manifest is durable. */
-static void lead_whole(mlfab__lead *lead) {
-  lead->oldest = lead_oldest(lead);
+/* `oldest` 0: only what attempts that failed have left. */
+static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
+  lead->oldest = oldest;
   lead->name_at = 0;
   lead->sweeps_rest = 0;
+  lead_sweep(lead);
+}
+
+/* An operation of CLEARS or SWEEPS has ended. */
+static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
+  uint32_t kind = lead->filer->op.kind;
+  if (kind == MLFAB_FILE_ABORT) {
+    lead_clean(lead, MLFAB_FILE_LIST);
+  } else if (kind == MLFAB_FILE_LIST) {
+    /* Without a list, the next attempt removes it. */
+    if (!event->code) (void)lead_take_names(lead, event);
+    lead_sweep_from(lead, 0);
+  } else {
+    if (event->code && lead_news(lead, LEAD_REMOVAL))
+      mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
+                 event->text ? event->text : mlfab_error_text(event->code));
+    lead_sweep(lead);
+  }
+}
+
+/* LISTS: the names in the directory are known. */
+static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t largest = lead->spoilt;
+  if (lead_take_names(lead, event)) {
+    lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
+    return;
+  }
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    largest = mlfab__max(largest, name.number);
+  largest++;
+  if (!lead_own(lead, largest)) largest++;
+  lead->order.number = lead->done.number = largest;
+  uint64_t drawn[2] = {lead->began_ns, largest};
+  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->phase = MLFAB__LEAD_CLEARS;
+  lead_sweep_from(lead, 0);
+}
+
+/* SEALS: the manifest is durable. */
+static void lead_whole(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_SWEEPS;
   lead_tell(lead);
-  lead_sweep(lead);
+  lead_sweep_from(lead, lead_oldest(lead));
 }
 
 MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event) {
@@ -390,14 +501,10 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
         break;
       }
       lead_file_failed(lead, "write", lead->path, event);
-      lead->filer->op.kind = MLFAB_FILE_ABORT;
-      mlfab__files_ask(lead->filer);
       break;
+    case MLFAB__LEAD_CLEARS:
     case MLFAB__LEAD_SWEEPS:
-      if (event->code)
-        mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
-                   event->text ? event->text : mlfab_error_text(event->code));
-      lead_sweep(lead);
+      lead_swept(lead, event);
       break;
     default: /* of an attempt that is over */
       lead_serve_waiting(lead);
@@ -407,8 +514,9 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
 /* --- time --- */
 
 MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
-  int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
-  if (!waits) return MLFAB__NEVER;
+  if (lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_CLEARS)
+    return lead->deadline_ns;
+  if (lead->phase != MLFAB__LEAD_AWAITS) return MLFAB__NEVER;
   return lead->again_ns ? mlfab__min(lead->again_ns, lead->deadline_ns) : lead->deadline_ns;
 }
 
@@ -430,6 +538,8 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
   if (lead->phase == MLFAB__LEAD_AWAITS)
     while (s < lead->servers && lead->answered[s]) s++;
   snprintf(text, sizeof text, "server %u has not %s in time", s,
-           lead->phase == MLFAB__LEAD_AWAITS ? "written its shard" : "listed the directory");
+           lead->phase == MLFAB__LEAD_AWAITS   ? "written its shard"
+           : lead->phase == MLFAB__LEAD_CLEARS ? "removed what failed checkpoints have left"
+                                               : "listed the directory");
   lead_fail(lead, MLFAB_ERR_TIMEOUT, (int32_t)s, text);
 }

@@ -3,15 +3,22 @@
  * A worker asks for a checkpoint, or so many commits of server 0 have passed. One at a time; another worker gets AGAIN.
  * While only files are being removed, it waits (`waits`).
  *
- *    IDLE --asked--> LISTS --number = largest in the directory + 1--> AWAITS --all shards are durable--> SEALS
- *     ^                |                                                |   the manifest is durable: |
- *     |                +----- error, deadline, a server is dead --------+   the checkpoint is whole, answered
- *     +------------------------------------------------------- SWEEPS <------------------------------+
+ *    IDLE --asked--> LISTS --number = largest in the directory + 1--> CLEARS --> AWAITS --all shards are durable--> SEALS
+ *     ^                |                                                |          |        the manifest is durable: |
+ *     +--error, deadline------------------------------------------------+          |        the checkpoint is whole, |
+ *     |                                                                            |        answered                 |
+ *     +--------------------- SWEEPS <--error, deadline, a server is dead-----------+---------------------------------+
  *
- * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. AWAITS
- * orders every server to write its shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS
- * writes the manifest. SWEEPS removes the files of older checkpoints, but for the newest `keep` ones that have a
- * manifest, and what attempts that failed have left: the manifests first.
+ * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. Numbers of attempts that failed
+ * are kept in mind, too (`spoilt`): their files may be gone. CLEARS
+ * removes what attempts that failed have left, so that they do not fill the disk. AWAITS orders every server to write its
+ * shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS writes the manifest. SWEEPS then
+ * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
+ * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
+ *
+ * An attempt is dead when nobody can write its manifest any more: it has none in the list, this copy of server 0 has led
+ * it or a former process of this copy has, and every server has answered its order. A server that has not (`owes`) may
+ * still be writing. Its late answer lets SWEEPS begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -19,8 +26,10 @@
  * the former one may still write is another checkpoint, whole or not.
  *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
- * manifest is whole, whenever which process stops. (2) A file is removed only after a newer manifest is durable. (3) A
- * failed attempt changes nothing about older checkpoints. */
+ * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer
+ * manifest is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
+ * older checkpoints. (4) The log gets one line for each kind of failure (code) and minute, and one more when a checkpoint
+ * is whole again. Events and answers are for every attempt. */
 #ifndef MLFAB__LEAD_H
 #define MLFAB__LEAD_H
 
@@ -32,6 +41,7 @@ struct mlfab__server;
 enum mlfab__lead_phase {
   MLFAB__LEAD_IDLE,
   MLFAB__LEAD_LISTS,
+  MLFAB__LEAD_CLEARS,
   MLFAB__LEAD_AWAITS,
   MLFAB__LEAD_SEALS,
   MLFAB__LEAD_SWEEPS
@@ -41,6 +51,13 @@ typedef struct mlfab__lead_seat { /* a worker: its last answer */
   uint64_t ask, number, version, bytes;
   int32_t code;
 } mlfab__lead_seat;
+
+enum { MLFAB__LEAD_KINDS = 8 };
+
+typedef struct mlfab__lead_said { /* a kind of failure that is in the log */
+  int kind;                       /* a code; 1: a file cannot be removed; 0: none */
+  uint64_t until_ns;              /* the log gets no other line of this kind before */
+} mlfab__lead_said;
 
 typedef struct mlfab__lead {
   mlfab__env *env;
@@ -67,7 +84,9 @@ typedef struct mlfab__lead {
   uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
-  uint8_t *answered;                /* by server */
+  uint8_t *answered; /* by server */
+  uint64_t
+      *owes; /* by server: number of a failed attempt whose order it has not answered; 0: none */
   uint32_t *shard;                  /* by server: number of its shard, of those that take part */
   uint32_t shards;                  /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
@@ -75,10 +94,14 @@ typedef struct mlfab__lead {
   uint32_t epoch;
   char *names; /* the directory's list */
   uint32_t names_bytes;
-  size_t name_at;   /* SWEEPS: the next to look at ... */
-  int sweeps_rest;  /* ... 0: for manifests */
-  uint64_t oldest;  /* SWEEPS: checkpoints before this one go */
-  uint64_t next_at; /* number of commits at which the next begins by itself */
+  size_t name_at;  /* CLEARS, SWEEPS: the next to look at ... */
+  int sweeps_rest; /* ... 0: for manifests */
+  uint64_t oldest; /* CLEARS, SWEEPS: checkpoints before this one go */
+  mlfab__lead_said said[MLFAB__LEAD_KINDS];
+  uint64_t failures; /* attempts that failed since the last whole checkpoint */
+  int told;          /* one of them is in the log */
+  uint64_t spoilt;   /* number of the last attempt that failed */
+  uint64_t next_at;  /* number of commits at which the next begins by itself */
   char path[MLFAB__RECORD_PATH + 8];
   uint8_t *head; /* of the manifest's file, on demand */
 } mlfab__lead;

@@ -7,7 +7,7 @@
 /* --- server 0 --- */
 
 static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
-  mlfab__barrier barrier = {number};
+  mlfab__barrier barrier = {.number = number};
   MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
@@ -17,7 +17,7 @@ static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_
 }
 
 static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
-  return entry->asked > server->over && !entry->gone;
+  return entry->asked > server->over && !entry->gone && !entry->guest;
 }
 
 /* The first live worker that has not asked for the next barrier, or NO_RANK. *next_p: up to which
@@ -29,7 +29,7 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
     const mlfab__barrier_entry *entry = &server->entries[w];
     if (barrier_waits(server, entry)) {
       least = mlfab__min(least, entry->asked);
-    } else if (!entry->gone && !entry->done && missing == MLFAB_NO_RANK) {
+    } else if (!entry->gone && !entry->done && !entry->guest && missing == MLFAB_NO_RANK) {
       missing = (int32_t)w;
     }
   }
@@ -37,17 +37,53 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
   return missing;
 }
 
+/* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
+ * of them, or NO_RANK. */
+static int32_t barrier_meets(const mlfab__barrier_server *server) {
+  mlfab__barrier barrier = {.what = 1};
+  int32_t first = MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (barrier_waits(server, entry))
+      barrier.progress = mlfab__max(barrier.progress, entry->progress);
+  }
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (!entry->guest || !entry->wants || entry->gone) continue;
+    MLFAB__POST(&server->port, w, MLFAB__BARRIER_DONE, barrier, &barrier);
+    if (first == MLFAB_NO_RANK) first = (int32_t)w;
+  }
+  return first;
+}
+
+/* A guest counts from now on: its newest barrier, or the last one that is over for it, is this one of the others. */
+static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
+  mlfab__barrier_entry *entry = &server->entries[worker];
+  uint64_t most = server->over, next;
+  if (!entry->guest) return;
+  (void)barrier_missing(server, &next);
+  for (uint32_t w = 0; w < server->workers; w++)
+    if (barrier_waits(server, &server->entries[w]))
+      most = mlfab__max(most, server->entries[w].asked);
+  if (entry->wants) most = mlfab__max(next, server->over + 1);
+  entry->asked = mlfab__max(most, number);
+  entry->base = entry->asked - number;
+  entry->guest = entry->wants = 0;
+}
+
 /* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
 static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   uint64_t before = server->over, next;
   int32_t missing = barrier_missing(server, &next);
+  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server) : MLFAB_NO_RANK;
+  if (guest != MLFAB_NO_RANK) missing = guest;
   while (missing == MLFAB_NO_RANK && next > server->over) {
     server->over = next;
     missing = barrier_missing(server, &next);
   }
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (entry->gone) continue;
+    if (entry->gone || entry->guest) continue;
     if (entry->asked > before && server->over > mlfab__max(before, entry->base))
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
     if (barrier_waits(server, entry) &&
@@ -72,7 +108,9 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   for (uint32_t w = 0; entry->left && w < server->workers; w++)
     if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
-  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = base, .asked = base};
+  if (greeting->fresh)
+    *entry = (mlfab__barrier_entry){
+        .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
@@ -97,8 +135,22 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
   if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
   if (mlfab__port_refuse(&server->port, at.peer, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             in.number == 0 || in.number > UINT64_MAX / 2))
+                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS) ||
+                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_HERE))
     return 1;
+  entry->progress = in.progress;
+  if (in.what == MLFAB__BARRIER_HERE) {
+    barrier_admit(server, at.peer, in.number);
+  } else if (in.what == MLFAB__BARRIER_APART) {
+    entry->guest = 1;
+    entry->wants = 0;
+  } else if (entry->guest) {
+    entry->wants = 1;
+  }
+  if (entry->guest || in.what != MLFAB__BARRIER_ASKS) {
+    barrier_check(server, at.peer);
+    return 1;
+  }
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
   if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
@@ -133,8 +185,14 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
     return mlfab__encode_barrier_state(bytes, &state);
   }
   const mlfab__barrier_entry *entry = &server->entries[record - 1];
-  const mlfab__barrier_worker_state state = {entry->gone, entry->done, entry->left, entry->base,
-                                             entry->asked};
+  const mlfab__barrier_worker_state state = {.gone = entry->gone,
+                                             .done = entry->done,
+                                             .left = entry->left,
+                                             .guest = entry->guest,
+                                             .wants = entry->wants,
+                                             .base = entry->base,
+                                             .asked = entry->asked,
+                                             .progress = entry->progress};
   return mlfab__encode_barrier_worker_state(bytes, &state);
 }
 
@@ -153,6 +211,9 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
     server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
                                                          .done = in.done != 0,
                                                          .left = in.left != 0,
+                                                         .guest = in.guest != 0,
+                                                         .wants = in.wants != 0,
+                                                         .progress = in.progress,
                                                          .base = in.base,
                                                          .asked = in.asked};
   }
@@ -182,9 +243,45 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
 
 /* --- a worker --- */
 
-static void barrier_ask(const mlfab__barrier_worker *worker) {
-  mlfab__barrier barrier = {worker->over + worker->open};
+static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
+  mlfab__barrier barrier = {worker->over + worker->open, what, 0};
+  if (worker->counting.worker)
+    barrier.progress = worker->counting.progress(worker->counting.worker);
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
+}
+
+static void barrier_ask(const mlfab__barrier_worker *worker) {
+  barrier_say(worker, MLFAB__BARRIER_ASKS);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
+  if (worker->newcomer || worker->dead) return;
+  worker->newcomer = 1;
+  barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0) barrier_ask(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
+  worker->told = 0;
+  if (!worker->newcomer || worker->dead) return;
+  worker->newcomer = 0;
+  worker->admitted = 1;
+  barrier_say(worker, MLFAB__BARRIER_HERE);
+}
+
+/* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
+static void barrier_settle(void *self) {
+  mlfab__barrier_worker *worker = self;
+  if (worker->told && worker->counting.counted(worker->counting.worker))
+    mlfab__barrier_here(worker);
+}
+
+/* No barrier of a joiner waits any more, and it has met nobody. */
+static void barrier_gives_up(mlfab__barrier_worker *worker) {
+  if (!worker->newcomer || worker->open > 0) return;
+  worker->told = 0;
+  barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
@@ -200,6 +297,7 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
+  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
   barrier_ask(worker);
   return 0;
 }
@@ -217,12 +315,18 @@ static void barrier_withdraw(void *self, mlfab__request *request, int code, uint
   worker->open--;
   if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
   mlfab__request_expire(worker->requests, request, code, now_ns);
+  barrier_gives_up(worker);
 }
 
 /* A lost link changes nothing: it is asked again on the next one. */
 static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  const mlfab__barrier_worker *worker = self;
-  if (at.peer == 0 && greeting->ack->was_dead < 2 && worker->open > 0) barrier_ask(worker);
+  mlfab__barrier_worker *worker = self;
+  if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
+  if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
+  worker->known = 1;
+  if (worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0) barrier_ask(worker);
+  if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
 }
 
 static void barrier_gone(void *self, mlfab__at at, int left) {
@@ -239,6 +343,17 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
   mlfab__barrier in;
   if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
+  if (in.what && !worker->newcomer) {
+    barrier_say(worker, MLFAB__BARRIER_HERE);
+  } else if (in.what && worker->open == 0) {
+    barrier_say(worker, MLFAB__BARRIER_APART);
+  } else if (in.what && !worker->counting.worker) {
+    mlfab__barrier_here(worker);
+  } else if (in.what && !worker->told) {
+    worker->told = 1;
+    worker->counting.back(worker->counting.worker, in.progress);
+  }
+  if (in.what) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
     mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
@@ -261,6 +376,7 @@ static const mlfab__role barrier_row = {
     .up = barrier_up,
     .gone = barrier_gone,
     .withdraw = barrier_withdraw,
+    .settle = barrier_settle,
     .leave = barrier_leave,
     .finish = barrier_leave,
 };

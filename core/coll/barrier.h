@@ -7,6 +7,10 @@
  * came late counts from what is over (`base`) if it replaces one that died; else from what others have called, whose
  * barriers do not wait for it.
  *
+ * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
+ * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
+ * and says HERE: that barrier is its own then, and server 0 releases it.
+ *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
  * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
@@ -21,7 +25,9 @@
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
+  uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
+  uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
 
 typedef struct mlfab__barrier_server {
@@ -41,6 +47,8 @@ typedef struct mlfab__barrier_worker {
   uint32_t open; /* requests */
   int dead;      /* server 0 is */
   int leaving;   /* this worker takes no further part */
+  mlfab__counting counting;
+  uint8_t known, newcomer, admitted, told; /* as in membership.h */
 } mlfab__barrier_worker;
 
 /* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
@@ -51,5 +59,9 @@ MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
+
+/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (membership.h). */
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
 
 #endif

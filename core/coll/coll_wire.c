@@ -9,8 +9,8 @@
 /* clang-format off */
 WIRE_META(membership_ask,
   N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects) N(open))
-WIRE_META(membership_ready, N(epoch) N(arena))
+  N(objects) N(open) N(newcomer))
+WIRE_META(membership_ready, N(epoch) N(arena) N(progress))
 WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
 WIRE_META(membership_call, N(epoch) N(channel) N(number))
@@ -27,12 +27,14 @@ WIRE_META(membership_state,
   N(verdict.epoch) N(verdict.code) N(verdict.rank) T(verdict.text))
 WIRE_META(membership_worker,
   N(flags) N(lost) N(over_owed) N(incarnation) N(place) N(calls) N(begun)
+  N(progress)
   N(ask.epoch) N(ask.arena_pid) N(ask.arena_fd) N(ask.arena_nonce) N(ask.arena_bytes) N(ask.host)
-  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open))
+  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open)
+  N(ask.newcomer))
 WIRE_FIELDS(membership_member, mlfab__membership_member,
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
 WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
-  N(epoch))
+  N(epoch) N(newcomers))
 WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
   N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
   N(signature) N(elements))

@@ -14,6 +14,8 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
   uint64_t objects; /* the number of the last one that it opened, or took part in opening */
   uint32_t open;    /* objects that are open there */
+  uint32_t
+      newcomer; /* 1: it has been in no epoch, and the fabric was there before (membership.h) */
 } mlfab__membership_ask;
 
 typedef struct mlfab__membership_member { /* in a list, in the order of members */
@@ -28,11 +30,15 @@ typedef struct
                                      mlfab__membership_member follow */
   uint32_t epoch;
   uint32_t members;
+  uint32_t newcomers; /* of the members */
 } mlfab__membership_list;
 
-typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
+/* worker -> server 0: it knows the members; with newcomers, it has also called. server 0 -> newcomer: the others are
+ * ready, having pushed so many updates. */
+typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped everybody's memory */
+  uint64_t progress;
 } mlfab__membership_ready;
 
 typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
@@ -111,7 +117,7 @@ typedef struct mlfab__membership_worker {
   uint32_t flags; /* bits: membership_records.c */
   int32_t lost;
   uint32_t over_owed, incarnation, place;
-  uint64_t calls, begun;
+  uint64_t calls, begun, progress;
   mlfab__membership_ask ask;
 } mlfab__membership_worker;
 

@@ -111,6 +111,7 @@ static int comm_take_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
       COMM_FRAME(MLFAB__MEMBERSHIP_FREEZE, membership_finish, mlfab__comm_on_freeze)
       COMM_FRAME(MLFAB__MEMBERSHIP_SETTLE, membership_finish, mlfab__comm_on_settle)
       COMM_FRAME(MLFAB__MEMBERSHIP_GO, membership_go, mlfab__epoch_on_go)
+      COMM_FRAME(MLFAB__MEMBERSHIP_READY, membership_ready, mlfab__epoch_on_meet)
       COMM_FRAME(MLFAB__MEMBERSHIP_OVER, membership_over, mlfab__epoch_on_over)
       COMM_FRAME(MLFAB__MEMBERSHIP_LEFT, membership_leave, mlfab__epoch_on_left)
       COMM_FRAME(MLFAB__MEMBERSHIP_ASK, membership_call, comm_on_ask)

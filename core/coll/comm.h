@@ -101,6 +101,10 @@ typedef struct mlfab__comm {
   uint8_t leaving;
   uint8_t
       newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
+  /* Newcomers (membership.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
+   * was told from which progress on it counts. */
+  mlfab__counting counting;
+  uint8_t meets, said, apart, told;
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -311,6 +315,9 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go);
+MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in);
+/* Says READY when it is time. */
+MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
 MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 

@@ -34,7 +34,7 @@ MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank,
   comm->fail.rank = rank;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(comm->fail.text, sizeof comm->fail.text, format, arguments);
+  mlfab__vformat(comm->fail.text, sizeof comm->fail.text, format, arguments);
   va_end(arguments);
   mlfab__comm_set_verdict(comm, code, rank, 0, comm->fail.text);
   mlfab__comm_enter(comm, 0);
@@ -191,7 +191,8 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .out = comm->link_out,
                                      .round = comm->round,
                                      .objects = comm->objects_opened,
-                                     .open = mlfab__comm_open_objects(comm)};
+                                     .open = mlfab__comm_open_objects(comm),
+                                     .newcomer = comm->newcomer};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 

@@ -189,7 +189,11 @@ MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
   } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
     comm->phase = MLFAB__COMM_OUT;
     mlfab__comm_say_finish(comm, 0);
-  } /* else epoch.c says it when an epoch stands, or when the failed one is over */
+  } else { /* epoch.c says it when an epoch stands, or when the failed one is over */
+    mlfab__comm_enter(comm, 0);
+    comm->due |= MLFAB__COMM_BEGIN;
+    mlfab__comm_exit(comm);
+  }
 }
 
 MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self) {

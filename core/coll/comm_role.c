@@ -60,6 +60,17 @@ static int comm_role_wants(void *self, mlfab__at at) {
   return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
+static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__comm *comm = self;
+  mlfab__streams_awake(&comm->streams, late_ns, now_ns);
+  mlfab__later(&comm->left_ns, late_ns, now_ns);
+}
+
+static void comm_role_settle(void *self) {
+  mlfab__comm *comm = self;
+  if (comm->told && !comm->said) mlfab__epoch_look_ready(comm);
+}
+
 /* Rounds of an open object go on without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
@@ -103,8 +114,10 @@ static const mlfab__role comm_row = {
     .lost = comm_role_lost,
     .gone = comm_role_gone,
     .wants = comm_role_wants,
+    .awake = comm_role_awake,
     .scan = mlfab__comm_tick,
     .waits = mlfab__comm_waits,
+    .settle = comm_role_settle,
     .idle = mlfab__comm_sweep,
     .withdraw = mlfab__comm_withdraw,
     .awaits = mlfab__comm_awaited,
@@ -147,6 +160,11 @@ static void membership_role_gone(void *self, mlfab__at at, int left) {
   mlfab__membership_gone(self, at.peer, left, at.now_ns);
 }
 
+static void membership_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__membership *membership = self;
+  mlfab__later(&membership->inquiry.asked_ns, late_ns, now_ns);
+}
+
 static const mlfab__role membership_row = {
     .from = MLFAB__DONE,
     .to = MLFAB__MEMBERSHIP_OWED,
@@ -155,6 +173,7 @@ static const mlfab__role membership_row = {
     .frame = membership_role_frame,
     .up = membership_role_up,
     .gone = membership_role_gone,
+    .awake = membership_role_awake,
     .scan = mlfab__membership_tick,
     .free = mlfab__membership_free,
 };

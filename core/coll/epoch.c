@@ -4,7 +4,9 @@
 #include <stdio.h>
 
 static void epoch_say_ready(mlfab__comm *comm) {
-  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
+  const mlfab__membership_ready ready = {
+      comm->epoch, comm->go.arena,
+      comm->counting.worker ? comm->counting.progress(comm->counting.worker) : 0};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
 }
 
@@ -19,13 +21,51 @@ static void epoch_say_leaving(mlfab__comm *comm) {
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_LEAVE, membership_leave, &leave);
 }
 
+/* --- newcomers --- */
+
+/* Nobody waits for a newcomer while it waits in a call. */
+static void epoch_look_apart(mlfab__comm *comm) {
+  int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&
+              comm->first < comm->end;
+  if (waits == comm->apart) return;
+  comm->apart = waits != 0;
+  if (!waits && comm->counting.worker) comm->counting.back(comm->counting.worker, 0);
+  if (waits && comm->counting.worker) comm->counting.apart(comm->counting.worker);
+  if (waits && comm->counting.barrier) comm->counting.barrier_apart(comm->counting.barrier);
+}
+
+/* With newcomers a member is ready when it has called; a newcomer, when the others are, and all servers count it. */
+MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_READY || comm->said) return;
+  if (comm->meets && !comm->finishing && !comm->leaving) {
+    if (!comm->newcomer && comm->first == comm->end) return;
+    if (comm->newcomer && !comm->told) return;
+    if (comm->newcomer && comm->counting.worker && !comm->counting.counted(comm->counting.worker))
+      return;
+  }
+  if (comm->newcomer && comm->told && comm->counting.barrier)
+    comm->counting.barrier_here(comm->counting.barrier);
+  comm->said = 1;
+  epoch_say_ready(comm);
+}
+
+/* The others have called, after so many updates. */
+MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in) {
+  if (in->epoch != comm->epoch || !comm->newcomer || comm->told) return;
+  if (comm->phase != MLFAB__COMM_LISTED && comm->phase != MLFAB__COMM_READY) return;
+  comm->told = 1;
+  comm->apart = 0;
+  if (comm->counting.worker) comm->counting.back(comm->counting.worker, in->progress);
+  mlfab__epoch_look_ready(comm);
+}
+
 /* --- it begins --- */
 
 static void epoch_begin(mlfab__comm *comm) {
   comm->phase = MLFAB__COMM_IN;
   comm->in_ns = comm->now_ns;
   comm->epochs++;
-  comm->newcomer = 0;
+  comm->newcomer = comm->told = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
     if (!object) continue;
@@ -95,7 +135,7 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   }
   epoch_objects_over(comm);
   comm->base = comm->begun = comm->first;
-  comm->left = 0;
+  comm->left = comm->told = 0;
   mlfab__comm_no_limit(comm);
   comm->phase = next;
 }
@@ -121,10 +161,13 @@ MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
       epoch_fail(comm);
       continue;
     }
+    epoch_look_apart(comm);
     mlfab__plain_begin_waiting(comm);
+    mlfab__epoch_look_ready(comm);
     if (!comm->failing) mlfab__comm_check_moved(comm);
     if (due & MLFAB__COMM_JOIN) mlfab__epoch_join(comm);
   }
+  epoch_look_apart(comm);
   comm->depth = 0;
 }
 
@@ -137,8 +180,9 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
   return rank;
 }
 
-/* All members have ended the calls of this epoch. */
+/* All members have ended the calls of this epoch. A call that is to come still fails with an earlier verdict. */
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
+  const mlfab_error earlier = comm->verdict;
   char text[MLFAB__TEXT_MAX];
   int32_t rank = epoch_first_finished(comm);
   if (rank == MLFAB_NO_RANK)
@@ -147,6 +191,7 @@ static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
     snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
   mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   epoch_end(comm, 0, next);
+  if (comm->owed) comm->verdict = earlier;
   comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
   comm->missing = MLFAB_NO_RANK;
 }
@@ -183,7 +228,7 @@ static int epoch_has_arena(const mlfab__comm *comm) {
 static void epoch_list(mlfab__comm *comm) {
   memset(&comm->go, 0, sizeof comm->go);
   comm->phase = MLFAB__COMM_LISTED;
-  comm->left = 0;
+  comm->left = comm->said = comm->told = 0;
   if (epoch_take_frames(comm) && !epoch_has_arena(comm)) mlfab__comm_mapped(comm, 0);
 }
 
@@ -201,6 +246,7 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
               list.epoch > comm->over_epoch && list.epoch > comm->epoch;
   if (fresh && comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_ASKED);
   if (fresh) code = epoch_take_members(comm, &list, members);
+  if (fresh && !code) comm->meets = list.newcomers > 0;
   if (!fresh || code) {
     mlfab__free(comm->env, members, bytes);
     return code;
@@ -223,7 +269,7 @@ MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
   if (comm->phase != MLFAB__COMM_LISTED) return;
   comm->go.arena = ok != 0;
   comm->phase = MLFAB__COMM_READY;
-  epoch_say_ready(comm);
+  mlfab__epoch_look_ready(comm);
 }
 
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
@@ -239,6 +285,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
   int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
   if (over->epoch <= comm->over_epoch) return;
   comm->over_epoch = over->epoch;
+  comm->due |= MLFAB__COMM_BEGIN;
   if (comm->phase == MLFAB__COMM_OUT) return;
   if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
     if (comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_OUT);
@@ -276,7 +323,7 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
       mlfab__comm_ask(comm, comm->over_epoch);
       break;
     case MLFAB__COMM_READY:
-      epoch_say_ready(comm);
+      if (comm->said) epoch_say_ready(comm);
       break;
     case MLFAB__COMM_FAILED:
       epoch_say_failed(comm);
@@ -302,6 +349,7 @@ MLFAB__INTERNAL void mlfab__comm_leave(void *self) {
   comm->leaving = 1;
   mlfab__streams_leave(&comm->streams);
   if (comm->phase == MLFAB__COMM_OUT || mlfab__comm_alone(comm)) return;
+  mlfab__epoch_look_ready(comm);
   epoch_say_leaving(comm);
   if (comm->phase != MLFAB__COMM_ASKED) return;
   char text[64];

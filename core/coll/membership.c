@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 enum {
-  MEMBERSHIP_LIST_BYTES = 8,
+  MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
   MEMBERSHIP_KEPT_TICKS = 4,          /* a heartbeat */
   MEMBERSHIP_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
@@ -158,7 +158,7 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
   membership->verdict.code = code;
   membership->verdict.rank = rank;
   va_start(arguments, format);
-  vsnprintf(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
+  mlfab__vformat(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
   va_end(arguments);
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&membership->inquiry, 0, sizeof membership->inquiry);
@@ -217,9 +217,10 @@ static void membership_arrange(mlfab__membership *membership) {
 }
 
 static void membership_make_list(mlfab__membership *membership) {
-  mlfab__membership_list list = {membership->epoch, membership->members};
+  mlfab__membership_list list = {membership->epoch, membership->members, 0};
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
+    list.newcomers += entry->fresh;
     const mlfab__membership_ask *ask = &entry->ask;
     membership->table[i] = (mlfab__membership_member){
         membership->order[i], entry->incarnation, ask->arena_pid, ask->arena_fd,
@@ -314,17 +315,20 @@ static void membership_form(mlfab__membership *membership) {
   membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
 }
 
-/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. */
+/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. Newcomers get ready after
+ * the others. */
 static int32_t membership_missing(const mlfab__membership *membership) {
+  int32_t fresh = MLFAB_NO_RANK;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (membership->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done &&
         !entry->asked && !entry->joins)
       return (int32_t)w;
-    if (membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
-      return (int32_t)w;
+    if (membership->phase != MLFAB__MEMBERSHIP_LISTED || !entry->member || entry->ready) continue;
+    if (!entry->fresh) return (int32_t)w;
+    if (fresh == MLFAB_NO_RANK) fresh = (int32_t)w;
   }
-  return MLFAB_NO_RANK;
+  return fresh;
 }
 
 /* Tells the workers that wait which rank is missing, when it has changed. */
@@ -334,8 +338,9 @@ static void membership_tell_missing(mlfab__membership *membership) {
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked
-                                                                 : entry->member && entry->ready;
+    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING
+                    ? entry->asked
+                    : entry->member && (entry->ready || entry->fresh);
     if (!waits || entry->left || entry->missing == missing.rank) continue;
     entry->missing = missing.rank;
     membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
@@ -368,15 +373,35 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
+/* Tells newcomers that all others have called, and after how many updates. */
+static void membership_meet(mlfab__membership *membership) {
+  mlfab__membership_ready ready = {.epoch = membership->epoch};
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->fresh) continue;
+    if (!entry->ready) return;
+    ready.progress = mlfab__max(ready.progress, entry->progress);
+  }
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->fresh && !entry->ready)
+      MLFAB__POST(&membership->port, membership->order[i], MLFAB__MEMBERSHIP_READY,
+                  membership_ready, &ready);
+  }
+}
+
 /* Starts the epoch when every member is ready. */
 static void membership_check_ready(mlfab__membership *membership) {
-  if (membership->phase != MLFAB__MEMBERSHIP_LISTED ||
-      membership_missing(membership) != MLFAB_NO_RANK)
+  if (membership->phase != MLFAB__MEMBERSHIP_LISTED) return;
+  if (membership_missing(membership) != MLFAB_NO_RANK) {
+    membership_meet(membership);
     return;
+  }
   membership->phase = MLFAB__MEMBERSHIP_RUNNING;
   membership_make_go(membership);
   for (uint32_t i = 0; i < membership->members; i++) {
     uint32_t worker = membership->order[i];
+    membership_member(membership, i)->fresh = 0;
     if (!membership_member(membership, i)->alive) continue;
     membership_post_go(membership, worker);
     membership_post_departures(membership, worker);
@@ -738,6 +763,7 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
     return 0;
   entry->asked = 1;
+  entry->fresh = in->newcomer != 0;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
@@ -762,8 +788,13 @@ static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
     membership_post_finished(membership, worker);
     return;
   }
-  if (entry->ready) return;
+  if (!entry->ready) mlfab__touched_all(membership->touch);
+  if (entry->ready) {
+    membership_meet(membership);
+    return;
+  }
   entry->ready = 1;
+  entry->progress = in->progress;
   entry->arena = in->arena == 1 && !entry->left;
   membership_check_ready(membership);
 }
@@ -874,6 +905,7 @@ static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
   const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   uint8_t meta[32];
   if (entry->over_owed) membership_post_over(membership, worker);
+  if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED) membership_meet(membership);
   if (!entry->member || membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   membership_post_departures(membership, worker);
   membership_post_finished(membership, worker);

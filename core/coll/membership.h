@@ -48,6 +48,28 @@
  * tries again a heartbeat later. For the same reason joiners are not in an epoch that forms after a failure while
  * its members have objects.
  *
+ * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
+ * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
+ * others make with it, or its first barrier where the loop has no collective.
+ *
+ *    TRIAL --first collective or barrier--> APART --all others have called: READY, with their progress--> RETURNS
+ *      RETURNS --all servers count it--> MEMBER      APART --its call fails--> TRIAL
+ *
+ * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
+ * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
+ * in whatever order a loop has its calls. A collective of an epoch that has newcomers begins when every member has
+ * called it: each says READY then, with its progress, the number of its updates. Server 0 tells newcomers the largest. No
+ * member can push an update of a later round before the collective ends. RETURNS: it asks the servers to count it from
+ * that progress on, waits for all, then enters the barriers, and says READY. A barrier does the same (barrier.h).
+ * After the call all are at the same place of their loops, and all have the same numbers. A newcomer that has pushed
+ * into a round that no other has reached would be one round ahead. Its number falls to theirs: that update stays in the
+ * round, and its next one is in the same round.
+ *
+ * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
+ * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
+ * nobody's call; after LIST it is a member like others. (d) A loop needs a place that its first collective marks: of
+ * several equal collectives in a step the library cannot tell which one a joiner makes.
+ *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
  * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
  *
@@ -94,6 +116,8 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t well;       /* its last process left in good order, or it has had none */
   uint8_t joins;      /* no member yet, and fails nobody's call */
   uint8_t open;       /* it had objects when it froze */
+  uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
+  uint64_t progress;  /* updates that it had pushed when it was ready */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;

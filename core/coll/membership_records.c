@@ -9,7 +9,7 @@
 /* clang-format off */
 #define RECORDS_FLAGS(X) \
   X(alive) X(done) X(asked) X(member) X(ready) X(arena) X(left) X(finished) X(frozen) X(moved) \
-  X(well) X(joins) X(open) X(over_well)
+  X(well) X(joins) X(open) X(over_well) X(fresh)
 /* clang-format on */
 
 static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes) {
@@ -33,6 +33,7 @@ static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes
                                      .place = entry->place,
                                      .calls = entry->calls,
                                      .begun = entry->begun,
+                                     .progress = entry->progress,
                                      .ask = entry->ask};
   uint32_t bit = 0;
 #define RECORDS_GET(name) worker.flags |= (uint32_t)(entry->name != 0) << bit++;
@@ -79,6 +80,7 @@ static int records_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                      .place = in.place,
                                      .calls = in.calls,
                                      .begun = in.begun,
+                                     .progress = in.progress,
                                      .ask = in.ask};
   uint32_t bit = 0;
 #define RECORDS_SET(name) entry->name = (uint8_t)(in.flags >> bit++ & 1);

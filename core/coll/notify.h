@@ -46,7 +46,7 @@ typedef struct mlfab__notify_tally {
 } mlfab__notify_tally;
 
 typedef struct mlfab__notify {
-  uint32_t mode;            /* MLFAB_NOTIFY_* */
+  uint32_t mode;            /* MLFAB_STOCHASTIC_* */
   uint32_t outs, ins;       /* edges; an edge's index is that of its peer in the list */
   const uint32_t *out_peer; /* borrowed: ranks, ascending */
   const uint32_t *in_peer;

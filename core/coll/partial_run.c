@@ -314,7 +314,7 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
                        op);
   if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64)
     return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED,
-                              "MLFAB_MEAN cannot be used with MLFAB_I64");
+                              "MLFAB_OP_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 

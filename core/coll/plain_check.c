@@ -84,7 +84,7 @@ static int plain_check_type(const mlfab__comm_call *call, mlfab_error *error) {
                        call->words, call->op);
   if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
     return plain_check_refuse(error, MLFAB_ERR_UNSUPPORTED, call,
-                              "MLFAB_MEAN cannot be used with MLFAB_I64");
+                              "MLFAB_OP_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 

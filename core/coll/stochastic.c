@@ -606,7 +606,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
                        o->graph);
   if (o->mode > MLFAB_STOCHASTIC_ASYNC)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a stochastic reduction: %u is not a mode (MLFAB_NOTIFY_*)", o->mode);
+                       "a stochastic reduction: %u is not a mode (MLFAB_STOCHASTIC_*)", o->mode);
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
 }
 

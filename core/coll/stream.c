@@ -345,6 +345,12 @@ MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t
   return 1;
 }
 
+MLFAB__INTERNAL void mlfab__streams_awake(mlfab__streams *streams, uint64_t late_ns,
+                                          uint64_t now_ns) {
+  for (uint32_t i = 0; streams->epoch && i < streams->members; i++)
+    if (streams->streams[i]) mlfab__later(&streams->streams[i]->missing_ns, late_ns, now_ns);
+}
+
 /* --- from a peer --- */
 
 static void stream_acknowledge(mlfab__streams *streams, uint32_t rank, mlfab__lane *stream) {

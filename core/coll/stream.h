@@ -117,6 +117,9 @@ MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t r
 /* Our link to a worker stands; is lost. */
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
 MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
+/* mlfab__role.awake */
+MLFAB__INTERNAL void mlfab__streams_awake(mlfab__streams *streams, uint64_t late_ns,
+                                          uint64_t now_ns);
 /* 1 when messages wait for a link to this worker. since_p: since when (now_ns at the first call); NULL is accepted. */
 MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
                                                uint64_t now_ns, uint64_t *since_p);

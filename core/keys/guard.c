@@ -30,7 +30,7 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
 /* The call of a link that is not proven has failed; *link is gone after it. */
 static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
-  if (joining) {
+  if (joining && !mlfab__bootstrap_elsewhere(node, code, text)) {
     char whole[MLFAB__TEXT_MAX + 192], callee[MLFAB__CALLEE];
     snprintf(whole, sizeof whole, "joining: %s: %s", mlfab__bootstrap_callee(node, callee), text);
     mlfab__node_fail(node, code, 0, 1, whole);

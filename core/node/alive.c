@@ -3,9 +3,10 @@
 
 #include <stdio.h>
 
-enum {
-  ALIVE_STRANGER_NS = 2000000000
-}; /* the most that a caller has for its first frame, or its proof */
+/* The most that a caller has for its first frame, or its proof. */
+#define ALIVE_STRANGER_NS UINT64_C(2000000000)
+/* A shorter pause is not worth a line: a busy machine causes it. */
+#define ALIVE_TOLD_NS UINT64_C(2000000000)
 
 /* Closes the link. A peer without another link is dead at the next look, which is due now. */
 static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
@@ -23,23 +24,7 @@ static uint64_t alive_silent_ns(const mlfab_node *node, const mlfab__link *link)
   return votes || mlfab__node_has_other(node, link->kind) ? 0 : node->config.silent_death_ns;
 }
 
-/* The transport's answer for a link that is suspect: node.h has the states and limits. */
-MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
-  mlfab__link *link = &node->links[index];
-  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
-  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
-  link->probing = 0;
-  if (!link->suspect) return;
-  if (status == 0) link->up_ns = node->now_ns;
-  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
-    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
-    alive_hang_up(node, index, "");
-  }
-}
-
-static void alive_suspect(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
+static void alive_suspect(mlfab_node *node, mlfab__link *link) {
   int server = link->kind == MLFAB__LINK_SERVER;
   char text[64], silent[24];
   if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) &&
@@ -50,6 +35,40 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
                      server ? 0 : node->callers[link->peer].incarnation, 0, text);
   }
   link->suspect = 1;
+}
+
+/* The transport's answer for a link that is quiet: node.h has the states and limits. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (status > 0) { /* a large frame is coming */
+    if (link->coming_ns == 0) link->coming_ns = node->now_ns;
+    /* Its length may be wrong, and swallow all that follows. */
+    if (!hand && node->now_ns - link->coming_ns >= node->config.silent_death_ns) {
+      mlfab__node_hang_up(node, index, "a frame came too slowly");
+      return;
+    }
+    link->heard_ns = link->moved_ns = node->now_ns;
+    link->suspect = 0;
+    return;
+  }
+  link->asked_ns = node->now_ns;
+  if (silent_ns < 3 * node->config.heartbeat_ns) return;
+  link->coming_ns = 0;
+  alive_suspect(node, link);
+  if (status == 0) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, alive_silent_ns(node, link)) && !hand) {
+    alive_hang_up(node, index, "");
+  }
+}
+
+/* Asks whether bytes have come that are no whole frame yet, and whether the peer's system answers. */
+static void alive_ask(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
   if (!(link->caps & MLFAB_CAP_PROBE)) {
     mlfab__alive_probed(node, index, MLFAB_ERR_UNSUPPORTED);
   } else if (!link->probing) {
@@ -58,14 +77,69 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
   }
 }
 
+/* The stamps of the node itself. */
+static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
+  const mlfab_config *c = &node->config;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    mlfab__later(&link->heard_ns, late_ns, now_ns);
+    mlfab__later(&link->since_ns, late_ns, now_ns);
+    mlfab__later(&link->probe_ns, late_ns, now_ns);
+    mlfab__later(&link->coming_ns, late_ns, now_ns);
+  }
+  for (uint32_t w = 0; node->callers && w <= c->workers; w++) {
+    mlfab__later(&node->callers[w].heard_ns, late_ns, now_ns);
+    mlfab__later(&node->callers[w].lost_ns, late_ns, now_ns);
+  }
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    mlfab__later(&node->routes[r].heard_ns, late_ns, now_ns);
+    mlfab__later(&node->routes[r].connect_ns, late_ns, now_ns);
+  }
+  for (uint32_t i = 0; node->peers && i < node->nodes; i++) {
+    mlfab__later(&node->peers[i].awaited_ns, late_ns, now_ns);
+    mlfab__later(&node->peers[i].offered_ns, late_ns, now_ns);
+  }
+  mlfab__later(&node->served_ns, late_ns, now_ns);
+}
+
+/* node.h, Pauses. */
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns) {
+  uint64_t beat = node->config.heartbeat_ns;
+  uint64_t last_ns = mlfab__max(node->now_ns, due_ns);
+  if (now_ns <= last_ns || now_ns - last_ns < MLFAB__PAUSE_BEATS * beat) return;
+  uint64_t late_ns = now_ns - last_ns - beat,
+           awake_ns = last_ns - node->opened_ns - node->asleep_ns;
+  node->asleep_ns += late_ns;
+  if (awake_ns >= node->anew_ns) {
+    char paused[24];
+    if (node->config.progress != MLFAB_PROGRESS_HAND && now_ns - last_ns >= ALIVE_TOLD_NS)
+      mlfab__log(&node->env, MLFAB_LOG_WARN,
+                 "this process did not run for %s: until now it takes nobody's silence for a death",
+                 mlfab__duration(paused, now_ns - last_ns));
+    node->anew_ns = mlfab__add_sat(
+        awake_ns, mlfab__max(node->config.silent_death_ns, MLFAB__HALT_BEATS * beat));
+    late_ns = MLFAB__NEVER;
+  }
+  alive_move(node, late_ns, now_ns);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].awake) node->roles[i].awake(node->roles[i].self, late_ns, now_ns);
+  }
+}
+
+/* A link that is quiet for as long is asked about at every look. Heartbeats come in less. */
+static uint64_t alive_quiet_ns(const mlfab_node *node, const mlfab__link *link) {
+  return (link->caps & MLFAB_CAP_PROBE ? 3 : 6) * node->config.heartbeat_ns / 2;
+}
+
 /* The earliest time at which a link may need an action. */
 static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   uint64_t beat = node->config.heartbeat_ns;
-  if (link->suspect || link->probe_ns != 0) return node->now_ns;
-  uint64_t silent_ns = link->heard_ns + 3 * beat;
+  if (link->probe_ns != 0) return node->now_ns;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
-  if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
-  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may have a kind */
+  if (link->kind != MLFAB__LINK_NEW)
+    return mlfab__min(link->heard_ns + alive_quiet_ns(node, link), link->sent_ns + beat);
+  return mlfab__min(link->heard_ns + 5 * beat,
+                    node->now_ns + beat); /* until then it may have a kind */
 }
 
 static void alive_look(mlfab_node *node, uint32_t index) {
@@ -88,8 +162,8 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");
-  } else if (silent >= 3 * beat) {
-    alive_suspect(node, index);
+  } else if (silent >= alive_quiet_ns(node, link)) {
+    alive_ask(node, index);
   }
 }
 

@@ -141,7 +141,7 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
     return MLFAB_ERR_WORLD;
   }
   if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
-    snprintf(
+    mlfab__format(
         text, room,
         "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
         "server 0",
@@ -507,11 +507,14 @@ static void bootstrap_call(mlfab_node *node) {
   const char *address = node->config.coordinator, *other = strchr(address, ',');
   size_t bytes = other ? (size_t)(other - address) : strlen(address);
   if (node->meets && !other) return;
-  if (other && (node->join_other || node->meets)) {
+  int second = other && (node->join_other || node->meets);
+  if (second) {
     address = other + 1;
     bytes = strlen(address);
   }
-  snprintf(node->join_address, sizeof node->join_address, "%.*s", (int)bytes, address);
+  node->join_ports = mlfab__address_ports(address, bytes);
+  mlfab__address_port(address, bytes, node->join_turns[second]++ % node->join_ports,
+                      node->join_address, sizeof node->join_address);
   node->join_other ^= 1;
   node->join_connecting = 1;
   mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
@@ -584,11 +587,30 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
 }
 
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
+  int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
+              code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
+  if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
+  snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
+  node->join_said = 1;
+  return 1;
+}
+
+/* A program that is not of this library may never say anything at its port. */
+static void bootstrap_tire(mlfab_node *node) {
+  uint32_t index = node->join_link;
+  if (node->join_ports < 2 || index == MLFAB__NO_LINK) return;
+  const mlfab__link *link = &node->links[index];
+  if (link->heard_ns == link->since_ns &&
+      node->now_ns - link->since_ns >= 5 * mlfab__node_beat(node))
+    mlfab__node_hang_up(node, index, "the program at this port says nothing");
+}
+
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) {
   node->join_link = MLFAB__NO_LINK;
   node->join_connecting = 0;
   node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+  if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
 /* Server 0 offers a number: this node's work is done. */
@@ -691,6 +713,10 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   } else if (frame->type == MLFAB__REFUSE &&
              !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
     char text[MLFAB__TEXT_MAX + 320], callee[MLFAB__CALLEE];
+    if (mlfab__bootstrap_elsewhere(node, refuse.code, refuse.text)) {
+      mlfab__node_hang_up(node, link, refuse.text);
+      return;
+    }
     mlfab__bootstrap_callee(node, callee);
     snprintf(text, sizeof text, "joining: refused by %s: %s", callee, refuse.text);
     if (refuse.code == MLFAB_ERR_JOB)
@@ -769,6 +795,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     bootstrap_tell_missing(node);
   }
   if (node->meets && !node->config.replicas) return;
+  bootstrap_tire(node);
   if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
       node->now_ns >= node->join_retry_ns) {
     bootstrap_call(node);

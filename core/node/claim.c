@@ -73,6 +73,8 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
                                           const mlfab__frame_in *frame) {
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
+  if (frame->type != MLFAB__HEARTBEAT) link->moved_ns = node->now_ns;
+  link->coming_ns = 0;
   link->suspect = 0;
   if (link->closing) { /* only the peer's BYE still matters */
     if (frame->type == MLFAB__BYE) mlfab__node_doom(node, index);

@@ -5,6 +5,13 @@
 
 enum { NODE_STRANGERS = 64 };
 
+/* Every call tells the time. */
+static void node_look(mlfab_node *node, uint64_t now_ns) {
+  if (MLFAB__UNLIKELY(now_ns > node->now_ns + MLFAB__PAUSE_BEATS * node->config.heartbeat_ns))
+    mlfab__alive_look(node, mlfab_node_deadline(node), now_ns);
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+}
+
 /* --- open and close --- */
 
 /* The identity of this node in the fabric. */
@@ -409,6 +416,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 /* The transport found out that server 0 has another key, protocol or transport: no later try would succeed. */
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
+  if (mlfab__bootstrap_elsewhere(node, code, why)) return;
   snprintf(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
@@ -449,7 +457,7 @@ static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
 MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
   uint32_t index;
   if (!node || !event) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->crashes) {
     if (event->kind == MLFAB_IO_UP) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
     return;
@@ -560,7 +568,7 @@ static void node_unlist(mlfab_node *node, uint32_t index) {
 
 MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p) {
   if (!node || !action_p) return 0;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->out != MLFAB__OUT_NONE) {
     *action_p = node->action;
     return 1;
@@ -626,7 +634,7 @@ static void node_done_action(mlfab_node *node, int status) {
 MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
                                uint64_t now_ns) {
   if (!node || !action || node->out == MLFAB__OUT_NONE) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->out == MLFAB__OUT_ACTION) {
     node_done_action(node, status);
     node_epilogue(node);
@@ -711,7 +719,7 @@ static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
   const mlfab__heap_entry *entry;
   if (!node) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->crashes) {
     node_epilogue(node);
     return;
@@ -763,7 +771,7 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   error->rank = MLFAB_NO_RANK;
   error->waited_ns = 0;
   error->text[0] = 0;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   if (node->closed) return MLFAB__FAIL(error, MLFAB_ERR_CLOSED, "the context is being closed");
   if (worker && !node->is_worker)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "this node is not a worker");
@@ -850,7 +858,7 @@ static void node_part(mlfab_node *node) {
 
 /* how: as `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   /* If the worker role has left before the server role, nobody waits for it any more. */
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
@@ -890,7 +898,7 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
 
 MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now_ns) {
   if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  node_look(node, now_ns);
   mlfab__request *request = mlfab__request_find(&node->requests, id);
   if (!request)
     return node_wrong(node, MLFAB_ERR_REQUEST,

@@ -96,11 +96,13 @@
  * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in one of
  * these states:
  *
- *    HEARD     a frame came less than 3 beats ago
- *    SUSPECT   no frame came for 3 beats. At every look the node asks the transport
- *              (MLFAB_ACTION_PROBE) whether the peer's system answers -> HEARD with the next frame, LOST
- *    LOST      closed: (a) for 5 beats neither a frame nor an answered probe came; or (b) no frame came
- *              for silent_death_ns
+ *    HEARD     a byte came less than 3 beats ago. After 1.5 beats without a frame the node asks the transport at
+ *              every look (MLFAB_ACTION_PROBE) for bytes of a frame that is not complete: they count, since a slow
+ *              link takes long for a frame, and heartbeats wait behind it
+ *    SUSPECT   no byte came for 3 beats. The same question tells whether the peer's system answers
+ *              -> HEARD with the next byte, LOST
+ *    LOST      closed: (a) for 5 beats neither a byte nor an answered probe came; or (b) no byte came
+ *              for silent_death_ns; or (c) bytes came for silent_death_ns, and no whole frame
  *
  * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
  * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
@@ -111,6 +113,18 @@
  *    first served;
  *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
  *    otherwise.
+ *
+ * Pauses. A node that is called 3 beats after its deadline did not run meanwhile: it was stopped (Ctrl-Z), frozen
+ * (docker pause), or its machine was. Its peers may have been paused with it, so their silence shows nothing:
+ *
+ *    AWAKE --called late--> suspicion starts anew: every peer counts as heard now --> AWAKE
+ *      ^ \--called late again, before it was awake for silent_death_ns--> the pause counts as one beat of silence --\
+ *      \-----------------------------------------------------------------------------------------------------------/
+ *
+ *  (1) Every stamp from which a silence is counted moves: those of links, callers, routes, claims and offers here, those
+ *      of roles in mlfab__role.awake. mlfab__later moves one.
+ *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Nor do deadlines of requests.
+ *  (3) A node that runs rarely, because its user drives it or its processor is busy, notices the dead: after few looks.
  *
  * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
  * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
@@ -192,6 +206,8 @@ struct mlfab__session; /* ../keys/session.h */
 /* Copies of a server: the one of the configuration, and its replica. */
 enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
 
+enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
+
 /* Why a link was closed: because of silence; for a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
@@ -219,10 +235,13 @@ typedef struct mlfab__link {
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns;    /* time of the last answered probe: the peer's system was up */
-  uint64_t nonce;    /* of the process at the other end, if it has a number */
-  uint64_t probe_ns; /* time of the BEAT_PROBE that it has not answered; else 0 */
-  uint64_t since_ns; /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
+  uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
+  uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
+  uint64_t asked_ns;  /* when the transport was last asked for such bytes, and knew of none */
+  uint64_t moved_ns;  /* when a byte last came that was not of a heartbeat */
+  uint64_t nonce;     /* of the process at the other end, if it has a number */
+  uint64_t probe_ns;  /* time of the BEAT_PROBE that it has not answered; else 0 */
+  uint64_t since_ns;  /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
   /* Not proven yet. Our own call: its token. Called: the number of our nonce, 0 before the challenge. */
   uint64_t pending;
   struct mlfab__session
@@ -448,9 +467,13 @@ struct mlfab_node {
   enum mlfab__bootstrap_phase phase;
   mlfab_error failure;
   uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
+  uint64_t asleep_ns; /* Pauses: sum of those so far; */
+  uint64_t anew_ns;   /* the time that it was awake when suspicion may start anew next */
   uint32_t join_link;
-  int meets;      /* this node is server 0, and the fabric is formed here */
-  int join_other; /* the next call is to the replica of server 0 */
+  int meets;                          /* this node is server 0, and the fabric is formed here */
+  int join_other;                     /* the next call is to the replica of server 0 */
+  uint32_t join_ports, join_turns[2]; /* of the address that is called; calls of each */
+  int join_said;                      /* a process at one of the ports has said why not */
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
@@ -777,6 +800,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+/* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
+ * up. 0: there is one port, or another reason. */
+MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
 MLFAB__INTERNAL const char *mlfab__bootstrap_callee(const mlfab_node *node,
@@ -803,6 +829,8 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
 /* The transport's answer for a link that is suspect. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
+/* `now_ns` comes long after the last look. Sees whether this process was paused. */
+MLFAB__INTERNAL void mlfab__alive_look(mlfab_node *node, uint64_t due_ns, uint64_t now_ns);
 /* A link's timer: checks the link, and arms the timer again. */
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 

@@ -42,7 +42,22 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
+  /* How long no byte had come on the peer's link at its last frame, or when its transport was last asked; a frame that
+   * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
+   * silent. */
+  uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
 } mlfab__port;
+
+/* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
+ * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
+ * its frames may wait for other frames of its link, so it is not given up. A peer that only receives (`to_peer`) sends
+ * heartbeats. */
+MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
+                                        uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
+                                        uint64_t most_ns);
+/* When to ask again. */
+MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
+                                               uint64_t patience_ns, uint64_t most_ns);
 
 /* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
@@ -61,5 +76,18 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
   } while (0)
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
+
+/* How collectives and barriers of a worker have servers count it, and barriers wait for it (coll/membership.h). worker and
+ * barrier: or NULL. */
+typedef struct mlfab__counting {
+  struct mlfab__worker *worker;
+  uint64_t (*progress)(const struct mlfab__worker *worker);
+  void (*apart)(struct mlfab__worker *worker);
+  void (*back)(struct mlfab__worker *worker, uint64_t progress);
+  int (*counted)(const struct mlfab__worker *worker);
+  struct mlfab__barrier_worker *barrier;
+  void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
+  void (*barrier_here)(struct mlfab__barrier_worker *barrier);
+} mlfab__counting;
 
 #endif

@@ -39,11 +39,28 @@ static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, u
   mlfab__node_emit(to->node, kind, rank, is_server, incarnation, code, text);
 }
 
+static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  if (index == MLFAB__NO_LINK) return MLFAB__NEVER;
+  mlfab__link *link = &to->node->links[index];
+  if (link->self) return 0;
+  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. */
+  int asks = !heartbeats && link->caps & MLFAB_CAP_PROBE;
+  uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
+  uint64_t looked_ns = asks ? link->asked_ns : mlfab__max(link->heard_ns, link->asked_ns);
+  if (asks && !link->probing) {
+    link->probing = 1;
+    mlfab__node_act(to->node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+  return looked_ns < moved_ns ? 0 : looked_ns - moved_ns;
+}
+
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
   assert(node->noutlets < MLFAB__OUTLETS);
   mlfab__outlet *to = &node->outlets[node->noutlets++];
   *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
-  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event};
+  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event, role_silent};
 }
 
 /* --- the table --- */

@@ -100,6 +100,9 @@ typedef struct mlfab__role {
   /* tick: at every look at the clock. deadline: when the next one is due. */
   void (*tick)(void *self, uint64_t now_ns);
   uint64_t (*deadline)(const void *self);
+  /* This process did not run for a time: node.h, Pauses. Times at which a peer was heard last become late_ns later, but
+   * not later than now. */
+  void (*awake)(void *self, uint64_t late_ns, uint64_t now_ns);
   /* Four times a beat, while `waits` of any role returns 1. */
   void (*scan)(void *self, uint64_t now_ns);
   int (*waits)(const void *self);

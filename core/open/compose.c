@@ -97,6 +97,17 @@ static int compose_worker(mlfab_node *node) {
 #endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
+  parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
+                                               .progress = mlfab__worker_progress,
+                                               .apart = mlfab__worker_stand_apart,
+                                               .back = mlfab__worker_return,
+                                               .counted = mlfab__worker_counted,
+                                               .barrier = parts->barrier,
+                                               .barrier_apart = mlfab__barrier_apart,
+                                               .barrier_here = mlfab__barrier_here};
+#if MLFAB_WITH_COLL
+  parts->comm->counting = parts->barrier->counting;
+#endif
 #if MLFAB_WITH_CHECKPOINT
   parts->checkpoint->worker = parts->worker;
   parts->worker->restores = parts->checkpoint->resume[0] != 0;

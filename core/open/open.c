@@ -39,7 +39,9 @@
 #endif
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -229,8 +231,49 @@ static int open_votes(const mlfab_config *c, mlfab_error *error) {
                : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
                                                          : 0;
   return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
-                              c->vote_dir, strerror(number))
+                              c->vote_dir, mlfab__reason(number))
                 : 0;
+}
+
+/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
+ * refuses. A disk may be full for a while. */
+static int open_probe(const char *dir) {
+  char path[MLFAB__TEXT_MAX + 64];
+  struct stat status;
+  if (stat(dir, &status)) return errno;
+  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
+  if (access(dir, R_OK | W_OK | X_OK)) return errno;
+  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
+  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return errno == EEXIST || errno == ENOSPC || errno == EDQUOT ? 0 : errno;
+  close(fd);
+  return unlink(path) ? errno : 0;
+}
+
+/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
+ * and a URL is not asked here. */
+static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
+  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
+  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
+  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
+  int number = open_probe(c->checkpoint_dir);
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                              "configuration: checkpoint_dir '%.200s' is no directory that this "
+                              "process can write to: %s",
+                              c->checkpoint_dir, mlfab__reason(number))
+                : 0;
+}
+
+/* Says to mlfab-run that this worker uses mlfab. */
+static void open_tell(void) {
+  const char *path = getenv("_MLFAB_OPENED");
+  struct stat status;
+  int fd = path ? open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+  if (fd < 0) return;
+  if (fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && write(fd, "o", 1) < 0) {
+    /* Then mlfab-run says that nobody joined. */
+  }
+  close(fd);
 }
 
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
@@ -248,12 +291,14 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
+  if (!code && !ask) code = open_checkpoints(&c, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
                                &error);
+  if (!code) open_tell();
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
 #endif
@@ -332,10 +377,21 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
 }
 
+extern char **environ;
+
+/* Worker 0 warns of misspelt variables, since all ranks mostly have the same. */
+static void open_warn(const mlfab_config *c) {
+  char text[200];
+  uint32_t at = 0;
+  if (c->rank != 0 || (c->roles & ~(uint32_t)MLFAB_ROLE_WORKER)) return;
+  while (mlfab__config_stray(environ, &at, text, sizeof text)) fprintf(stderr, "mlfab: %s\n", text);
+}
+
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, error_p);
+  if (!code) open_warn(&config);
   if (!code) code = mlfab__config_has_address(&config, error_p);
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   open_forget(&config);

@@ -518,6 +518,15 @@ static void copy_tick(void *self, uint64_t now_ns) {
   mlfab__voters_tick(&c->voters);
 }
 
+static void copy_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__copy *c = self;
+  mlfab__voters_awake(&c->voters, late_ns, now_ns);
+  mlfab__later(&c->heard_ns, late_ns, now_ns);
+  mlfab__later(&c->began_ns, late_ns, now_ns);
+  mlfab__later(&c->apart_ns, late_ns, now_ns);
+  mlfab__later(&c->frozen_ns, late_ns, now_ns);
+}
+
 static uint64_t copy_deadline(const void *self) {
   const mlfab__copy *c = self;
   uint64_t due_ns = mlfab__voters_deadline(&c->voters);
@@ -583,6 +592,7 @@ static const mlfab__role copy_row = {
     .lost = copy_lost,
     .gone = copy_gone,
     .tick = copy_tick,
+    .awake = copy_awake,
     .deadline = copy_deadline,
     .settle = copy_settle,
     .free = copy_free,

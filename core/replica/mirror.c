@@ -94,8 +94,8 @@ MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
     *part->mirrored.touch = &part->touch;
     if (!part->mirrored.port) continue;
     part->port = *part->mirrored.port;
-    *part->mirrored.port =
-        (mlfab__port){part, mirror_post, mirror_ready, mirror_drop, mirror_detach, mirror_event};
+    *part->mirrored.port = (mlfab__port){part,          mirror_post,  mirror_ready, mirror_drop,
+                                         mirror_detach, mirror_event, NULL};
   }
   return 0;
 }

@@ -53,6 +53,11 @@ MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, 
   return now_ns - vote->peers[other].heard_ns >= MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
 }
 
+MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns) {
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++)
+    mlfab__later(&vote->peers[i].heard_ns, late_ns, now_ns);
+}
+
 MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote) {
   return vote->decided.epoch > 0 && vote->decided.serves == vote->self &&
          vote->bond.serves == vote->self && !vote->empty;

@@ -30,6 +30,9 @@
  * A copy asks to replace the one that serves when it is in sync by its own bond, or by a later one of another voter: the
  * copy that served may have died when it knew that a record was decided, and before it could say so.
  *
+ * A voter that did not run for a time, with the others perhaps, counts them as heard when it runs again (node.h, Pauses):
+ * it helps another copy later than it might. Its own lease has ended by its clock, and a new echo gives it back.
+ *
  * An empty copy (a new process, without the image) grants, but does not serve, and counts as silent: its number and
  * its stored record are those of a process whose data are gone.
  *
@@ -119,6 +122,8 @@ MLFAB__INTERNAL void mlfab__vote_stored(mlfab__vote *vote, uint64_t now_ns);
 /* Every look at the clock; when the next one is due. */
 MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote);
+/* This process did not run for a time: the silence of the other voters starts late_ns later. Its lease does not. */
+MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns);
 /* While this copy serves: these copies are to be in sync. The image is complete: the copy is not empty any more. */
 MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote);

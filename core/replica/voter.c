@@ -165,6 +165,11 @@ MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
 
 /* --- time --- */
 
+MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns, uint64_t now_ns) {
+  for (uint32_t i = 0; voters->phase == MLFAB__VOTERS_VOTE && i < voters->n; i++)
+    mlfab__vote_awake(&voters->shards[i].vote, late_ns, now_ns);
+}
+
 MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters) {
   const mlfab_node *node = voters->node;
   if (node->phase != MLFAB__BOOTSTRAP_GREETING && node->phase != MLFAB__BOOTSTRAP_READY) return;

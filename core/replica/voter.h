@@ -51,6 +51,8 @@ MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
 /* A VOTE from this voter. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
                                         const mlfab__frame_in *frame);
+/* mlfab__role.awake */
+MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns, uint64_t now_ns);
 /* Every look at the clock. After every event: begins to write, and goes on with what is durable. */
 MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters);
 MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters);

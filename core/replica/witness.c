@@ -14,6 +14,10 @@ static void witness_tick(void *self, uint64_t now_ns) {
   mlfab__voters_tick(self);
 }
 
+static void witness_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__voters_awake(self, late_ns, now_ns);
+}
+
 static void witness_settle(void *self) { mlfab__voters_settle(self); }
 
 static uint64_t witness_deadline(const void *self) { return mlfab__voters_deadline(self); }
@@ -27,6 +31,7 @@ static const mlfab__role witness_row = {
     .links = MLFAB__ON(VOTER) | MLFAB__ON(VOTER_IN),
     .frame = witness_frame,
     .tick = witness_tick,
+    .awake = witness_awake,
     .settle = witness_settle,
     .deadline = witness_deadline,
     .free = witness_free,

@@ -1054,7 +1054,8 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
     /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
     if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
-             silent >= 3 * server->heartbeat_ns) {
+             mlfab__port_stalled(&server->port, head->worker, 0, head->last_byte_ns, server->now_ns,
+                                 3 * server->heartbeat_ns, server->config->silent_death_ns)) {
     uint32_t worker = head->worker;
     server->stats->transfers_revoked++;
     mlfab__apply_reset(server, worker);
@@ -1072,8 +1073,12 @@ MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
   if (server->apply.applying == MLFAB__APPLY_HELD) return MLFAB__NEVER;
   if (server->apply.applying != MLFAB__APPLY_NONE) return 0;
   if (!server->apply.head) return MLFAB__NEVER;
-  uint64_t beats = server->apply.head->group ? 5 : 3;
-  uint64_t deadline = server->apply.head->last_byte_ns + beats * server->heartbeat_ns;
+  const mlfab__incoming *head = server->apply.head;
+  uint64_t beat = server->heartbeat_ns;
+  uint64_t deadline = head->group
+                          ? head->last_byte_ns + 5 * beat
+                          : mlfab__port_stalls_at(head->last_byte_ns, server->now_ns, 3 * beat,
+                                                  server->config->silent_death_ns);
   int more = server->scheduled && server->queue.last != server->apply.head;
   return more ? mlfab__min(deadline, mlfab__meter_due(&server->apply.meter)) : deadline;
 }

@@ -20,7 +20,9 @@
  * Its first round is one for all servers. From its PROGRESS on, each server s holds the round b(s) open for it. The
  * worker waits for all b(s), takes the largest, B, and tells the others (push.c, aligned); then they close the rounds
  * below B without it. No server is beyond B by then: it would have closed b(s) without its member. So the worker's first
- * update is in round B everywhere, and it is missing from the rounds below B everywhere. A worker that dies on the way
+ * update is in round B everywhere, and it is missing from the rounds below B everywhere. A MEMBER that stands apart
+ * (PROGRESS with `apart`) is a GUEST again. It returns with the number that the members have (coll/membership.h), even
+ * if the open round has an update of it. Only then a round has two updates of one worker. A worker that dies on the way
  * is absent again at every server. Servers whose slices move, or that have stopped the worker for a move, do not take
  * its PROGRESS; it tells them again when they greet it after the move.
  *
@@ -262,8 +264,8 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two updates of
- * one worker never have one number, and so are never in one round. */
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two queued updates
+ * of one worker never have one number. */
 static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
@@ -295,7 +297,10 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
   if (server->phase != MLFAB__MODEL_STANDS) return;
   mlfab__server_peer *peer = &server->peers[worker];
   server->due = 1;
-  if (!peer->guest) {
+  if (in.apart) {
+    if (!peer->guest) mlfab__clock_members(server);
+    peer->guest = 1;
+  } else if (!peer->guest) {
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
     mlfab__clock_enter(server, worker, in.progress);
@@ -305,11 +310,11 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
-  uint64_t open = mlfab__clock_join(server, worker);
-  peer->pushed = mlfab__max(progress, open);
+  peer->pushed = 0; /* The round that has an update of it already may have its next one, too. */
+  peer->pushed = mlfab__max(progress, mlfab__clock_join(server, worker));
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
-  mlfab__progress told = {peer->pushed};
+  mlfab__progress told = {peer->pushed, 0};
   MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 

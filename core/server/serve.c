@@ -644,7 +644,9 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
     if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;
-    if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
+    if (!mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
+                             3 * server->heartbeat_ns, server->config->silent_death_ns))
+      continue;
     mlfab__blocks_restart(server, pull);
     pull->progress_ns = server->now_ns;
   }

@@ -9,7 +9,7 @@
  *      |                                       |                 \--> APPLYING (optimizer, rounds: a few
  *      |                                       |                      blocks a tick) --> APPLIED
  *      |                                       +--(NaN, callback)--> refused: NOT_APPLIED
- *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
+ *      |                                       +--(no byte of its link for 3 heartbeats)--> revoked: RESEND
  *      +--(link lost, worker dead)--> forgotten; the worker announces it again when it reconnects
  *
  * With a scheduler, large updates and pulls wait beside the queue until a plan places them:

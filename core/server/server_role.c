@@ -36,6 +36,15 @@ static void server_role_gone(void *self, mlfab__at at, int left) {
 
 static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(self, now_ns); }
 
+/* Transfers that a worker was granted, and pulls, are silent since this server runs again. */
+static void server_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__server *server = self;
+  mlfab__serve_walk walk = {NULL, 0};
+  if (server->apply.head) mlfab__later(&server->apply.head->last_byte_ns, late_ns, now_ns);
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;)
+    mlfab__later(&pull->progress_ns, late_ns, now_ns);
+}
+
 static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
 /* Workers may send at any time, and `tick` looks after stalled pulls and moving slices. */
@@ -59,6 +68,7 @@ static const mlfab__role server_row = {
     .lost = server_role_lost,
     .gone = server_role_gone,
     .tick = server_role_tick,
+    .awake = server_role_awake,
     .deadline = server_role_deadline,
     .waits = server_role_always,
     .serves = server_role_always,

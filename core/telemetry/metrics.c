@@ -110,7 +110,7 @@ static void metrics_put(metrics_text *t, const char *format, ...) {
   va_list arguments;
   size_t left = t->used < t->room ? t->room - t->used : 0;
   va_start(arguments, format);
-  int n = vsnprintf(left ? t->at + t->used : NULL, left, format, arguments);
+  int n = mlfab__vformat(left ? t->at + t->used : NULL, left, format, arguments);
   va_end(arguments);
   if (n > 0) t->used += (size_t)n;
 }

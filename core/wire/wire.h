@@ -421,8 +421,12 @@ typedef struct mlfab__waiting {
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
+/* BARRIER up. ASK: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. */
+enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE };
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
+  uint32_t what;     /* up: MLFAB__BARRIER_*; down: 1: a guest shall count, from this progress */
+  uint64_t progress; /* updates that the worker has pushed */
 } mlfab__barrier;
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
@@ -441,6 +445,7 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
 /* worker -> server that counts: its progress; of a guest: it counts from now on. server -> worker: a guest counts */
 typedef struct mlfab__progress {
   uint64_t progress; /* whole updates before the first that is undecided there */
+  uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/membership.h) */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
@@ -559,8 +564,8 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left;
-  uint64_t base, asked;
+  uint32_t gone, done, left, guest, wants;
+  uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 
 /* --- encoding and decoding --- */

@@ -54,8 +54,8 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
-  mlfab__progress progress = {stream->round};
-  if (!worker->stands || !stream->counts || !stream->up) return;
+  mlfab__progress progress = {stream->round, 0};
+  if (!worker->stands || !stream->counts || !stream->up || worker->apart) return;
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -65,8 +65,8 @@ static void push_moved_on(mlfab__worker *worker, uint32_t server) {
     mlfab__pull_renumber(worker, server, 0);
 }
 
-MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
-  uint64_t most = 0;
+MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least) {
+  uint64_t most = least;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
     if (stream->dead || stream->absent) continue;
@@ -81,6 +81,8 @@ MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
     push_moved_on(worker, s);
   }
 }
+
+MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) { mlfab__push_align_to(worker, 0); }
 
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached) {
   mlfab__stream *stream = &worker->streams[server];
@@ -733,6 +735,13 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   int code = 0;
   const char *text = NULL;
   double scale = options->scale;
+  uint64_t bits;
+  memcpy(&bits, &scale, sizeof bits);
+  if (bits == 0)
+    code = MLFAB_ERR_ARGUMENT,
+    text =
+        "scale is 0, as in options that nobody initialised (MLFAB_PUSH_OPTIONS_INIT sets 1); "
+        "an update by nothing has scale -0.0";
   if (!mlfab__finite(scale)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
   if (!(options->clip_norm >= 0.0) || !mlfab__finite(options->clip_norm)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
@@ -756,19 +765,18 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
     break;
   }
   if (!worker->stands)
-    code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
+    code = MLFAB_ERR_STATE, text = "there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   return code ? MLFAB__FAIL(error, code, "push: %s", text)
               : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
-/* The progress of the next update. */
-static uint64_t push_progress(const mlfab__worker *worker) {
+MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker) {
   return worker->streams[0].round + mlfab__worker_ahead(worker, 0, worker->next_seq);
 }
 
 static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlfab_error *error) {
-  uint64_t next = push_progress(worker) + 1;
+  uint64_t next = mlfab__worker_progress(worker) + 1;
   if (wanted == 0 || wanted == next) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                      "push: iteration is %llu, this worker's next is %llu",
@@ -940,7 +948,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
   if (again) return 0;
   if (update->filtered) update->shape = push_shape(update);
   update->kept = 0;
-  int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
+  int code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
                       !(worker->define.options.weight_decay > 0.0) &&

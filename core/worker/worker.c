@@ -324,9 +324,11 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
 }
 
 static void worker_enter(mlfab__worker *worker, uint32_t server) {
-  const mlfab__stream *stream = &worker->streams[server];
-  const mlfab__progress progress = {stream->round};
-  if (worker->enters && stream->guest && stream->up && stream->epoch != 0 && !stream->absent)
+  mlfab__stream *stream = &worker->streams[server];
+  const mlfab__progress progress = {stream->round, worker->apart != 0};
+  if (!stream->up || stream->epoch == 0 || stream->absent) return;
+  if (worker->apart) stream->guest = 1;
+  if (worker->apart || (worker->enters && stream->guest))
     MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -335,18 +337,50 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
   mlfab__stream *stream = &worker->streams[server];
   mlfab__progress in;
   if (MLFAB__MALFORMED(&worker->port, server, frame, progress, &in)) return;
-  if (!stream->guest) return;
+  if (worker->apart) worker_enter(worker, server); /* an update has made it count */
+  if (!stream->guest || worker->apart || in.progress < stream->round) return;
   stream->guest = 0;
   stream->round = mlfab__max(stream->round, in.progress);
   worker->due = 1;
 }
 
+static int worker_is_guest(const mlfab__worker *worker) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->guest && !stream->absent && !stream->dead) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
+  return !worker->stands || (!worker->apart && !worker_is_guest(worker));
+}
+
+/* A worker that has no model yet is a guest anyway. */
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker) {
+  if (worker->apart || !worker->stands) return;
+  worker->apart = 1;
+  worker->enters = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+}
+
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress) {
+  if (!worker->stands) return;
+  worker->apart = 0;
+  worker->enters = 1;
+  /* It may have been ahead of the others: its next update has their number. */
+  for (uint32_t s = 0; s < worker->servers && progress > 0; s++) {
+    mlfab__stream *stream = &worker->streams[s];
+    if (stream->guest && mlfab__worker_ahead(worker, s, worker->next_seq) == 0)
+      stream->round = mlfab__min(stream->round, progress);
+  }
+  mlfab__push_align_to(worker, progress);
+  for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+}
+
 /* The worker has the model. The model stands for it when all servers count it. */
 static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
-  uint32_t guests = 0;
-  for (uint32_t s = 0; s < worker->servers; s++)
-    guests += worker->streams[s].guest && !worker->streams[s].absent;
-  if (guests == 0) {
+  if (!worker_is_guest(worker)) {
     mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
     worker_model_end(worker, 0);
   } else if (!worker->enters) {
@@ -467,6 +501,10 @@ static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
     worker_model_progress(worker, now_ns);
+    if (worker->enters && !worker->model_request && !worker_is_guest(worker)) {
+      worker->enters = 0;
+      mlfab__push_align(worker);
+    }
     if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
       worker->mover->decided(worker, now_ns);
   }
@@ -802,7 +840,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
   worker_count_lost(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
-  if (worker->stands) {
+  if (worker->stands && stream->guest && worker->enters) {
+    /* Its number is that of the others, or the server's answer. */
+  } else if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {
     stream->round = ack->v_train;

@@ -295,6 +295,7 @@ struct mlfab__worker {
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
   int enters;                          /* it has the model, and asks the servers to count it */
+  int apart;                           /* it asks them not to count it: see ../coll/membership.h */
   int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
@@ -486,6 +487,14 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
                                              uint64_t before);
 /* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
+/* The same; the next update has this number at least. */
+MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least);
+/* The number of the next update: how many it has pushed, as rounds count. */
+MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
+/* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress);
+MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker);
 /* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);

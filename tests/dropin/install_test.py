@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # lane: check
 """Installing mlfab, and using it from other projects: make install and uninstall, pkg-config, and
-CMake in its three ways; and which MPI libraries make finds. Everything happens in temporary folders, and nothing needs a
+CMake in its three ways, with which optimization; and which MPI libraries make finds. Everything happens in temporary folders, and nothing needs a
 network."""
+import json
 import os
 import re
 import shutil
@@ -60,6 +61,10 @@ def test_make_install_and_uninstall():
             if os.path.exists(os.path.join(BUILD, "lib%s.a" % name)):
                 expect(os.path.exists("%s/include/%s.h" % (prefix, name)), name)
                 expect(os.path.exists("%s/lib/lib%s.a" % (prefix, name)), name)
+        found = re.search(r"^  MPI +(.*)$", make("help").out, re.M).group(1).split()
+        for mpi in found if found != ["-"] else ():
+            for name in ("lib/libmlfab_mpi.so", "lib/mlfab/%s/libmlfab_mpi.so" % mpi):
+                expect(os.path.exists(os.path.join(prefix, name)), name)
         with open(prefix + "/lib/pkgconfig/mlfab.pc", encoding="ascii") as file:
             text = file.read()
         expect(folder not in text and "prefix=/opt/mlfab\n" in text and "@" not in text, text)
@@ -138,6 +143,20 @@ def test_cmake_find_package_after_cmake_install():
         do("cmake", "--build", folder + "/m", "--target", "install")
         build_and_run(folder + "/a", "find_package(mlfab REQUIRED)",
                       "-DCMAKE_PREFIX_PATH=" + folder + "/prefix")
+
+
+def test_cmake_optimizes():
+    """Whatever the build type, or the flags of the caller; nothing is compiled here."""
+    need("cmake")
+    with tempfile.TemporaryDirectory() as folder:
+        for flags, options, wanted in (("", [], "-O2"), ("-g", [], "-O2"), ("-O0", [], "-O0"), ("-O3 -g", [], "-O3"),
+                                       ("", ["-DCMAKE_BUILD_TYPE=Release"], "-O3"), ("", ["-DCMAKE_BUILD_TYPE=Debug"], None)):
+            build = tempfile.mkdtemp(dir=folder)
+            do("cmake", "-S", ROOT, "-B", build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *options, env={"CFLAGS": flags})
+            with open(build + "/compile_commands.json", encoding="utf-8") as file:
+                for entry in json.load(file):
+                    expect(re.findall(r" (-O\S*)", entry["command"]) == ([wanted] if wanted else []),
+                           "CFLAGS='%s' %s: %s" % (flags, " ".join(options), wanted), entry["command"])
 
 
 def test_cmake_refuses_another_version():

@@ -452,7 +452,7 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   mlfab__freeze freeze = {1, n};
   mlfab__adopt adopt = {.attempt = 1, .slices = n, .tensors = 2, .words = n};
   mlfab__reshard_server_clock clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
-  mlfab__membership_list list_roll = {1, n};
+  mlfab__membership_list list_roll = {1, n, 0};
   for (uint32_t i = 0; i < n; i++) {
     numbers[i] = words[i] = i * 7;
     blocks[i] = mlfab__rng_next(prng);

@@ -76,5 +76,21 @@ def test_nothing_to_resume():
             expect(result.code == 1 and text in result.err, "it says why", result)
 
 
+def test_no_directory():
+    """A directory that does not exist ends the run at once; one that goes away is one line, and one at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        at = folder + "/run"
+        settings = ["-n", 1, "--set", "checkpoint_dir=" + at, "--set", "checkpoint_commits=1", "--on-failure=continue"]
+        result = launch(*settings, helper("checkpointer"), 1000)
+        expect(result.code == 1 and "checkpoint_dir '%s'" % at in result.err and "No such file" in result.err,
+               "it says which directory", result)
+        os.mkdir(at)
+        result = launch(*settings, helper("checkpointer"), 1000, 200, at)
+        expect(result.code == 0, "training goes on", result)
+        expect(result.err.count("server 0] a checkpoint failed") == 1, "one line", result)
+        expect(len(re.findall(r"no checkpoint was made: all \d+ failed. The last: .*No such file", result.err)) == 1,
+               "it is repeated at the end", result)
+
+
 if __name__ == "__main__":
     main(globals())

@@ -6,7 +6,8 @@
  *
  *   begin <checkpoint> <version> <least> <largest> <stretches>
  *
- * Usage: checkpointer <elements> */
+ * Usage: checkpointer <elements> [<updates> <directory>]: removes the empty directory when all have begun, and ends well
+ * after that many updates. */
 #include "node.h"
 
 static void tell_begin(const mlfab_checkpoint_info *info, const int64_t *w, uint64_t n) {
@@ -35,6 +36,10 @@ int main(int argc, char **argv) {
   /* All workers have started: nobody pushes before worker 0 has looked. */
   if (rank == 0) tell_begin(&info, w, n);
   must("barrier", mlfab_barrier(fabric, NULL));
-  while (!mlfab_push(fabric, &update, 1, NULL, NULL)) continue;
-  return failed("push");
+  uint64_t updates = argc > 3 ? strtoull(argv[2], NULL, 10) : UINT64_MAX;
+  if (argc > 3 && rmdir(argv[3])) return 2;
+  for (uint64_t i = 0; i < updates; i++)
+    if (mlfab_push(fabric, &update, 1, NULL, NULL)) return failed("push");
+  mlfab_close(&fabric);
+  return 0;
 }

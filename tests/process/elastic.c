@@ -9,6 +9,10 @@
  * rank was killed while it pushed. Servers decide separately, so its last update may be in some elements, at first or later, and
  * not in others. Lines: began; worker R: updates N mean X
  *
+ *   elastic loop WORKERS
+ * Workers join a loop of a push, a pull and an allreduce. It ends after 20 steps in which WORKERS workers take part. Lines: as
+ * for join.
+ *
  *   elastic servers SERVERS FOLDER
  * Servers join and leave. Worker 0 waits until SERVERS servers are here and moves slices to all of them; after 20 more rounds it
  * moves all slices back to server 0 and makes FOLDER/emptied; when the others have gone it ends the training after 20 more
@@ -89,6 +93,24 @@ static int join(uint32_t enough) {
   return wrong(getenv("JOINER_HEIR") != NULL);
 }
 
+static int loop(uint32_t enough) {
+  float mean = (float)rank;
+  begin(NULL);
+  tell("began");
+  for (int steps = 0; steps < ROUNDS;) {
+    float here = 1.0f;
+    push();
+    pull();
+    must("allreduce", mlfab_allreduce(fabric, &here, 1, MLFAB_F32, NULL));
+    steps += here == (float)enough;
+    nap(2);
+  }
+  must("mean", mlfab_allreduce_mean(fabric, &mean, 1));
+  pull();
+  printf("worker %d: updates %llu mean %g\n", rank, (unsigned long long)updates, (double)mean);
+  return wrong(0);
+}
+
 /* Worker 0 after a round. Does the training end with the next one? */
 static int lead(uint32_t enough, const char *folder) {
   static int phase, rounds;
@@ -146,5 +168,6 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[1], "join") && argc > 3) count = strtoull(argv[3], NULL, 10);
   open_node(NULL);
   if (!strcmp(argv[1], "join")) return close_node(join((uint32_t)number));
+  if (!strcmp(argv[1], "loop")) return close_node(loop((uint32_t)number));
   return close_node(train(number, argc > 3 ? argv[3] : NULL));
 }

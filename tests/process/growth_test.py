@@ -65,6 +65,15 @@ def test_workers_join(transport, consistency, *more):
     expect_four(end_silently(*processes))
 
 
+@cases(("tcp", "bsp"), ("shm", "ssp"))
+def test_workers_join_a_loop(transport, consistency):
+    """Each step has a push, a pull and an allreduce; two workers join, one after the other."""
+    at, program, settings = address(transport), (helper("elastic"), "loop", 4), {"MLFAB_CONSISTENCY": consistency}
+    first = found(at, "-s", 2, "--" + transport, *program, **settings)
+    joiners = [join(at, "--" + transport, *program, **settings) for _ in range(2)]
+    expect_four(end_silently(first, *joiners))
+
+
 def test_a_replica_without_an_address():
     result = finish(found(address("tcp"), "--replicas", "true"))
     expect(result.code == 1 and "needs the replica's address" in result.err, "one address suffices", result)

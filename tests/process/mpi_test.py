@@ -315,6 +315,29 @@ def test_sizes_that_are_left_to_mpi():
         expect(result.code == 0 and "all is right" in result.out and not told, "%s: all went to MPI" % mpi, result)
 
 
+def test_a_report_of_nothing():
+    """It is written also where no call was large enough, mlfab did not open, or the program ends without MPI_Finalize."""
+    for mpi in every_mpi():
+        for settings, why in ((dict(MLFAB_MPI_BYTES=10 ** 8), r"had MLFAB_MPI_BYTES \(100000000\)"),
+                              (dict(MLFAB_MPI_BYTES="many"), "it did not open")):
+            result, told = preloaded(mpi, 2, **settings)
+            ranks = re.findall(r"^mlfab_mpi: rank (\d): no call went through mlfab: .*%s" % why, result.err, re.M)
+            expect(result.code == 0 and sorted(ranks) == ["0", "1"] and not told, "%s: each rank says so" % mpi, result)
+
+
+def test_another_mpi_library():
+    """Preloaded into a program of another one, it ends it and says why."""
+    for mpi in every_mpi():
+        for other in MPIS:
+            if family(other) == family(mpi):
+                continue
+            library = os.path.join(BUILD, "mpi", other, "libmlfab_mpi.so")
+            result = mpirun(mpi, 2, "plain", preload=library)
+            expect(result.code != 0 and "signal" not in result.err, "%s: it ends" % mpi, result)
+            expect(re.search(r"^mlfab_mpi: rank \d: another MPI library: this libmlfab_mpi.so was built for (Open MPI|MPICH), "
+                             r"the program has (MPICH|Open MPI)", result.err, re.M), "%s: a sentence" % mpi, result)
+
+
 def test_partial_sums_where_they_are_asked_for():
     for mpi in every_mpi():
         for mode in ("solo", "majority", "quorum:2", "quorum:3"):

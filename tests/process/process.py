@@ -298,6 +298,7 @@ def result_of(function, arguments):
 def main(namespace, each=(), jobs=JOBS):
     """Runs every function test_* of a module and prints TAP; arguments pick some by a pattern, and --jobs N says how many run
     at a time (jobs). Those marked with alone() follow, one by one. each: the arguments of functions that have no cases()."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup, since processes inherit what is ignored
     words = sys.argv[1:]
     jobs = int(words.pop(words.index("--jobs") + 1)) if "--jobs" in words else jobs
     pattern = re.compile("|".join(word for word in words if word != "--jobs"))

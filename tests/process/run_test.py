@@ -135,13 +135,31 @@ def test_what_is_typed_comes_to_worker_0():
            shown)
 
 
-def test_nobody_joined():
-    result = launch("-n", 2, "-s", 1, *shell("exit 0"))
+def test_text_without_a_newline():
+    """It is shown, with its prefix once; another worker's line does not continue it."""
+    program = ("import os, time\nshow = lambda text: (print(text, end='', flush=True), time.sleep(1))\n"
+               "if os.environ['MLFAB_RANK'] == '0':\n  show('10%'); show(' 20%')\n"
+               "else:\n  time.sleep(5); print('a line'); show('last')\n"
+               "time.sleep(600)")
+    shown = in_terminal(["-n", 2, "-s", 0, sys.executable, "-c", program], None, "[worker 1] last")
+    lines = [line for line in shown.split("\r\n") if line.startswith("[worker 0]")]
+    expect(lines in (["[worker 0] 10% 20%"], ["[worker 0] 10%", "[worker 0]  20%"]), "each line has one prefix", shown)
+    expect("\r\n[worker 1] a line\r\n" in shown, "lines do not mix", shown)
+
+
+@cases(("-s", 0), ("-s", 1), ("-s", 1, "--set", "timeout_ms=1000"), ("--server", "true"))
+def test_nobody_joined(*servers):
+    """A server that gives up waiting, and one that is not the built-in one, make no difference."""
+    result = launch("-n", 2, *servers, *shell("exit 0"))
     expect(result.code == 0, "the programs' own status", result)
-    expect("no rank joined: 2 workers of sh ended with status 0" in result.err, "it is said", result)
-    result = launch("-n", 2, "-s", 1, helper("probe"))
+    expect(result.err.count("no rank joined: 2 workers of sh ended with status 0") == 1, "it is said", result)
+
+
+@cases(("-s", 0), ("-s", 1), ("--server", helper("probe")), ("-s", 1, "--replicas"))
+def test_all_joined(*servers):
+    result = launch("-n", 2, *servers, helper("probe"))
     expect(result.code == 0 and "joined" not in result.err, "nothing to say", result)
-    result = launch("-n", 1, "-s", 1, *shell("exit 3"))
+    result = launch("-n", 1, *servers, *shell("exit 3"))
     expect(result.code == 3 and "joined" not in result.err, "that is said already", result)
 
 
@@ -159,13 +177,29 @@ def test_wrong_usage_exits_with_2():
         result = launch(*arguments)
         expect(result.code == 2, "exit status for %s" % arguments, result)
         expect("usage:" in result.err and not result.out, "usage on stderr", result)
-    expect(launch("--help").code == 0, "help")
+    result = launch("--help")
+    expect(result.code == 0, "help", result)
+    for words in ("Exit status:", "Order of ends:", "Signals:", "SIGTSTP"):
+        expect(words in result.out, words, result)
+
+
+@cases((["-np", 4], "-n N"), (["-np4"], "-n N"), (["--nproc-per-node=4"], "-n N"), (["--nproc_per_node", 4], "-n N"),
+       (["-n", 4, "-x", "PATH"], "environment"), (["-H", "a:1,b:1"], "this host only"))
+def test_options_of_other_launchers(options, text):
+    result = launch(*options, "true")
+    told = result.err.split("\n")[0]
+    expect(result.code == 2 and options[-2 if len(options) > 1 else 0] in told and text in told, "a hint", result)
+
+
+def test_options_of_the_program_are_its_own():
+    result = launch("-n", 1, "-s", 0, "echo", "-np", "4", "-x", "-H")
+    expect(result.code == 0 and result.out == "[worker 0] -np 4 -x -H\n", "as they are", result)
 
 
 def test_settings_reach_the_ranks():
     result = launch("-n", 2, "-s", 0, "--set", "optimizer=adam", "--set", "filter_top=0.5", "--set", "timeout_ms=500",
                     *shell('echo "$MLFAB_OPTIMIZER $MLFAB_FILTER_TOP $MLFAB_TIMEOUT_MS"'))
-    expect(result.code == 0 and not result.err, "exit status", result)
+    expect(result.code == 0, "exit status", result)
     expect(sorted(result.out.splitlines()) == ["[worker %d] adam 0.5 500" % n for n in (0, 1)], "settings", result)
     for setting, why in (("optimizer", "NAME=VALUE"), ("=x", "NAME=VALUE"), ("optimizer=best", "optimizer='best'"),
                          ("filter_top=2", "filter_top='2'"), ("workers=0", "workers='0'"), ("wheels=4", "wheels='4'")):
@@ -244,8 +278,27 @@ def test_a_server_that_fails_at_the_end_is_told():
     with tempfile.TemporaryDirectory() as folder:
         script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\nsleep 0.5\nexit 4\n")
         result = launch("-n", 1, "--server", script, *shell("exit 0"))
-        expect(result.code == 4, "exit status", result)
+        expect(result.code == 0, "all workers ended well", result)
         expect("server 0 exited with status 4" in result.err, "which and why", result)
+
+
+@cases("server", "scheduler", "replica")
+def test_a_helper_that_is_killed_at_the_end_is_told(role):
+    """It is stopped, so that it does not end by itself, and killed when the workers have ended."""
+    process = start(RUN, "-n", 1, "--replicas", "--no-prefix", "--verbose", helper("saver"), 0)
+    process.stdout.readline()
+    victim = [pid for pid, name in helpers(process.pid) if name == role][0]
+    send(victim, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    errors = ""
+    while "worker 0 has finished" not in errors:
+        line = process.stderr.readline()
+        expect(line, "the worker ends well", errors)
+        errors += line
+    send(victim, signal.SIGKILL)
+    result = finish(process)
+    expect(result.code == 0, "all workers ended well", (errors, result))
+    expect("0 was killed by SIGKILL" in result.err, "which and why", result)
 
 
 def test_timeout():
@@ -254,7 +307,106 @@ def test_timeout():
     expect("not finished after 0.5 s" in result.err, "why", result)
 
 
-@cases("INT", "TERM", "HUP")
+def children(parent):
+    with open("/proc/%d/task/%d/children" % (parent, parent), encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def helpers(parent):
+    """Process and role of what mlfab-run has started beside the workers."""
+    found = []
+    for pid in children(parent):
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            match = re.search(rb"\0MLFAB_ROLE=(\w+)", b"\0" + file.read())
+        role = match[1].decode() if match else "worker"
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            built_in = b"--mlfab-run-server" in file.read()
+        if built_in:
+            found.append((pid, role))
+    return found
+
+
+def state(pid):
+    with open("/proc/%d/stat" % pid, encoding="ascii") as file:
+        return file.read().rsplit(")", 1)[1].split()[0]
+
+
+@cases(("-s", 2), ("-s", 1, "--scheduler=own"), ("-s", 1, "--replicas"))
+def test_helpers_outlive_the_workers(*options):
+    """Each process of the job gets what a job manager sends. The helpers get it first, and the workers still save."""
+    process = start(RUN, "-n", 2, *options, helper("saver"), 300)
+    for _ in range(2):
+        expect(process.stdout.readline().endswith(" up\n"), "it trains")
+    for name in ("USR1", "USR2", "HUP", "INT", "TSTP", "TERM"):
+        for pid, _ in helpers(process.pid):
+            send(pid, getattr(signal, "SIG" + name))
+    for pid in [*children(process.pid), process.pid]:
+        send(pid, signal.SIGTERM)
+    result = finish(process)
+    expect(result.code == 0 and result.out.count(" saved\n") == 2, "both save the model", result)
+    expect("killed" not in result.err and "again" not in result.err, "no helper died", result)
+
+
+def test_a_failure_lets_the_others_save():
+    """The servers serve until the last worker has ended."""
+    process = start(RUN, "-n", 2, "-s", 2, "--timeout", 4, "--scheduler=own", helper("saver"), 300)
+    result = finish(process)
+    expect(result.code == 124 and result.out.count(" saved\n") == 2, "both save the model", result)
+
+
+@cases("HUP", "USR1", "USR2", "CONT")
+def test_signals_that_end_nothing(name):
+    """They come to the workers, again and again, and all go on."""
+    process = start(RUN, "-n", 2, "-s", 0, *shell(
+        'n=0; trap "n=\\$((n + 1)); echo got %s \\$n" %s; trap "exit 0" TERM; echo up; while :; do sleep 0.05; done'
+        % (name, name)))
+    for _ in range(2):
+        process.stdout.readline()
+    for number in (1, 2, 3):
+        process.send_signal(getattr(signal, "SIG" + name))
+        lines = [process.stdout.readline() for _ in range(2)]
+        expect(all(line.endswith("got %s %d\n" % (name, number)) for line in lines), "both got it", lines)
+    process.send_signal(signal.SIGTERM)
+    result = finish(process)
+    expect(result.code == 0, "they ended well", result)
+
+
+def test_nohup():
+    process = start("nohup", RUN, "-n", 1, "-s", 0, *shell("echo up; sleep 0.5; echo done"))
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    result = finish(process)
+    expect(result.code == 0 and "done" in result.out, "it goes on", result)
+
+
+@cases(("-s", 1), ("-s", 1, "--replicas"))
+def test_stop_and_continue(*options):
+    """Ctrl-Z and fg: all stop, and all go on."""
+    process = start(RUN, "-n", 2, *options, helper("saver"), 0)
+    for _ in range(2):
+        process.stdout.readline()
+    everything = [process.pid, *children(process.pid)]
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: all(state(pid) == "T" for pid in everything), lambda: [state(pid) for pid in everything])
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: all(state(pid) != "T" for pid in everything), lambda: [state(pid) for pid in everything])
+    process.send_signal(signal.SIGTERM)
+    result = finish(process)
+    expect(result.code == 0 and result.out.count(" saved\n") == 2, "it ends well", result)
+
+
+def test_a_worker_that_ignores_ctrl_z_is_stopped_too():
+    process = start(RUN, "-n", 1, "-s", 0, *shell('trap "" TSTP; echo up; while :; do sleep 0.05; done'))
+    process.stdout.readline()
+    (worker,) = children(process.pid)
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: state(worker) == state(process.pid) == "T", "both stop")
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        process.send_signal(number)
+    expect(finish(process).code == 128 + signal.SIGTERM, "it goes on, and ends")
+
+
+@cases("INT", "TERM")
 def test_signals_are_passed_on(name):
     process = start(RUN, "-n", 2, "-s", 0, *shell(
         'trap "echo got %s; exit 0" %s; echo up; while :; do sleep 0.05; done' % (name, name)))
@@ -280,9 +432,16 @@ def test_second_signal_kills():
                     *shell('trap "" INT; echo up; while :; do sleep 0.05; done'))
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)  # at once: the same request
+
+    def ended():
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        return process.poll() is not None
+
+    time.sleep(0.1)
     expect(process.poll() is None, "one is not enough")
-    process.send_signal(signal.SIGINT)
+    wait_until(ended, "it is killed")
     result = finish(process)
     expect(result.code == 128 + signal.SIGINT, "exit status", result)
 

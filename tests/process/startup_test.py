@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import tempfile
+import threading
 import time
 
 from process import (RUN, Skip, address, cases, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
@@ -13,6 +14,13 @@ from process import (RUN, Skip, address, cases, clean_environment, end, executab
 
 ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 KEYS = {"one": ONE, "other": OTHER, "none": None}
+
+
+def probe_copy(folder):
+    with open(helper("probe"), "rb") as file:
+        return executable(folder + "/probe", file.read())
+
+
 over_all = cases("tcp", "shm", "unix")
 
 
@@ -132,7 +140,7 @@ def test_key_files():
         fifo, link = os.path.join(folder, "fifo"), os.path.join(folder, "link")
         os.mkfifo(fifo, 0o600)
         os.symlink(good, link)
-        bad = [(file("group", ONE.encode(), 0o640), "others"),
+        bad = [(file("group", ONE.encode(), 0o660), "others"),
                (file("world", ONE.encode(), 0o604), "others"),
                (file("empty", b""), "empty"), (file("line", b"\n"), "empty"),
                (file("short", b"fifteen-letters"), "shorter than 16"),
@@ -154,6 +162,33 @@ def test_key_files():
                      probe(at, RANK=1, KEY_FILE=files[2]))
 
 
+def test_a_key_file_of_root():
+    """As in a volume of secrets: the group of the process may read it. Other users may not, nor may the group change it."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    user, group = 65534, 54321
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy, path = probe_copy(folder), os.path.join(folder, "key")
+        with open(path, "w", encoding="ascii") as out:
+            out.write(ONE)
+
+        def theirs(owner, mode, **more):
+            os.chown(path, owner, group)
+            os.chmod(path, mode)
+            return start(copy, env=place(address("tcp"), KEY=None, KEY_FILE=path, WORKERS=1, SERVERS=None, DEDICATED=None,
+                                         TIMEOUT_MS=5000, **more), cwd=folder, user=user, group=group, extra_groups=[])
+
+        for mode in (0o640, 0o440, 0o040):
+            end_well(theirs(0, mode))
+        for owner, mode, why in ((0, 0o644, "others"), (0, 0o660, "others"), (0, 0o650, "others"), (0, 0o641, "others"),
+                                 (user, 0o640, "others"), (user + 1, 0o640, "another user"), (0, 0o600, "Permission denied")):
+            fails(theirs(owner, mode), "CONFIG", path, why)
+        os.chown(path, 0, 0)  # and root itself, whose group is its own
+        os.chmod(path, 0o440)
+        end_well(probe(address("tcp"), KEY=None, KEY_FILE=path, WORKERS=1, SERVERS=None, DEDICATED=None))
+
+
 @cases(("unix", [dict(TIMEOUT_MS=3000, KEY=ONE)], "TIMEOUT", "its socket is root's, who refuses other users"),
        ("tcp", [dict(KEY=None), dict(KEY=OTHER)], "JOB", "MLFAB_KEY"))
 def test_another_user_of_the_host(transport, strangers, error, text):
@@ -164,8 +199,7 @@ def test_another_user_of_the_host(transport, strangers, error, text):
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         at = address(transport)
-        with open(helper("probe"), "rb") as file:
-            copy = executable(folder + "/probe", file.read())
+        copy = probe_copy(folder)
         processes = [server(at, KEY=ONE), probe(at, KEY=ONE)]
         for more in strangers:
             fails(start(copy, env=place(at, RANK=1, ALLOW_INSECURE=1, **more), cwd=folder, user=65534), error, text)
@@ -175,6 +209,62 @@ def test_another_user_of_the_host(transport, strangers, error, text):
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         fails(server("tcp:127.0.0.1:%d" % taken.getsockname()[1]), "ADDRESS_IN_USE")
+
+
+def free_range(count):
+    """A first port that is followed by free ones."""
+    while True:
+        first = free_port()
+        try:
+            for port in range(first + 1, first + count):
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+            return first
+        except OSError:
+            pass
+
+
+@cases({"KEY": ONE}, {"ALLOW_INSECURE": 1, "KEY": None})
+def test_a_range_of_ports(more):
+    """Behind a program that says nothing, one that says something else, and the server of another job."""
+    first = free_range(6)
+    at = "tcp:127.0.0.1:%d-%d" % (first, first + 5)
+
+    def talk(listener):
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.sendall(b"SSH-2.0-another\r\n")
+
+    others = dict(more, JOB="other", KEY=more["KEY"] and OTHER)
+    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)) as chatty:
+        threading.Thread(target=talk, args=(chatty,), daemon=True).start()
+        elsewhere = server(at, **others)
+        wait_until(lambda: listens(first + 2), "the other job listens")
+        processes = [server(at, **more), probe(at, **more), probe(at, RANK=1, **more)]
+        end_well(*processes)
+        expect(elsewhere.poll() is None, "the other job still waits")
+        end_well(elsewhere, probe(at, **others), probe(at, RANK=1, **others))
+
+
+def listens(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_range_of_ports_in_vain():
+    """All are taken; or the job is not there, and the last reason is told; or it is no range."""
+    first = free_range(2)
+    at = "tcp:127.0.0.1:%d-%d" % (first, first + 1)
+    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):
+        fails(server(at), "ADDRESS_IN_USE", at)
+    elsewhere = server(at, JOB="other")
+    fails(probe(at, TIMEOUT_MS=3000), "TIMEOUT", at, "127.0.0.1:%d: the jobs have different names" % first)
+    end(elsewhere)
+    fails(server("tcp:127.0.0.1:%d-%d" % (first + 1, first)), "ADDRESS", "does not parse")
 
 
 def test_a_host_that_does_not_resolve():

@@ -24,7 +24,7 @@ import urllib.parse
 from decimal import Decimal
 
 from curl_test import Server, free_port, get
-from process import (BUILD, RUN, Skip, clean_environment, expect, finish, helper, launch, main, run, start,
+from process import (BUILD, RUN, Skip, cases, clean_environment, expect, finish, helper, launch, main, run, start,
                      wait_until)
 
 TOP = os.path.join(BUILD, "mlfab-top")
@@ -404,6 +404,58 @@ def test_log_to_a_file_and_to_stderr():
         result = launch("-n", 1, "-s", 0, helper("stepper"), 10, 1,
                         env=clean_environment(**{"MLFAB_" + name: value}))
         expect(result.code != 0 and value in result.err, "it names the value", result)
+
+
+def link_to(kind, target, path):
+    """A name that leads to another file."""
+    (os.link if kind == "hard" else os.symlink)(target, path)
+
+
+@cases("soft", "hard")
+def test_links_of_others_lead_nowhere(kind):
+    """In a directory in which others may write, none of our files changes the file that their link names."""
+    with Folder() as folder:
+        precious = folder("precious")
+        with open(precious, "w", encoding="ascii") as file:
+            file.write("precious\n")
+        for name in ("log.worker-0", "t.worker-0.json", "m.worker-0.prom"):
+            link_to(kind, precious, folder(name))
+        # The names of parts: the shell's process becomes the trainer, so its number is known.
+        command = 'for p in "$1/m.worker-0.prom.$$.part"; do ln %s "$0" "$p"; done; shift; exec "$@"' % (
+            "-s" if kind == "soft" else "")
+        result = launch("-n", 1, "-s", 0, "--timeout", 60, "sh", "-c", command, precious, folder.path, helper("stepper"),
+                        1000, 3, env=folder.environment(MLFAB_LOG="info:" + folder("log")))
+        expect(result.code == 0, "it trains", result)
+        expect(read(precious) == "precious\n", "the file is as it was", read(precious))
+        why = "is a symbolic link" if kind == "soft" else "has a second name"
+        expect(re.search(r"log: cannot write '%s': .*%s" % (re.escape(folder("log.worker-0")), why), result.err), "log", result)
+        if kind == "soft":
+            expect(re.search(r"trace: cannot write '%s': .*%s" % (re.escape(folder("t.worker-0.json")), why), result.err),
+                   "trace", result)
+        else:
+            parse_trace(read(folder("t.worker-0.json")))
+        expect(not os.path.islink(folder("m.worker-0.prom")), "the metrics replace the link")
+        Metrics(read(folder("m.worker-0.prom")))
+
+
+def test_files_that_are_none():
+    """A FIFO, which nobody reads, delays nothing."""
+    with Folder() as folder:
+        for name in ("log.worker-0", "t.worker-0.json"):
+            os.mkfifo(folder(name))
+        result = stepper(folder, 1000, 3, MLFAB_LOG="info:" + folder("log"), ranks=("-n", 1, "-s", 0))
+        for what in ("log", "trace"):
+            expect(re.search(what + ": cannot write '.*': it is not a regular file", result.err), what, result)
+
+
+def test_a_file_of_an_earlier_run():
+    """The log is appended to, the trace is new."""
+    with Folder() as folder:
+        for _ in range(2):
+            stepper(folder, 1000, 3, MLFAB_LOG="info:" + folder("log"), ranks=("-n", 1, "-s", 0))
+        said = read(folder("log.worker-0"))
+        parse_trace(read(folder("t.worker-0.json")))
+        expect(len({line[:27] for line in said.splitlines()}) >= 2, "lines of both runs", said)
 
 
 def test_a_joiner_has_its_own_files():

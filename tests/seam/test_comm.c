@@ -884,7 +884,7 @@ static void test_arguments(void **state) {
       {GOOD, MLFAB_CALL_ALLREDUCE, 7, 0, MLFAB_F64, MLFAB_ERR_ARGUMENT, 2, 0, 0,
        "7 is not an operation"},
       {GOOD, MLFAB_CALL_ALLREDUCE, MLFAB_OP_MEAN, 0, MLFAB_I64, MLFAB_ERR_UNSUPPORTED, 2, 0, 0,
-       "MLFAB_MEAN cannot be used with MLFAB_I64"},
+       "MLFAB_OP_MEAN cannot be used with MLFAB_I64"},
       {{NULL, 3},
        {data, 2},
        SUM,

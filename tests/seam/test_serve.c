@@ -336,7 +336,7 @@ static void test_rounds(void **state) {
   assert_int_equal(step(2, 1), 0);
   for (uint32_t w = 0; w < W; w++) {
     assert_int_equal(COUNT_OF(&s, ANNOUNCE, W), 0);
-    SAY(&s, w, PROGRESS, progress, {1});
+    SAY(&s, w, PROGRESS, progress, {.progress = 1});
   }
   assert_int_equal(COUNT_OF(&s, ANNOUNCE, W), 1);
   assert_int_equal(step(2, 1), 0);
@@ -344,7 +344,7 @@ static void test_rounds(void **state) {
   drain_all(2, 9);
   /* A round that a callback refused fails its pull once, without an announcement. */
   refuse_round = 1;
-  for (uint32_t w = 1; w < W; w++) SAY(&s, w, PROGRESS, progress, {2});
+  for (uint32_t w = 1; w < W; w++) SAY(&s, w, PROGRESS, progress, {.progress = 2});
   assert_int_equal(push(0, 0, 4, 1), 0);
   ask(2, 10, 0, BYTES, 2);
   assert_int_equal(failed(2).code, MLFAB_ERR_CALLBACK);

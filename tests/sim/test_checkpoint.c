@@ -7,6 +7,8 @@
 
 enum { COUNT = 20000, WORKERS = 3 };
 
+static void (*logs)(void *user, int level, const char *line); /* of servers; or NULL */
+
 typedef struct fabric {
   world w;
   mlfab_env env[WORLD_NODES];
@@ -31,6 +33,8 @@ static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *c
     mlfab_config c = world_config(w, i);
     f->env[i].size = sizeof f->env[i];
     f->env[i].files = i < workers ? NULL : &disks[i - workers]->table;
+    f->env[i].log = i < workers ? NULL : logs;
+    f->env[i].log_level = logs ? MLFAB_LOG_WARN : 0;
     c.env = &f->env[i];
     sim_open(w->sim, i, &c, &w->node[i]);
   }
@@ -367,6 +371,165 @@ static void test_failures(void **state) {
   disk_drop(bad);
 }
 
+/* A disk is full for a while. An attempt that fails leaves nothing. Files of a process that was killed go before the next
+ * attempt, which would not fit beside them. */
+static void test_full_disk(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  memory_disk *same[2] = {d, d};
+  mlfab_error error;
+  fabric *f = fabric_open(2, 2, same);
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  fabric_save(f, 0, 0);
+  uint64_t one = disk_used(d);
+  /* Too little at the end of any of its three files. */
+  for (int i = 1; i < 8; i++) {
+    d->room = one + one * (uint64_t)i / 8;
+    if (i == 7) d->room = 2 * one - 1;
+    fabric_save(f, 0, MLFAB_ERR_IO);
+    mlfab_last_error(f->w.node[0], &error);
+    assert_non_null(strstr(error.text, "No space left"));
+    mlfab_sim_run(f->w.sim, WORLD_S);
+    assert_true(disk_used(d) == one);
+    assert_int_equal(disk_count(d, "checkpoint-"), 3);
+  }
+  d->room = 2 * one;
+  fabric_save(f, 1, 0);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
+  /* Of a former run: a file that was being written, shards without a manifest, a manifest's beginning. */
+  d->room = 3 * one;
+  disk_put(d, "/disk/checkpoint-00000020-0-of-2.shard", one / 4);
+  disk_put(d, "/disk/checkpoint-00000020-1-of-2.shard.part", one / 4);
+  disk_put(d, "/disk/checkpoint-00000020.manifest.part", one / 4);
+  disk_put(d, "/disk/of-somebody-else", 1);
+  d->room++;
+  assert_true(fabric_save(f, 0, 0) > 20);
+  assert_int_equal(disk_count(d, "-00000020"), 0);
+  assert_int_equal(disk_count(d, "of-somebody-else"), 1);
+  fabric_close(f);
+  f = fabric_open(1, 2, same);
+  fabric_model(f, &o, "/disk");
+  fabric_close(f);
+  disk_drop(d);
+}
+
+/* A server that has not answered when an attempt fails may still be writing: the files of that attempt stay until it has
+ * answered. */
+static void test_late_server(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  memory_disk *same[2] = {d, d};
+  mlfab_checkpoint_options how = {.size = sizeof how, .timeout_ns = 30 * WORLD_MS};
+  fabric *f = fabric_open(2, 2, same);
+  mlfab *node = f->w.node[0];
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  fabric_save(f, 0, 0);
+  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 1), 0);
+  EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_TIMEOUT);
+  mlfab_sim_run(f->w.sim, 20 * WORLD_MS);
+  assert_int_equal(disk_count(d, "-00000002-0-of-2.shard"), 1);
+  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 0), 0);
+  mlfab_sim_run(f->w.sim, 5ull * WORLD_S);
+  assert_int_equal(disk_count(d, "-00000002"), 0);
+  assert_int_equal(disk_count(d, "checkpoint-"), 3);
+  assert_true(fabric_save(f, 0, 0) > 2);
+  fabric_close(f);
+  disk_drop(d);
+}
+
+/* A worker, a server, its replica, and the scheduler. */
+static fabric *fabric_open_copies(memory_disk *d) {
+  static const uint32_t roles[] = {MLFAB_ROLE_WORKER, MLFAB_ROLE_SERVER, MLFAB_ROLE_REPLICA,
+                                   MLFAB_ROLE_SCHEDULER};
+  fabric *f = calloc(1, sizeof *f);
+  world *w = &f->w;
+  world_init(w, 1, 1, 1);
+  w->nodes = 4;
+  w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.heartbeat_ns = 100 * WORLD_MS;
+  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
+  world_network(w, 1);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i < 1 ? i : 1);
+    f->env[i].size = sizeof f->env[i];
+    f->env[i].files = i < 1 ? NULL : &d->table;
+    c.env = &f->env[i];
+    c.roles = roles[i];
+    c.replicas = 1;
+    c.scheduler = MLFAB_SCHEDULER_OWN;
+    snprintf(c.coordinator, sizeof c.coordinator, "sim:1,sim:2");
+    sim_open(w->sim, i, &c, &w->node[i]);
+  }
+  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
+  OK(w->node[0], mlfab_tensor_add(w->node[0], 1, MLFAB_F32, COUNT));
+  return f;
+}
+
+/* With replicas, the other copy of server 0 may still write the manifest of its attempt, with even numbers here: its files
+ * stay until they are older than what is kept. */
+static void test_other_copy(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  fabric *f = fabric_open_copies(d);
+  fabric_model(f, &o, NULL);
+  assert_int_equal(fabric_save(f, 0, 0), 1);
+  disk_put(d, "/disk/checkpoint-00000004-0-of-1.shard", 10);
+  disk_put(d, "/disk/checkpoint-00000004.manifest.part", 10);
+  disk_put(d, "/disk/checkpoint-00000003-0-of-1.shard.part", 10);
+  assert_int_equal(fabric_save(f, 0, 0), 5);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(disk_count(d, "-00000003"), 0);
+  assert_int_equal(disk_count(d, "-00000004"), 2);
+  assert_int_equal(fabric_save(f, 0, 0), 7);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(disk_count(d, "-00000004"), 0);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
+  fabric_close(f);
+  disk_drop(d);
+}
+
+/* A checkpoint that fails again and again is one line in the log each minute, and one when it is whole again. The events
+ * are for each. */
+static int said_failed, said_again;
+
+static void count_line(void *user, int level, const char *line) {
+  (void)user;
+  said_failed += level == MLFAB_LOG_WARN && strstr(line, "a checkpoint failed") != NULL;
+  said_again += level == MLFAB_LOG_WARN && strstr(line, "succeed again after") != NULL;
+}
+
+static void test_log(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  memory_disk *disks[1] = {d};
+  said_failed = said_again = 0;
+  logs = count_line;
+  fabric *f = fabric_open(1, 1, disks);
+  logs = NULL;
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  fabric_save(f, 0, 0);
+  assert_int_equal(said_failed + said_again, 0);
+  d->room = 1;
+  for (int i = 0; i < 5; i++) fabric_save(f, 0, MLFAB_ERR_IO);
+  assert_int_equal(said_failed, 1);
+  mlfab_sim_run(f->w.sim, 61ull * WORLD_S);
+  for (int i = 0; i < 5; i++) fabric_save(f, 0, MLFAB_ERR_IO);
+  assert_int_equal(said_failed, 2);
+  d->room = 0;
+  for (int i = 0; i < 3; i++) fabric_save(f, 0, 0);
+  assert_int_equal(said_failed, 2);
+  assert_int_equal(said_again, 1);
+  fabric_close(f);
+  disk_drop(d);
+}
+
 /* Servers that read different directories do not load different checkpoints
  * unnoticed. */
 static void test_disagree(void **state) {
@@ -436,6 +599,8 @@ int main(void) {
       cmocka_unit_test(test_servers),           cmocka_unit_test(test_shapes),
       cmocka_unit_test(test_servers_that_join), cmocka_unit_test(test_scheduled),
       cmocka_unit_test(test_links_break),       cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_late_server),
+      cmocka_unit_test(test_other_copy),        cmocka_unit_test(test_log),
       cmocka_unit_test(test_disagree),          cmocka_unit_test(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

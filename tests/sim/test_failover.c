@@ -599,6 +599,37 @@ static void test_other_hosts(void **state) {
   world_close(&j.w);
 }
 
+/* --- pauses --- */
+
+/* All processes stop, together or some of them earlier, and go on in any order. Nobody dies, a copy that went on late is
+ * replaced, and no update that was DURABLE is lost. */
+static void all_pause(uint64_t seed) {
+  static job j;
+  init(&j, seed);
+  j.acks = (int)below(&j, 3);
+  begin(&j, seed, 1 + (uint32_t)below(&j, WORKERS), 1);
+  mlfab_sim_run(j.w.sim, WORLD_S);
+  for (uint32_t k = 0; k < j.w.workers; k++) compute(&j.of[k]);
+  for (uint32_t i = 0; i < 3; i++) {
+    uint64_t beat = BEAT_MS * WORLD_MS, skew = below(&j, 3) == 0 ? 12 * beat : beat;
+    mlfab_sim_run(j.w.sim, WORLD_MS * below(&j, 30));
+    uint64_t end = mlfab_sim_clock(j.w.sim) + 30 * beat + below(&j, 10 * (uint64_t)WORLD_S);
+    uint32_t takeovers = j.shards[0].takeovers;
+    for (uint32_t host = 0; host < j.w.nodes; host++)
+      mlfab_sim_pause(j.w.sim, host, end - mlfab_sim_clock(j.w.sim) + below(&j, skew));
+    mlfab_sim_run(j.w.sim, end - mlfab_sim_clock(j.w.sim) + 40 * beat);
+    if (skew == beat && j.shards[0].takeovers != takeovers) wrong("a pause of all moves a shard");
+  }
+  run(&j);
+  finish(&j);
+  world_close(&j.w);
+}
+
+static void test_all_pause(void **state) {
+  (void)state;
+  seeds_run("pause", test_cases_from(4, 24), all_pause);
+}
+
 /* --- faults at random --- */
 
 static int calm(const job *j) {
@@ -756,6 +787,7 @@ int main(void) {
                                      cmocka_unit_test(test_before_the_model),
                                      cmocka_unit_test(test_worker_lost),
                                      cmocka_unit_test(test_other_hosts),
+                                     cmocka_unit_test(test_all_pause),
                                      cmocka_unit_test(test_faults)};
   return cmocka_run_group_tests_name("failover", tests, NULL, NULL);
 }

@@ -36,7 +36,8 @@ typedef struct memory_disk {
   uint64_t fail_at; /* this call fails, from 1; 0: none */
   int fail_with; /* an errno; 0: it stops (all later calls fail and change nothing); -1: a short write */
   int stopped, fired;
-  int slow; /* a write takes so many microseconds */
+  uint64_t room; /* bytes that all files may have together; 0: no limit */
+  int slow;      /* a write takes so many microseconds */
   /* Files that are far away: what explain says, and writes that last until they are cancelled, 20 s at most. */
   const char *why;
   int hangs;
@@ -86,6 +87,13 @@ static int disk_table_open(void *user, const char *path, int create) {
   return (int)disk_leave(d, name->inode);
 }
 
+/* Are so many more bytes too many? */
+static inline int disk_full(const memory_disk *d, size_t bytes) {
+  for (int i = 0; i < DISK_FILES && d->room; i++)
+    if (d->now[i].path[0]) bytes += d->inodes[d->now[i].inode].bytes;
+  return d->room && bytes > d->room;
+}
+
 static int64_t disk_table_write(void *user, int file, const void *data, size_t bytes) {
   memory_disk *d = user;
   const struct timespec pause = {0, 1000 * d->slow};
@@ -98,6 +106,7 @@ static int64_t disk_table_write(void *user, int file, const void *data, size_t b
   int code = disk_enter(d);
   if (code) return disk_leave(d, code);
   if (d->fail_at == d->calls && d->fail_with == -1) bytes = (bytes + 1) / 2;
+  if (disk_full(d, bytes)) return disk_leave(d, -ENOSPC);
   disk_inode *inode = &d->inodes[file];
   inode->data = realloc(inode->data, inode->bytes + bytes + 1);
   memcpy(inode->data + inode->bytes, data, bytes);
@@ -234,6 +243,24 @@ static inline int disk_count(memory_disk *d, const char *text) {
   for (int i = 0; i < DISK_FILES; i++) n += strstr(d->now[i].path, text) != NULL;
   pthread_mutex_unlock(&d->lock);
   return n;
+}
+
+/* Bytes of all files. */
+static inline uint64_t disk_used(memory_disk *d) {
+  uint64_t bytes = 0;
+  pthread_mutex_lock(&d->lock);
+  for (int i = 0; i < DISK_FILES; i++)
+    if (d->now[i].path[0]) bytes += d->inodes[d->now[i].inode].bytes;
+  pthread_mutex_unlock(&d->lock);
+  return bytes;
+}
+
+/* A file of zeros that is there already. */
+static inline void disk_put(memory_disk *d, const char *path, size_t bytes) {
+  disk_inode *inode = &d->inodes[d->ninodes];
+  inode->data = calloc(1, bytes + 1);
+  inode->bytes = bytes;
+  disk_add(d->now, path)->inode = d->ninodes++;
 }
 
 static inline disk_inode *disk_file(memory_disk *d, const char *text) {

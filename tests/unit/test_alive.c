@@ -2,6 +2,7 @@
  * partition, in virtual time. The states of a link are in core/node/node.h. */
 #include "world.h"
 #include "../testing.h"
+#include "chance.h"
 
 enum { COUNT = 4000, WORKERS = 2, SERVERS = 2 };
 #define BEAT ((uint64_t)500 * WORLD_MS)
@@ -223,6 +224,59 @@ TEST(test_both_stopped) {
     }
     world_close(&f.w);
   }
+}
+
+/* All processes are stopped for longer than a death takes, at about the same time, and go on in any order: nobody is
+ * dead. A server that does not go on is dead as soon as one that stopped alone. */
+TEST(test_all_stopped) {
+  uint64_t stopped = 40 * (uint64_t)WORLD_S, random = 7;
+  mlfab_error error;
+  fixture f;
+  for (uint32_t round = 0; round < 12; round++) {
+    begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+    for (uint32_t twice = 0; twice < 2; twice++) {
+      uint64_t next = mlfab_sim_clock(f.w.sim) + stopped;
+      for (uint32_t host = 0; host < WORKERS + SERVERS; host++) {
+        mlfab_sim_run(f.w.sim, chance_below(&random, BEAT / 2));
+        befall(&f, host, STOPPED, next - mlfab_sim_clock(f.w.sim) + chance_below(&random, BEAT));
+      }
+      mlfab_sim_run(f.w.sim, stopped + 2 * BEAT);
+      mlfab_buf b = {1, 0, f.data, COUNT};
+      for (uint32_t k = 0; k < WORKERS; k++)
+        OK(f.w.node[k], mlfab_push(f.w.node[k], &b, 1, NULL, NULL));
+      for (int32_t r = 0; r < SERVERS; r++) {
+        assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 1));
+        assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 0));
+      }
+    }
+    world_close(&f.w);
+  }
+  begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+  for (uint32_t host = 0; host < WORKERS + SERVERS; host++)
+    befall(&f, host, STOPPED, (host == WORKERS + 1 ? 10 : 1) * stopped);
+  mlfab_sim_run(f.w.sim, stopped);
+  mlfab_buf b = {1, 0, f.data, COUNT};
+  uint64_t start = mlfab_sim_clock(f.w.sim);
+  EXPECT(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  assert_in_range(mlfab_sim_clock(f.w.sim) - start, 29 * (uint64_t)WORLD_S, 31 * (uint64_t)WORLD_S);
+  assert_int_equal(mlfab_last_error(f.w.node[0], &error), 0);
+  assert_int_equal(error.rank, 1);
+  world_close(&f.w);
+}
+
+/* A node that is stopped again and again still finds out that a host has gone. */
+TEST(test_stopped_often) {
+  fixture f;
+  begin(&f, 0, 0, MLFAB_SYNC_ASYNC);
+  befall(&f, WORKERS + 1, CUT_OFF, 0);
+  for (uint32_t i = 0; i < 12; i++) {
+    befall(&f, 0, STOPPED, 6 * BEAT);
+    mlfab_sim_run(f.w.sim, 7 * BEAT);
+  }
+  mlfab_buf b = {1, 0, f.data, COUNT};
+  EXPECT(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
+  expect_text(&f.w, 1, 1, "dead");
+  world_close(&f.w);
 }
 
 /* A worker's link breaks while the worker is stopped. When it resumes it learns of the break only, and

@@ -8,6 +8,8 @@
 #include "world.h"
 #include "../testing.h"
 
+#include <poll.h>
+#include <sys/wait.h>
 #include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
@@ -1959,6 +1961,43 @@ TEST(test_open_env) {
   assert_non_null(strstr(error.text, "MLFAB_WORKERS='none'"));
   assert_null(fabric);
   for (int i = 0; i < 3; i++) unsetenv(names[i]);
+}
+
+/* The process before this one still has the address for a while. */
+TEST(test_address_taken_for_a_while) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t bytes = sizeof at;
+  int one = 1, gate[2], fd = socket(AF_INET, SOCK_STREAM, 0);
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+  assert_int_equal(listen(fd, 1), 0);
+  assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
+  assert_int_equal(pipe(gate), 0);
+  pid_t child = fork();
+  if (child == 0) { /* it ends 200 ms after the parent has given up the address */
+    char c;
+    close(gate[1]);
+    (void)!read(gate[0], &c, 1);
+    poll(NULL, 0, 200);
+    _exit(0);
+  }
+  assert_true(child > 0);
+  close(fd);
+  close(gate[0]);
+  close(gate[1]);
+  mlfab_config c;
+  mlfab_error error;
+  mlfab *ctx = NULL;
+  mlfab_config_init(&c);
+  c.workers = 2;
+  c.transports = MLFAB_USE_TCP;
+  c.timeout_ns = 20000000000u;
+  snprintf(c.key, sizeof c.key, "00112233445566778899aabbccddeeff");
+  snprintf(c.coordinator, sizeof c.coordinator, "tcp:127.0.0.1:%u", (unsigned)ntohs(at.sin_port));
+  int code = mlfab_open_start(&c, &ctx, &error);
+  if (code) fail_msg("%s", error.text);
+  mlfab_abandon(&ctx);
+  assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
 TESTS(NULL, NULL)

@@ -169,7 +169,7 @@ TEST(test_wrong_types) {
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT, "not an operation");
   o = with(MLFAB_OP_MEAN, 0);
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_I64, &o), MLFAB_ERR_UNSUPPORTED,
-        "MLFAB_MEAN cannot be used with MLFAB_I64");
+        "MLFAB_OP_MEAN cannot be used with MLFAB_I64");
   o = with(0, 6);
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT,
         "6 is not an algorithm");

@@ -339,11 +339,11 @@ static void test_bad_frames(void **state) {
   call(0, 0);
   settle();
   for (uint32_t i = 0; i < MLFAB__COUNT(numbers); i++) {
-    mlfab__barrier bad = {numbers[i]};
+    mlfab__barrier bad = {.number = numbers[i]};
     to_server(1, meta, mlfab__encode_barrier(meta, &bad));
     assert_int_equal(F.server_drops, i + 1);
   }
-  mlfab__barrier good = {1};
+  mlfab__barrier good = {.number = 1};
   uint32_t bytes = mlfab__encode_barrier(meta, &good);
   to_server(1, meta, bytes - 1);
   assert_int_equal(F.server_drops, 4);

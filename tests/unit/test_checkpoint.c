@@ -9,7 +9,9 @@
 #include "core/checkpoint/record.h"
 #include "memory_disk.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define DIR "/disk"
@@ -782,7 +784,9 @@ TEST(test_urls) {
   assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(r->error.text, "user or password"));
   assert_null(strstr(r->error.text, "secret"));
-  snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "/of@run");
+  char at[] = "/tmp/mlfab-of@run-XXXXXX"; /* no password */
+  assert_non_null(mkdtemp(at));
+  snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "%s", at);
   disk_init(d);
   d->table = *mlfab_files_system();
   open_run(r, d, NULL, 0);
@@ -800,9 +804,110 @@ TEST(test_urls) {
   how.dir = "https://me:sec/ret@host/run"; /* somebody forgot to escape it */
   assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_ARGUMENT);
   stop(r);
+  rmdir(at);
   free(r);
   disk_free(d);
   free(d);
+}
+
+/* Stands before the C library's: fails for directories with `directory_sync`, unless that is 0. */
+static _Atomic int directory_sync;
+
+int fsync(int fd) {
+  struct stat status;
+  if (!directory_sync || fstat(fd, &status) || !S_ISDIR(status.st_mode)) return fdatasync(fd);
+  errno = directory_sync;
+  return -1;
+}
+
+/* File systems that cannot sync a directory have checkpoints, too; an error of the disk is one. */
+TEST(test_directories_without_sync) {
+  static const int without[] = {EINVAL, EOPNOTSUPP, ENOTSUP};
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  memory_disk *d = calloc(1, sizeof *d);
+  run *r = calloc(1, sizeof *r);
+  mlfab_checkpoint_options how = {.size = sizeof how, .keep = 1};
+  char dir[] = "/tmp/mlfab-test-XXXXXX", command[64];
+  assert_non_null(mkdtemp(dir));
+  disk_init(d);
+  d->table = *mlfab_files_system();
+  how.dir = dir;
+  assert_int_equal(start(r, d, NULL, &o, 0), 0);
+  for (size_t i = 0; i < sizeof without / sizeof without[0]; i++) {
+    directory_sync = without[i];
+    assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), 0);
+  }
+  directory_sync = EIO;
+  assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_IO);
+  mlfab_last_error(r->ctx, &r->error);
+  assert_non_null(strstr(r->error.text, "Input/output error"));
+  directory_sync = 0;
+  stop(r);
+  snprintf(command, sizeof command, "rm -r '%s'", dir);
+  assert_int_equal(system(command), 0);
+  free(r);
+  disk_free(d);
+  free(d);
+}
+
+/* A directory that cannot have checkpoints is an error of open, at a server; a worker alone does not need it. */
+TEST(test_directory_at_open) {
+  static const struct {
+    const char *dir, *why;
+  } wrong[] = {{"/nowhere/run", "No such file"}, {"/dev/null", "Not a directory"}, {"/proc", ""}};
+  run *r = calloc(1, sizeof *r);
+  mlfab_config c;
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    mlfab_config_init(&c);
+    snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "%s", wrong[i].dir);
+    assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), MLFAB_ERR_CONFIG);
+    assert_null(r->ctx);
+    assert_non_null(strstr(r->error.text, "checkpoint_dir '"));
+    assert_non_null(strstr(r->error.text, wrong[i].dir));
+    assert_non_null(strstr(r->error.text, wrong[i].why));
+  }
+  /* Nothing stays of the trial; and a URL is not tried. */
+  char dir[] = "/tmp/mlfab-test-XXXXXX";
+  assert_non_null(mkdtemp(dir));
+  const char *const right[] = {dir, "https://host/run"};
+  for (int i = 0; i < 2; i++) {
+    mlfab_config_init(&c);
+    snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "%s", right[i]);
+    assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+    stop(r);
+  }
+  assert_int_equal(rmdir(dir), 0);
+  free(r);
+}
+
+/* A part takes the place of what has its name: an older part, or a link, whose file stays as it is. */
+TEST(test_parts_and_links) {
+  const mlfab_files *files = mlfab_files_system();
+  char dir[] = "/tmp/mlfab-parts-XXXXXX", precious[64], part[64], text[16] = "";
+  struct stat info;
+  assert_non_null(mkdtemp(dir));
+  snprintf(precious, sizeof precious, "%s/precious", dir);
+  snprintf(part, sizeof part, "%s/x.part", dir);
+  int fd = open(precious, O_RDWR | O_CREAT, 0600);
+  assert_int_equal(write(fd, "precious", 8), 8);
+  for (int kind = 0; kind < 3; kind++) {
+    if (kind == 0) assert_int_equal(symlink(precious, part), 0);
+    if (kind == 1) assert_int_equal(link(precious, part), 0);
+    int file = files->open(files->user, part, 1);
+    assert_true(file >= 0);
+    assert_int_equal(files->write(files->user, file, "new", 3), 3);
+    assert_int_equal(files->close(files->user, file), 0);
+    assert_int_equal(lstat(part, &info), 0);
+    assert_true(S_ISREG(info.st_mode) && info.st_size == 3);
+    assert_int_equal(pread(fd, text, sizeof text, 0), 8);
+    assert_memory_equal(text, "precious", 8);
+    if (kind < 2) assert_int_equal(files->remove(files->user, part), 0);
+  }
+  close(fd);
+  assert_true(!unlink(part) && !unlink(precious));
+  assert_int_equal(mkdir(part, 0700), 0);
+  assert_true(files->open(files->user, part, 1) < 0);
+  assert_true(!rmdir(part) && !rmdir(dir));
 }
 
 TESTS(NULL, NULL)

@@ -226,7 +226,6 @@ TEST(test_precedence) {
   rank_is(ENV("PMIX_RANK=7"), 0, 0);
   rank_is(ENV("PMIX_RANK=7", "MLFAB_WORKERS=16", "JOB_COMPLETION_INDEX=6"), 7, 16);
   rank_is(ENV("PMIX_RANK=7", OMPI_), 3, 13);
-  rank_is(ENV("MLFAB_RANK=1", TORCH_), 1, 0);
   rank_is(ENV("MLFAB_WORKERS=40", TORCH_), 2, 40);
   rank_is(ENV("RANK=0", "WORLD_SIZE=1"), 0, 1);
 #undef MLFAB_
@@ -470,11 +469,84 @@ TEST(test_set) {
   assert_int_equal(c.accumulators, UINT32_MAX);
   assert_true(c.div_max == HUGE_VAL);
   assert_int_equal(mlfab_config_set(&c, "worker", "4", &error), MLFAB_ERR_CONFIG);
-  assert_non_null(strstr(error.text, "there is no such setting"));
+  assert_non_null(strstr(error.text, "there is no such setting; the nearest is workers"));
+  assert_int_equal(mlfab_config_set(&c, "sync", "bsp", &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "the nearest is consistency"));
+  assert_int_equal(mlfab_config_set(&c, "consistency", "bsp", &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "no such setting in this struct"));
+  assert_int_equal(mlfab_config_set(&c, "something_else_again", "4", &error), MLFAB_ERR_CONFIG);
+  assert_null(strstr(error.text, "nearest"));
   assert_int_equal(mlfab_config_set(NULL, "workers", "4", &error), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_config_set(&c, NULL, "4", &error), MLFAB_ERR_ARGUMENT);
   memset(&c, 0, sizeof c);
   assert_int_equal(mlfab_config_set(&c, "workers", "4", &error), MLFAB_ERR_ARGUMENT);
+}
+
+/* Every name is accepted by one of the three functions, and none twice. */
+TEST(test_setting_names) {
+  const char *name;
+  uint32_t n = 0;
+  for (; (name = mlfab_setting_name(n)) != NULL; n++) {
+    for (uint32_t k = 0; k < n; k++) assert_string_not_equal(name, mlfab_setting_name(k));
+  }
+  assert_true(n > 50);
+  assert_null(mlfab_setting_name(UINT32_MAX));
+}
+
+/* Worker 0 warns once of each variable that nothing reads, and of no other. */
+TEST(test_stray_variables) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab *ctx = NULL;
+  char text[2048];
+  FILL("MLFAB_SYNC=bsp", "MLFAB_OPTIMISER=adam", "MLFAB_SERVERS=1", "MLFAB_WORKERS=1");
+  setenv("MLFAB_QUITE_UNLIKE_ALL", "secret", 1);
+  setenv("MLFAB_MPI_REPORT", "1", 1);
+  FILE *caught = tmpfile();
+  assert_non_null(caught);
+  int before = dup(STDERR_FILENO);
+  fflush(stderr);
+  dup2(fileno(caught), STDERR_FILENO);
+  int code = mlfab_open_env(&ctx, &error);
+  fflush(stderr);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  unsetenv("MLFAB_SYNC");
+  unsetenv("MLFAB_OPTIMISER");
+  unsetenv("MLFAB_QUITE_UNLIKE_ALL");
+  unsetenv("MLFAB_MPI_REPORT");
+  assert_int_equal(code, 0);
+  mlfab_close(&ctx);
+  rewind(caught);
+  size_t n = fread(text, 1, sizeof text - 1, caught);
+  fclose(caught);
+  text[n] = 0;
+  assert_non_null(strstr(text, "MLFAB_SYNC has no meaning; the nearest is MLFAB_CONSISTENCY"));
+  assert_non_null(strstr(text, "MLFAB_OPTIMISER has no meaning; the nearest is MLFAB_OPTIMIZER"));
+  assert_non_null(strstr(text, "MLFAB_QUITE_UNLIKE_ALL has no meaning\n"));
+  assert_null(strstr(text, "secret"));
+  assert_null(strstr(text, "MPI_REPORT"));
+  assert_null(strstr(text, "MLFAB_WORKERS"));
+}
+
+/* A rank without the number of ranks, and the reverse. */
+TEST(test_half_a_world) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab *ctx = NULL;
+  bad("MLFAB_RANK", "1", ENV("MLFAB_RANK=1"));
+  assert_int_equal(fill(NULL, &c, &error, ENV("MLFAB_RANK=0", "WORLD_SIZE=4")), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "MLFAB_WORKERS is not"));
+  FILL("MLFAB_RANK=1", "MLFAB_JOIN=1"); /* server 0 tells a joiner its rank */
+  FILL("MLFAB_WORKERS=2",
+       "MLFAB_COORDINATOR=unix:@half-a-world"); /* the caller may know its rank */
+  assert_int_equal(mlfab_open_env(&ctx, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "MLFAB_WORKERS='2': is set, but MLFAB_RANK is not"));
+  mlfab_config_init(&c);
+  c.workers = 4;
+  mlfab_config given = c;
+  assert_int_equal(fill(&given, &c, &error, ENV("MLFAB_RANK=3")), 0);
+  assert_int_equal(c.rank, 3);
 }
 
 TEST(test_model_and_filter) {

@@ -118,7 +118,7 @@ static void test_collectives(void **state) {
   }
 }
 
-/* A joiner has no part in a barrier that others have called already, and in all later ones. */
+/* No barrier waits for a joiner before its first, which meets the first that is not over. All later ones wait for it. */
 static void test_barrier(void **state) {
   mlfab_request r[3];
   (void)state;
@@ -129,6 +129,12 @@ static void test_barrier(void **state) {
   assert_false(is_done(0, r[0], 0));
   OK(w.node[1], mlfab_barrier_start(w.node[1], NULL, &r[1]));
   for (uint32_t i = 0; i < 2; i++) wait_for(i, r[i], 0);
+  OK(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r[2]));
+  OK(w.node[0], mlfab_barrier_start(w.node[0], NULL, &r[0]));
+  mlfab_sim_run(w.sim, WORLD_S);
+  assert_false(is_done(2, r[2], 0));
+  OK(w.node[1], mlfab_barrier_start(w.node[1], NULL, &r[1]));
+  for (uint32_t i = 0; i < 3; i++) wait_for(i, r[i], 0);
   for (uint32_t i = 0; i < 2; i++) OK(w.node[i], mlfab_barrier_start(w.node[i], NULL, &r[i]));
   mlfab_sim_run(w.sim, WORLD_S);
   assert_false(is_done(0, r[0], 0));

@@ -862,7 +862,7 @@ static void test_refusals(void **state) {
   expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "must be 1..3");
   bad = good;
   bad.op = MLFAB_OP_MEAN;
-  expect_refused(4, MLFAB_I64, &bad, MLFAB_ERR_UNSUPPORTED, "MLFAB_MEAN cannot be used");
+  expect_refused(4, MLFAB_I64, &bad, MLFAB_ERR_UNSUPPORTED, "MLFAB_OP_MEAN cannot be used");
   bad.op = MLFAB_OP_MAX;
   expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "op is 3");
   bad = good;

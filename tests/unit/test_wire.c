@@ -63,7 +63,7 @@ static const codec codecs[] = {
     CODEC_TEXT(pull_fail, text, 8 + 4 + 2),
     CODEC_TEXT(waiting, text, 8 + 2 * 4 + 2),
     CODEC(pull_cancel, 8),
-    CODEC(barrier, 8),
+    CODEC(barrier, 4 + 2 * 8),
     CODEC(sync_ask, 8 + 4 + 52),
     CODEC_TEXT(sync_ack, text, 8 + 2 * 4 + 2),
     CODEC(done, 8),
@@ -85,14 +85,14 @@ static const codec codecs[] = {
     CODEC(pull_via, 8 + 2 * 4),
     CODEC(hop_model, 5 * 8 + 5 * 4),
     CODEC(pull_done, 8),
-    CODEC(progress, 8),
+    CODEC(progress, 8 + 4),
     CODEC_TEXT(reshard_done, text, 8 + 3 * 4 + 2),
     CODEC(frozen, 8),
     CODEC(stop, 8),
     CODEC_TEXT(moved, text, 4 * 4 + 2),
     CODEC(reshard_server_bytes, 5 * 4 + 3 * 8),
-    CODEC(membership_ask, 4 * 4 + 7 * 8),
-    CODEC(membership_ready, 2 * 4),
+    CODEC(membership_ask, 5 * 4 + 7 * 8),
+    CODEC(membership_ready, 2 * 4 + 8),
     CODEC(membership_go, 2 * 4 + 4 * 8),
     CODEC_TEXT(membership_over, text, 3 * 4 + 2),
     CODEC(membership_call, 2 * 4 + 8),
@@ -103,9 +103,9 @@ static const codec codecs[] = {
     CODEC(coll, 4 * 4 + 5 * 8),
     CODEC(coll_ack, 4 + 2 * 8),
     CODEC_TEXT(membership_state, verdict.text, 11 * 4 + 5 * 8 + 2),
-    CODEC(membership_worker, 9 * 4 + 9 * 8),
+    CODEC(membership_worker, 10 * 4 + 10 * 8),
     CODEC(barrier_state, 8),
-    CODEC(barrier_worker_state, 3 * 4 + 2 * 8),
+    CODEC(barrier_worker_state, 5 * 4 + 3 * 8),
     CODEC(peer_state, 8 * 4 + 8),
 };
 
@@ -799,13 +799,13 @@ static int decode_roll(uint32_t bytes, mlfab__membership_list *m) {
 
 TEST(test_roll) {
   mlfab__rng prng;
-  mlfab__membership_list m = {11, 0}, got;
+  mlfab__membership_list m = {11, 0, 0}, got;
   mlfab__rng_seed(&prng, 25);
   random_bytes(&prng, roll, sizeof roll);
   for (int round = 0; round < 100; round++) {
     m.members = round ? (uint32_t)mlfab__rng_below(&prng, 10) : MLFAB__MEMBERSHIP_MEMBERS_MAX;
     uint32_t bytes = mlfab__encode_membership_list(meta_a, &m, roll);
-    assert_int_equal(bytes, 8 + 40 * m.members);
+    assert_int_equal(bytes, 12 + 40 * m.members);
     assert_int_equal(decode_roll(bytes, &got), 0);
     assert_true(got.epoch == 11 && got.members == m.members);
     assert_memory_equal(got_roll, roll, m.members * sizeof *roll); /* it has no padding */
@@ -908,7 +908,7 @@ static int receive(const frame *f) {
 
 TEST(test_golden_frame) {
   static const uint8_t golden[76] = {
-      0x4d, 0x4c, 0x46, 0x42, 8,    6,    0,    0,    0,    0,    0,    0,    0,
+      0x4d, 0x4c, 0x46, 0x42, 9,    6,    0,    0,    0,    0,    0,    0,    0,
       0,    0,    0,    12,   0,    0,    0,    0,    0,    0,    0,    0x18, 0x17,
       0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32,
       0x31, 0x44, 0x43, 0x42, 0x41, 0,    0,    0,    0,    0,    0,    0,    0,

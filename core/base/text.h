@@ -1,0 +1,25 @@
+/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
+ *
+ * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have points
+ * in every process, so a call here has the C locale, for its own thread and until it returns. */
+#ifndef MLFAB__TEXT_H
+#define MLFAB__TEXT_H
+
+#include "base.h"
+
+/* snprintf and vsnprintf of a text with reals. */
+MLFAB__INTERNAL int mlfab__format(char *text, size_t room, const char *format, ...)
+    MLFAB__PRINTF(3, 4);
+MLFAB__INTERNAL int mlfab__vformat(char *text, size_t room, const char *format, va_list arguments);
+/* strtod. */
+MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p);
+/* strerror. The text is valid until this thread's next call. */
+MLFAB__INTERNAL const char *mlfab__reason(int number);
+
+/* An address may have a range of ports, "tcp:HOST:FIRST-LAST": how many it has, 1 if it has no range. */
+MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes);
+/* Writes the address with the port FIRST + n; one without a range as it is. */
+MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
+                                         size_t room);
+
+#endif
