@@ -58924,8 +58924,9 @@ static int disk_sync_dir(void *user, const char *path) {
   if (fd < 0) return -errno;
   int code = fsync(fd) ? -errno : 0;
   close(fd);
-  /* A file system whose directories cannot be synced (CIFS, some FUSE). */
-  return code == -EINVAL || code == -EOPNOTSUPP || code == -ENOTSUP ? 0 : code;
+  /* A file system whose directories cannot be synced (CIFS, some FUSE).
+   * Linux gives EOPNOTSUPP the number of ENOTSUP. */
+  return code == -EINVAL || code == -ENOTSUP ? 0 : code;
 }
 
 static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
