@@ -172,7 +172,7 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
 }
 
 /* Moves a stamp by `by_ns`, at most to now. A stamp of 0, which means none, and one in the future stay. */
-static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
+MLFAB__UNUSED static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
   if (*stamp_ns != 0 && *stamp_ns < now_ns)
     *stamp_ns = mlfab__min(mlfab__add_sat(*stamp_ns, by_ns), now_ns);
 }
