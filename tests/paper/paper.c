@@ -429,11 +429,11 @@ static void against_rings(void) {
     if (one < least) least = one;
     if (one > most) most = one;
   }
-  snprintf(text, sizeof text,
-           "The claims of these rows were written for a ring of one flow a card, which is faster; "
-           "30b33df replaced it when the first figures came. Beside one flow (first table) "
-           "MLfabric-S takes %.2f to %.2f times as long as the ring.",
-           least, most);
+  snprintf(
+      text, sizeof text,
+      "Until 30b33df, which brought the first figures, these rows divided by a ring of one flow "
+      "a card (first table), which is faster. So divided they would be %.2f to %.2f.",
+      least, most);
   paper_text(text);
 }
 
