@@ -8,11 +8,10 @@ is what `make paper` writes, and paper_test.py (lane soak) compares it; docs/dec
 import glob
 import os
 import re
-import subprocess
 import sys
 import tempfile
 
-from process import BUILD, RUN, clean_environment, expect, helper, launch, main, need, run
+from process import BUILD, clean_environment, expect, main, need, run
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 HISTORY = ("docs/paper.md", "docs/decisions.md")
@@ -119,7 +118,7 @@ def simulated(arguments):
 
 
 def test_scheduling():
-    """A row begins with its command, or says what is different from the command above it."""
+    """A row begins with its command, or names the difference from the command above it."""
     shown, told = table("scheduling"), 0
     usual = None
     for label, *cells in shown.rows:
@@ -166,7 +165,7 @@ def test_lines():
 
 
 def test_plan():
-    """What the README shows of a plan is what is printed; dots stand for lines left out."""
+    """The README shows lines of a plan that are printed, in this order; dots stand for others."""
     text = read("README.md")
     command = re.search(r"^    build/(mlfab-plan \S+ --human)\n\n((?:    .*\n)+)", text, re.M)
     expect(command, "the README has the command and its output")

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 # lane: check
 # limit: 900
-"""Figures of the documents whose commands take longer than those of figures_test.py: the profiles' text, the memory of the
-roles, and what a scheduler is worth in virtual time."""
+"""Figures of the documents, by commands that take longer than those of figures_test.py: the profiles' text, the memory of the
+roles, and the gain by a scheduler in virtual time."""
 import os
 import re
-import shlex
 import shutil
 import tempfile
 
@@ -53,7 +52,7 @@ def test_memory():
                            % (shown.where, role, cell, name, found[name]))
 
 
-def test_what_a_scheduler_is_worth():
+def test_the_gain_by_a_scheduler():
     """The README has the spread over seeds."""
     least, most = map(float, re.search(r"gives ([\d.]+) to ([\d.]+) times as many updates", read("README.md")).groups())
     program = os.path.join(BUILD, "tests", "sim", "test_schedule")
