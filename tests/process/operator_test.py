@@ -7,12 +7,14 @@ other scripts, which are run here, too, so that one script shows all.
 | scene | where it is |
 |---|---|
 | all processes are frozen and thawed | here |
+| server and replica are killed, with --on-failure=restart | here |
 | workers join a loop of pushes, pulls and collectives | growth_test.py |
 | a disk is full for a while | here |
 | SIGTERM to all processes; SIGHUP, SIGUSR1 and others | run_test.py |
 | Ctrl-Z and fg in a shell | here |
 | the address of rank 0 is a name | here |
 | a new generation beside an old one | here |
+| shared memory cannot be made | here |
 | a locale with decimal commas | locale_test.py |
 | links in a directory of logs that others share | telemetry_test.py |
 | a directory of checkpoints that cannot be written | here; one that is not there: checkpoint_test.py |
@@ -209,6 +211,29 @@ def test_a_directory_that_cannot_be_written():
             expect(all("Permission denied" in line for line in told), "why", result)
 
 
+# ---- all copies of a server are lost
+
+@cases(("server", "replica"), ("server", "replica", "scheduler"))
+def test_server_and_replica_are_killed(*dead):
+    """The run goes on from its newest checkpoint, or ends with an error. It never begins anew with zeros."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Checkpoints(folder, "--replicas", "--on-failure=restart", "--set", "ack=durable", MLFAB_HEARTBEAT_MS=100,
+                         MLFAB_TIMEOUT_MS=20000) as run:
+            run.writes()
+            there, newest = run.processes(), run.newest()
+            for role in dead:
+                send(there[role, 0], signal.SIGKILL)
+            wait_until(lambda: len(run.begins) > 1 or run.ended(), lambda: "it goes on, or ends\n" + run.told())
+            if run.ended():
+                run.join()
+                expect(run.process.returncode not in (0, 124) and "server" in run.told(), "it ends with an error", run.told())
+            else:
+                number, version = run.begins[1][:2]
+                expect(number >= newest and version > 0, "it goes on from checkpoint %d or later" % newest,
+                       "%s\n%s" % (run.begins, run.told()))
+        expect(checkpoint_test.numbers(os.listdir(folder))[-1] >= newest, "the checkpoints are kept", os.listdir(folder))
+
+
 # ---- a terminal
 
 def test_ctrl_z_and_fg():
@@ -299,6 +324,17 @@ def test_a_new_generation_beside_the_old_one():
             expect(result.code == 0, "old rank %d ends well" % rank, result)
     finally:
         end(*old, *new)
+
+
+@cases("", "--tcp")
+def test_files_are_limited(option):
+    """ulimit -f, as a job manager may set it: shared memory cannot be made. The run ends well, and a line of each node at most
+    names the reason."""
+    result = finish(start("sh", "-c", 'ulimit -f 64; exec "$@"', "sh", RUN, "-n", 2, "-s", 1, *option.split(), "--timeout", 60,
+                          helper("stepper"), 300000, 20))
+    expect(result.code == 0, "it ends well", result)
+    lines = [line for line in result.err.splitlines() if "shared memory" in line or "shm" in line]
+    expect(len(lines) == len({line.split("]")[0] for line in lines}), "one line a node at most", result)
 
 
 # ---- scenes of other scripts
