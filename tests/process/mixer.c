@@ -5,18 +5,20 @@
  *
  *   here RANK           it has joined, and has the model
  *   start, done         around a push; done: it was acknowledged
- *   sum N               after an allreduce: N workers were in it
+ *   sum N               after an allreduce, of the most pushes of a worker
  *   told RANK           an allreduce failed, since this worker had died, or was back
  *   dead ROLE RANK      the library says so
  *   stopped             after mlfab_finish, once FOLDER/stop exists
  *   final RANK LEAST MOST   for each rank, once FOLDER/read exists: its smallest and its largest element
  *
- * Usage: mixer FOLDER COUNT */
+ * Usage: mixer FOLDER COUNT [comes]. comes: others train already. */
 #include "node.h"
 
 enum { RANKS = 6 };
 
-static uint64_t count;
+static uint64_t count, pushes;
+static int
+    comes; /* this worker has come while the others trained, and has met them in no allreduce yet */
 static double *model;
 
 static void event(void *user, const mlfab_event_info *info) {
@@ -25,17 +27,43 @@ static void event(void *user, const mlfab_event_info *info) {
     tell("dead %s %d", info->is_server ? "server" : "worker", info->rank);
 }
 
-static void reduce(void) {
-  float one = 1.0f;
-  int code = mlfab_allreduce(fabric, &one, 1, MLFAB_F32, NULL);
+static void push(const mlfab_buf *update) {
+  tell("start");
+  must("push", mlfab_push(fabric, update, 1, NULL, NULL));
+  pushes++;
+  tell("done");
+}
+
+/* The most pushes of a worker, or 0 when one that took part had died or was back. */
+static uint64_t reduce(void) {
+  const mlfab_collective options = {.size = sizeof options, .op = MLFAB_OP_MAX};
+  int64_t most = (int64_t)pushes;
+  const mlfab_vec vec = {&most, 1};
+  int code = mlfab_allreduce_list(fabric, &vec, 1, MLFAB_I64, &options);
   mlfab_error error = {.text = ""};
   if (!code) {
-    tell("sum %d", (int)one);
-    return;
+    tell("sum %lld", (long long)most);
+    return (uint64_t)most;
   }
   mlfab_last_error(fabric, &error);
   if (code != MLFAB_ERR_PEER_DEAD && code != MLFAB_ERR_AGAIN) exit(failed("allreduce"));
   tell("told %d", error.rank);
+  return 0;
+}
+
+/* One step. A failure is told to some workers in this step and to others in the next one. So after it a worker pushes, and
+ * makes the next allreduce without a pull, which might wait for the others' pushes. Those that are behind push again. */
+static void step(const mlfab_buf *all, const mlfab_buf *update) {
+  static int failed_before;
+  push(update);
+  if (!failed_before) must("pull", mlfab_pull(fabric, all, 1, NULL, NULL));
+  uint64_t most = reduce();
+  failed_before = most == 0;
+  if (comes && most) {
+    pushes = most; /* its first allreduce has met the others: from now on its rounds are theirs */
+    comes = 0;
+  }
+  while (pushes < most) push(update);
 }
 
 static void read_model(mlfab_buf *all) {
@@ -51,7 +79,8 @@ static void read_model(mlfab_buf *all) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 4) return 2;
+  comes = argc == 4;
   mlfab_config config;
   mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
   count = RANKS * strtoull(argv[2], NULL, 10);
@@ -67,11 +96,7 @@ int main(int argc, char **argv) {
   must("model", mlfab_model_start(fabric, &options, &all, 1));
   tell("here %d", rank);
   while (!exists(argv[1], "stop")) {
-    tell("start");
-    must("push", mlfab_push(fabric, &update, 1, NULL, NULL));
-    tell("done");
-    must("pull", mlfab_pull(fabric, &all, 1, NULL, NULL));
-    reduce();
+    step(&all, &update);
     nap(5);
   }
   must("finish", mlfab_finish(fabric, 0));

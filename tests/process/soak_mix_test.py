@@ -158,7 +158,9 @@ class Mix:
             self.settings.update(MLFAB_REPLICAS=1, MLFAB_SCHEDULER="own", MLFAB_ACK="durable")
 
     def add(self, role, number, **more):
-        program = (helper("mixer"), self.folder.name, COUNT) if role == "worker" else (RUN, "--mlfab-run-server", "quiet")
+        program = (RUN, "--mlfab-run-server", "quiet")
+        if role == "worker":
+            program = (helper("mixer"), self.folder.name, COUNT, *(["comes"] if self.history else []))
         process = self.place.start((role, number), *program, MLFAB_ROLE=role,
                                    **(more or {"MLFAB_RANK": number}), **self.settings)
         self.members.append(Member((role, number), process, self))
@@ -240,10 +242,11 @@ class Mix:
         """One of the first comes back with its rank; a joiner does not."""
         m = self.dice.choice([m for m in self.living("worker") if m.here])
         self.kill(m)
+        self.goes_on("a kill of worker %d" % m.rank)
         if m.rank < WORKERS:
             again = self.add("worker", m.rank)
             self.until(lambda: again.here, "worker %d is back" % m.rank)
-        self.goes_on("a kill of worker %d" % m.rank)
+            self.goes_on("its return")
 
     def join(self):
         if len(self.living("worker")) == MOST:
