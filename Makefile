@@ -222,7 +222,7 @@ ASAN := BUILD=$(BUILD)/asan CFLAGS='-O1 -g1 -fno-omit-frame-pointer' SAN='-fsani
 TSAN := BUILD=$(BUILD)/tsan CFLAGS='-O1 -g1' SAN=-fsanitize=thread
 # Tests with threads, or with memory shared between processes.
 TSAN_TESTS := $(patsubst %.c,%,$(PUBLIC))
-check-built: test-built $(call built,$(CHECK_TESTS)) mpi cblas-built gpu-built
+check-built: test-built $(BUILD)/bench $(call built,$(CHECK_TESTS)) mpi cblas-built gpu-built
 	+@$(SUBMAKE) $(ASAN) sanitized FUZZ='$(FUZZERS:.c=)'
 	+@$(SUBMAKE) $(TSAN) sanitized MAIN_TESTS='$(TSAN_TESTS)' CHECK_TESTS= FUZZ=
 sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addprefix $(BUILD)/,$(FUZZ))
@@ -246,10 +246,11 @@ run-check:
 ##: the long tests in full length, all planted bugs, random mutants (hours); MLFAB_SCALE=1: a sample of the long tests
 soak: export MLFAB_SCALE := $(or $(MLFAB_SCALE),100)
 soak:
-	+@$(SUBMAKE) test-built
+	+@$(SUBMAKE) test-built $(if $(filter 100,$(MLFAB_SCALE)),$(BUILD)/paper)
 	@$(RUN_TESTS) --lane soak $(SCRIPTS) \
 	  $(foreach test,$(call runnable,$(patsubst %.c,%,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c distance.c))),'$(test)@36000=$(SOAK_SEEDS) $(BUILD)/$(test)') \
 	  $(if $(filter 100,$(MLFAB_SCALE)),'planted bugs@36000=$(PYTHON) tests/mutate.py planted' 'tidy@3600=tests/tidy.sh' \
+	    'paper@3600=$(PYTHON) tests/paper/compare.py $(BUILD)/paper docs/paper.md' \
 	    "mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py random --goal 0.8")
 
 ##: whole clusters in one process, from seeds (MLFAB_SCALE=1: a hundredth; 100: all of them)

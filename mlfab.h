@@ -12,7 +12,7 @@
  *    3  errors                     11  telemetry
  *    4  types and units            12  transport interface
  *    5  env: memory, clock, log    13  built-in transports
- *    6  open and close
+ *    6  open and close             14  device memory
  *    7  the model
  *
  * For a program with its own event loop, without sockets and threads of the library: mlfab_node.h.

@@ -1,7 +1,8 @@
 /* 07_filters.c - which bytes travel: gradient filter, half precision, version tags, parameter filter.
  *
  * Four workers train a linear model of 20,000 weights with samples of 20 features: most elements of a gradient are
- * zero, most of the others are small, and most weights do not change between two pulls.
+ * zero, most of the others are small, and most weights do not change between two pulls. The server has a host of its own, so
+ * all these bytes go over the network: within a host bytes cost little, and a pull brings more than what has changed.
  * Shows:  mlfab_set_filter on the worker (a residual keeps what is held back, and sends it later), tags and
  *         change_threshold of the model, and pulls that bring only what changed; how many bytes each saves, and
  *         that the model is as good.
@@ -16,7 +17,7 @@
 enum { WORKERS = 4, COUNT = 20000, SHOWN = 20, BATCH = 16, STEPS = 400 };
 
 static float truth[COUNT], weights[WORKERS][COUNT], gradient[COUNT];
-static mlfab *node[WORKERS];
+static mlfab *node[WORKERS + 1]; /* the workers, and behind them the server */
 static mlfab_sim *sim;
 
 static uint32_t draw(uint64_t *state) {
@@ -28,9 +29,11 @@ static int open_all(const mlfab_model_options *model, const mlfab_filter *filter
   mlfab_config config;
   mlfab_config_init(&config);
   config.workers = WORKERS;
-  strcpy(config.coordinator, "sim:0");
-  for (int i = 0; i < WORKERS; i++) {
-    config.rank = i;
+  config.dedicated = 1;
+  snprintf(config.coordinator, sizeof config.coordinator, "sim:%d", WORKERS);
+  for (int i = 0; i <= WORKERS; i++) {
+    config.rank = i < WORKERS ? i : 0;
+    config.roles = i < WORKERS ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
     if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
   }
   for (int i = 0; i < WORKERS; i++) {
@@ -63,7 +66,7 @@ static double learn(int worker, int step) {
 }
 
 static int run(const char *name, const mlfab_model_options *model, const mlfab_filter *filter) {
-  mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS};
+  mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS + 1};
   mlfab_push_options push = {.size = sizeof push, .scale = -0.03};
   double loss = 0;
   memset(weights, 0, sizeof weights);
@@ -78,14 +81,15 @@ static int run(const char *name, const mlfab_model_options *model, const mlfab_f
     }
   }
   mlfab_stats all = {0}, one;
-  for (int i = 0; i < WORKERS; i++) {
+  for (int i = 0; i <= WORKERS; i++) {
     if (mlfab_get_stats(node[i], &one, sizeof one)) return 1;
-    all.filter_bytes += filter ? one.filter_bytes : (uint64_t)STEPS * COUNT * 4;
-    all.pull_bytes += one.pull_bytes;
+    all.filter_bytes += one.filter_bytes; /* counted at the workers, where there is a filter */
+    all.pull_bytes += one.pull_bytes;     /* counted at the server */
   }
+  if (!filter) all.filter_bytes = (uint64_t)WORKERS * STEPS * COUNT * 4;
   printf("%-32s pushes %6.2f MB  pulls %6.2f MB  loss at the end %.3f\n", name,
          (double)all.filter_bytes / 1e6, (double)all.pull_bytes / 1e6, loss);
-  for (int i = 0; i < WORKERS; i++) mlfab_abandon(&node[i]);
+  for (int i = 0; i <= WORKERS; i++) mlfab_abandon(&node[i]);
   mlfab_sim_destroy(&sim);
   return 0;
 }

@@ -14,8 +14,8 @@
  * signal; --on-failure says what happens to the others then.
  *
  * The helpers (servers, replicas, the scheduler) outlive the workers. A job manager sends SIGTERM to every process of a
- * job, and a worker may then want to save its model. So helpers ignore the signals by which a job is ended. They end by
- * themselves when the workers have left; otherwise this program ends them, after the workers. Phases only advance:
+ * job, and a worker may then want to save its model. So built-in helpers ignore the signals by which a job is ended. They
+ * end by themselves when the workers have left; otherwise this program ends them, after the workers. Phases only advance:
  *
  *    RUN -> SERVERS      the last worker has ended; helpers have SERVERS_GRACE_NS to end by themselves
  *    RUN, SERVERS -> TERM   a rank failed, or the time is over: SIGTERM to the workers
@@ -136,8 +136,12 @@ static uint64_t phase_until;
 static int exit_status; /* that of the first rank that failed */
 static int interrupted; /* SIGINT or SIGTERM, which was forwarded: ranks are no longer restarted */
 static uint64_t interrupted_ns;
-static int hung_up;        /* SIGHUP was forwarded: a rank that it ends is not restarted */
-static int ignores_hangup; /* as nohup has it */
+static int hung_up; /* SIGHUP was forwarded: a rank that it ends is not restarted */
+/* Signals whose handling this program changes, those of a job manager or terminal first; and which were ignored before. */
+static const int changed[] = {SIGINT,  SIGTERM, SIGHUP,  SIGUSR1, SIGUSR2,
+                              SIGTSTP, SIGCONT, SIGCHLD, SIGPIPE, SIGTTIN};
+enum { JOB_SIGNALS = 6, CAUGHT_SIGNALS = 8 };
+static int was_ignored[sizeof changed / sizeof changed[0]];
 static uint64_t
     stop_until; /* SIGTSTP was forwarded: when all are stopped at the latest; 0: it was not */
 static uint64_t run_until = UINT64_MAX; /* --timeout */
@@ -449,19 +453,16 @@ static void set_report(const rank *r, pid_t parent) {
 #endif
 }
 
-/* A joined server leaves at SIGTERM or SIGINT (server_serve). The other helpers ignore all that may be sent to each
- * process of a job; a server program of the user's may handle it instead. */
+/* Workers and a server program of the user's have the signals as this program found them: a shell cannot trap a signal that
+ * was ignored when it began. Only SIGINT and SIGTERM, which this program passes on, are never ignored. Built-in helpers
+ * ignore all that may be sent to each process of a job; a joined server leaves at SIGTERM or SIGINT (server_serve). */
 static void set_signals(const rank *r) {
-  static const int job[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP};
-  for (size_t i = 0; i < sizeof job / sizeof job[0]; i++) {
-    int leaves = options.join && (job[i] == SIGINT || job[i] == SIGTERM);
-    int ignored = r->is_server ? !leaves : job[i] == SIGHUP && ignores_hangup;
-    signal(job[i], ignored ? SIG_IGN : SIG_DFL);
+  for (size_t i = 0; i < sizeof changed / sizeof changed[0]; i++) {
+    int ends = changed[i] == SIGINT || changed[i] == SIGTERM;
+    int ignored =
+        is_foreign(r) ? !ends && was_ignored[i] : i < JOB_SIGNALS && !(ends && options.join);
+    signal(changed[i], ignored ? SIG_IGN : SIG_DFL);
   }
-  signal(SIGPIPE, SIG_DFL);
-  signal(SIGTTIN, SIG_DFL);
-  signal(SIGCONT, SIG_DFL);
-  signal(SIGCHLD, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);
@@ -1081,10 +1082,15 @@ static const char run_text[] =
     "SIGTSTP\n"
     "(Ctrl-Z) stops the workers, after at most a second those that handle it, then the helpers "
     "(servers,\n"
-    "replicas, the scheduler) and mlfab-run; SIGCONT (fg) continues all. Helpers ignore these "
-    "signals, so\n"
-    "SIGTERM may be sent to all processes of a job. A server that has joined (--join) leaves at "
-    "SIGTERM.\n"
+    "replicas, the scheduler) and mlfab-run; SIGCONT (fg) continues all. SIGTERM may be sent to "
+    "all\n"
+    "processes of a job: the built-in helpers ignore these signals, and a worker gets it once more "
+    "from\n"
+    "mlfab-run. A program of --server has all signals as usual: to serve workers that save, it "
+    "ignores\n"
+    "SIGTERM while they run. A server that has joined (--join) leaves at SIGTERM. SIGHUP, SIGUSR1, "
+    "SIGUSR2\n"
+    "and SIGTSTP that are ignored when mlfab-run begins (nohup) stay so, for the ranks too.\n"
     "\n"
     "Order of ends: first the workers. Helpers end by themselves when the workers have left, and "
     "have 5 s\n"
@@ -1471,10 +1477,6 @@ static int choose_meeting_point(void) {
 }
 
 static int catch_signals(void) {
-  static const int caught[] = {SIGCHLD, SIGINT,  SIGTERM, SIGHUP,
-                               SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP};
-  struct sigaction before;
-  ignores_hangup = sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
   if (pipe(signal_pipe) < 0) return -1;
   for (int i = 0; i < 2; i++) {
     fcntl(signal_pipe[i], F_SETFD, FD_CLOEXEC);
@@ -1485,9 +1487,13 @@ static int catch_signals(void) {
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
-    if (!(caught[i] == SIGHUP && ignores_hangup) && sigaction(caught[i], &action, NULL) < 0)
-      return -1;
+  /* As with nohup: a signal that was ignored stays so, but for SIGINT and SIGTERM, which a shell's `&` ignores. */
+  for (int i = 0; i < (int)(sizeof changed / sizeof changed[0]); i++) {
+    struct sigaction before;
+    was_ignored[i] = sigaction(changed[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+    int stays = was_ignored[i] && i >= 2 && i < JOB_SIGNALS;
+    if (i < CAUGHT_SIGNALS && !stays && sigaction(changed[i], &action, NULL) < 0) return -1;
+  }
   signal(SIGPIPE, SIG_IGN); /* a closed reader must not end the run */
   signal(SIGTTIN, SIG_IGN); /* nor must a terminal in another process's foreground stop it */
   if (pipe(joined_pipe) < 0) return -1;

@@ -296,11 +296,11 @@ static void telemetry_write_log(mlfab__telemetry *t) {
   }
 }
 
-/* A file cannot be written: one line in the log; on stderr where there is none. */
+/* A file cannot be written: one line in the log; on stderr where none takes warnings. */
 static void telemetry_complain(mlfab__telemetry *t, const char *what, const char *path, int why,
                                const char *then) {
   mlfab *ctx = t->ctx;
-  if (t->has_log || t->log_level > 0) {
+  if (ctx->log_level >= MLFAB_LOG_WARN) {
     pthread_mutex_lock(&ctx->lock);
     mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
                telemetry_reason(why), then);
@@ -404,6 +404,7 @@ static void telemetry_work(mlfab__telemetry *t, int last) {
 
 static void *telemetry_thread(void *argument) {
   mlfab__telemetry *t = argument;
+  telemetry_open_log(t); /* says at once that it cannot be written */
   pthread_mutex_lock(&t->lock);
   for (;;) {
     enum telemetry_phase phase = t->phase;

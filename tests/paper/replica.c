@@ -507,8 +507,11 @@ int paper_replica(uint32_t seeds) {
   run_seeds = seeds;
   run_all(&t);
   paper_text(
-      "## A replica, §7.3\n\nThe library's planner in virtual time, without processes: "
-      "transfers take as long as planned, with 10 Gbps everywhere, C1, and a delay bound of 30. "
+      "## A replica, §7.3\n\nThis section runs the planner alone, and no replica of the library's: "
+      "those get states of the shard, not updates ([decisions](decisions.md#replicas)), so these "
+      "figures say nothing about `mlfab-run --replicas`. The planner in virtual time, without "
+      "processes: transfers take as long as planned, with 10 Gbps everywhere, C1, and a delay "
+      "bound of 30. "
       "Div_max counts updates; the server applies an update when the replica lacks at most so "
       "many, and the runs check it. Overhead: minutes more than without, over 6 epochs, which are "
       "8000 times 30 updates (1.28 million images, 32 to an update). Eight hosts aggregate for the "

@@ -24,4 +24,5 @@ def test_a_locale_with_decimal_commas():
     expect(said["own"] == "0,5", "the process keeps its locale", result)
 
 
-main(globals())
+if __name__ == "__main__":
+    main(globals())

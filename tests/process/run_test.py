@@ -274,6 +274,38 @@ def test_servers_are_ended_after_the_workers():
         expect(result.seconds > 4, "after five seconds", result)
 
 
+def test_a_server_program_handles_its_signals():
+    """Also one that is a shell, which cannot trap a signal that was ignored when it began."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\n"
+                            b'for name in INT HUP USR1 USR2 TSTP; do trap "echo got $name" $name; done\n'
+                            b'trap "echo got TERM; exit 0" TERM\necho up\nwhile :; do sleep 0.05; done\n')
+        process = start(RUN, "-n", 1, "--server", script, *shell('read -r line; exit 0'), stdin=subprocess.PIPE)
+        process.stdout.readline()
+        (server,) = (pid for pid in children(process.pid) if b"server.sh" in open("/proc/%d/cmdline" % pid, "rb").read())
+        for name in ("INT", "HUP", "USR1", "USR2", "TSTP"):
+            send(server, getattr(signal, "SIG" + name))
+            line = process.stdout.readline()
+            expect(line.endswith("got %s\n" % name), "a trap", line)
+        result = finish(process)
+        expect(result.code == 0 and "[server 0] got TERM" in result.out, "it ends when it is told to", result)
+
+
+@cases("HUP", "USR1", "USR2", "TSTP", "PIPE")
+def test_what_was_ignored_stays_ignored(name):
+    """In mlfab-run, which goes on, and in its ranks; and nothing else is."""
+    tell_ignored = 'sed -n "s/^SigIgn:.//p" /proc/$$/status; '
+    number = getattr(signal, "SIG" + name)
+    process = start("sh", "-c", 'trap "" %s; %s exec "$@"' % (name, tell_ignored), "sh", RUN, "-n", 1, "-s", 0, "--no-prefix",
+                    *shell(tell_ignored + "read -r line; exit 0"), stdin=subprocess.PIPE)
+    before, after = (int(process.stdout.readline(), 16) for _ in range(2))
+    asked = 1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1  # these it passes on in any case
+    expect(after == before & ~asked and after >> number - 1 & 1, "the same signals", (before, after))
+    if name != "PIPE":
+        process.send_signal(number)
+    expect(finish(process).code == 0, "it goes on until its input ends")
+
+
 def test_a_server_that_fails_at_the_end_is_told():
     with tempfile.TemporaryDirectory() as folder:
         script = executable(os.path.join(folder, "server.sh"), b"#!/bin/sh\nsleep 0.5\nexit 4\n")

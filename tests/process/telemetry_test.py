@@ -333,10 +333,11 @@ def test_waits_for_whom():
 def test_a_path_that_cannot_be_written():
     with Folder() as folder:
         result = stepper(folder, 1000, 20, MLFAB_METRICS=folder("none/m.prom"), MLFAB_TRACE=folder("none/t.json"),
-                         ranks=("-n", 2, "-s", 1))
+                         MLFAB_LOG="error:" + folder("none/log"), ranks=("-n", 2, "-s", 1))
         said = [line for line in result.err.splitlines() if "cannot write" in line]
-        expect(len(said) == 2 * 3, "one line a file and node", result)
-        expect(all("No such file or directory; training goes on" in line for line in said), "why", result)
+        for what in ("log", "metrics", "trace"):
+            expect(len([line for line in said if what + ": cannot" in line]) == 3, "one line a file and node", result)
+        expect(all("No such file or directory; " in line for line in said), "why", result)
 
 
 def test_a_full_disk():
