@@ -204,12 +204,12 @@ static void restore_define(mlfab__restore *restore, const mlfab__define *define,
   if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return;
   restore->define = *define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
-  if (!restore->table && record->bulk_bytes > 0) {
+  if (!restore->table) {
     restore->code = MLFAB_ERR_MEMORY;
     return;
   }
   restore->table_bytes = record->bulk_bytes;
-  if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
+  memcpy(restore->table, record->bulk, record->bulk_bytes);
 }
 
 /* Installs a clock of the shard file that is being read, unless it is installed already. */
@@ -345,8 +345,6 @@ static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
   const mlfab__server_peer *first = &restore->server->peers[0];
   uint32_t n = restore->define.tensors;
   if (!first->definition) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "worker 0 has gone");
-  if (n == 0 || restore->table_bytes != n * MLFAB__TENSOR_INFO_BYTES)
-    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "the checkpoint has no definition of a model");
   mlfab__tensor_info *stored = mlfab__alloc_array(restore->env, n, sizeof *stored);
   if (!stored) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the definition");
   for (uint32_t i = 0; i < n; i++)
