@@ -170,6 +170,9 @@ static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *even
        mlfab__decode_checkpoint_manifest(record.meta, record.meta_bytes, m, restore->entries)))
     why = "it is no manifest";
   if (!why && m->number != restore->number) why = "it is the manifest of another checkpoint";
+  uint32_t wanted = restore->server->config->history;
+  if (!why && wanted && mlfab__record_history(record.set) != wanted)
+    why = "it is of another history";
   if (!why && (m->shards == 0 || m->slices == 0 || m->slices > MLFAB__SLICES_MAX))
     why = "it is no manifest";
   if (why) {
@@ -404,6 +407,7 @@ static void restore_finish(mlfab__restore *restore) {
   }
   for (uint32_t w = 0; w < server->workers; w++) server->peers[w].pushed = restore->pushed[w];
   uint64_t number = restore->number, version = restore->manifest.version;
+  server->save.history = mlfab__record_history(restore->set);
   snprintf(text, sizeof text, "checkpoint %llu, version %llu, loaded from %.160s",
            (unsigned long long)number, (unsigned long long)version, restore->dir);
   restore_end(restore);
