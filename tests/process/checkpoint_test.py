@@ -13,7 +13,8 @@ import tempfile
 import time
 
 from fabrics import Watched
-from process import RUN, SCALE, cases, clean_environment, expect, finish, helper, kill_run, launch, main, start, wait_until
+from process import RUN, SCALE, cases, clean_environment, expect, finish, helper, kill_run, launch, main, send, start, \
+    wait_until
 
 ELEMENTS = 150000  # 1.2 MB: several blocks, and several chunks a block
 LIVES = max(4, round(60 * SCALE / 100))
@@ -119,7 +120,7 @@ class Lost(Watched):
     def kill(self, roles):
         there = self.processes()
         for role in roles:
-            os.kill(there[role, 0], signal.SIGKILL)
+            send(there[role, 0], signal.SIGKILL)  # mlfab-run may have ended it since
 
 
 @cases(("server",), ("server", "replica"), ("server", "scheduler"), ("server", "replica", "scheduler"))
