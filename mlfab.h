@@ -615,6 +615,9 @@ typedef struct mlfab_config {
    * the context is closed. NULL: the model is in memory of the host. Ignored at nodes without the role of a server. */
   const struct mlfab_device *device;
   void *device_self;
+  /* Servers: a model begins as the newest checkpoint of this history (section 7), and those of others are passed over.
+   * 0: as the newest of any. */
+  uint32_t history;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -625,7 +628,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
- * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "mpi_lend" (0, 1), "replicas" (0, 1),
+ * "checkpoint_keep", "resume", "history", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas), "mpi_lend" (0, 1), "replicas" (0, 1),
  * "div_max" (a number, inf), "vote_dir", "ack" (applied, durable). Set "dedicated" or "join" before
  * "role" server, which means nothing without them.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
@@ -931,6 +934,11 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
  * update changes it. Servers choose that time independently, so one shard may contain an update that another shard
  * does not, and a run that resumes has lost that part of it. No update is lost this way if no worker pushes during the
  * checkpoint. Servers on several hosts need a shared directory.
+ *
+ * A history is a number that is drawn when a model begins anew, and that all its checkpoints have: also after a replica
+ * has taken over, and in runs that go on from one of them. A checkpoint removes only files of its own history: of older
+ * checkpoints, and of attempts that failed. Those of another history stay, and none is replaced: the next checkpoint has a
+ * larger number than any in the directory. Two runs at the same time need directories of their own.
  * Memory: the shard's weights once more, from the first checkpoint on; the optimizer state once more at most, while it is
  * written. */
 typedef struct mlfab_checkpoint_options {

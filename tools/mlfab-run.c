@@ -22,6 +22,17 @@
  *    TERM -> END_SERVERS    no worker runs: helpers are ended
  *    TERM, END_SERVERS -> KILL   GRACE_NS are over: SIGKILL to all; likewise after a second SIGINT or SIGTERM
  *
+ * With --on-failure=restart a process that fails is started again, and goes on with what the others have. If no copy of a
+ * shard is left, the others have no model: then all are ended, as above, and all are started again (begins_again). The
+ * model begins as the newest checkpoint of this run. Without one the run ends. A model begins only once with the first
+ * weights.
+ *
+ * Which processes have what they are there for (`lacks`) is known from waitpid and from what built-in helpers tell
+ * (news_pipe): at the begin only the servers, and the scheduler. A copy that ends lacks the model until the other one
+ * tells that it is in sync; the scheduler lacks its votes until it has joined. The model is lost when all copies of a
+ * shard lack it. It counts as lost when a worker fails, or a process that was started again, while two of the three that
+ * vote for a shard lack something: nobody may serve then, and 20 heartbeats are over.
+ *
  * SIGTSTP stops the workers first (STOP_NS at most), then the helpers, then this program. SIGCONT goes to helpers and
  * workers.
  *
@@ -41,6 +52,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -98,8 +110,9 @@ typedef struct rank {
   int number;
   int is_server; /* or the scheduler: it ends after the workers */
   int is_scheduler, is_replica;
-  pid_t pid; /* 0: not running */
-  int done;  /* ended, and not to be restarted */
+  int lacks, serves; /* helpers: see above */
+  pid_t pid;         /* 0: not running */
+  int done;          /* ended, and not to be restarted */
   int restarts;
   stream out, err;
 } rank;
@@ -117,6 +130,8 @@ static struct {
   const char *scheduled;    /* MLFAB_SCHEDULER, or NULL: from the environment */
   const char *delay_bound;  /* likewise */
   const char *resume;       /* MLFAB_RESUME, likewise */
+  char newest[256];         /* instead of it: where the newest checkpoint of this run is, or "" */
+  uint32_t history;         /* its history; 0: unknown */
   const char *settings[32]; /* name=value, for the environment */
   int nsettings;
   double timeout_s;
@@ -148,10 +163,22 @@ static uint64_t run_until = UINT64_MAX; /* --timeout */
 static uint64_t
     over_ns; /* when a copy of a server ended with 0: all workers had left; 0: not yet */
 static int signal_pipe[2];
-/* The built-in server 0, and the scheduler of servers with replicas, write JOINED when all ranks have joined. A worker's
- * library writes another byte when the worker opens a fabric. */
-static int joined_pipe[2] = {-1, -1};
-#define JOINED 'j'
+static int joined;       /* all ranks have */
+static int generations;  /* how often all were started again */
+static int begins_again; /* all are being ended for it ... */
+static int lost_status;  /* ... since a rank failed with this status */
+/* A worker's library writes a byte when the worker opens a fabric. */
+static int opened_pipe[2] = {-1, -1};
+/* What a built-in helper tells this program: one write each, which does not mix with others. */
+static int news_pipe[2] = {-1, -1};
+enum news_kind { NEWS_JOINED, NEWS_SERVES, NEWS_IN_SYNC, NEWS_APART, NEWS_CHECKPOINT };
+typedef struct helper_news {
+  enum news_kind kind;
+  int rank; /* index of `ranks` */
+  pid_t pid;
+  uint32_t history; /* CHECKPOINT: a whole one, of this history ... */
+  char dir[256];    /* ... in this directory */
+} helper_news;
 
 /* Input for worker 0, if the standard input is a terminal. */
 static struct {
@@ -240,15 +267,39 @@ static void server_log(void *user, int level, const char *line) {
 }
 
 typedef struct server_news {
+  int to, rank;                     /* a descriptor for helper_news, or -1; index of this process */
+  const char *dir;                  /* checkpoint_dir */
   int known;                        /* how often it is no news that this copy serves */
   unsigned long long whole, failed; /* checkpoints */
   char why[400];                    /* the last that failed */
 } server_news;
 
+static void server_tell(const server_news *server, enum news_kind kind, const char *text) {
+  helper_news told = {.kind = kind, .rank = server->rank, .pid = getpid()};
+  const char *in = text ? strstr(text, " bytes in ") : NULL, *end = in ? strrchr(in, '(') : NULL;
+  if (server->to < 0) return;
+  if (kind == NEWS_CHECKPOINT) {
+    if (!end || end - in < 11 || sscanf(end, "(history %" SCNu32 ")", &told.history) != 1) return;
+    int bytes = (int)(end - in) - 11; /* without the last blank */
+    snprintf(told.dir, sizeof told.dir, "%.*s", bytes, in + 10);
+    /* The text has the beginning of a long one. */
+    if (strncmp(server->dir, told.dir, strlen(told.dir)) == 0)
+      snprintf(told.dir, sizeof told.dir, "%s", server->dir);
+  }
+  if (write(server->to, &told, sizeof told) < 0)
+    fprintf(stderr, "cannot report: %s\n", strerror(errno));
+}
+
 /* Says which checkpoint a run goes on from, and which copy of a server has taken over. Counts checkpoints. */
 static void server_event(void *user, const mlfab_event_info *info) {
   server_news *news = user;
-  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code == 0) news->whole++;
+  if (info->kind == MLFAB_EVENT_SERVES) server_tell(news, NEWS_SERVES, NULL);
+  if (info->kind == MLFAB_EVENT_IN_SYNC)
+    server_tell(news, info->code == 0 ? NEWS_IN_SYNC : NEWS_APART, NULL);
+  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code == 0) {
+    news->whole++;
+    server_tell(news, NEWS_CHECKPOINT, info->text);
+  }
   if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code != 0) {
     news->failed++;
     snprintf(news->why, sizeof news->why, "%s", info->text);
@@ -285,9 +336,11 @@ static int server_serve(mlfab *fabric) {
 }
 
 /* Serves, or schedules, until every worker has left. `how`: verbose, quiet or again (quiet, and not the first process
- * with this number). `report`: descriptor to report that all have joined, or -1. */
-static int server_main(const char *how, int report) {
+ * with this number). `to`: a descriptor for helper_news, or -1; `index`: of this
+ * process in `ranks`. */
+static int server_main(const char *how, int to, int index) {
   int verbose = strcmp(how, "verbose") == 0;
+  signal(SIGPIPE, SIG_IGN);
   mlfab_env env;
   memset(&env, 0, sizeof env);
   env.size = sizeof env;
@@ -301,13 +354,13 @@ static int server_main(const char *how, int report) {
   config.on_event = server_event;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
-  server_news news = {.known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER};
+  server_news news = {.known = strcmp(how, "quiet") == 0 && config.roles == MLFAB_ROLE_SERVER,
+                      .to = to,
+                      .rank = index,
+                      .dir = config.checkpoint_dir};
   config.user = &news;
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
-  const char joined = JOINED;
-  if (report >= 0 && write(report, &joined, 1) < 0)
-    fprintf(stderr, "cannot report: %s\n", strerror(errno));
-  if (report >= 0) close(report);
+  server_tell(&news, NEWS_JOINED, NULL);
   int status = 0;
   if (server_serve(fabric)) {
     mlfab_last_error(fabric, &error);
@@ -445,7 +498,7 @@ static void set_report(const rank *r, pid_t parent) {
   unsetenv("_MLFAB_OPENED");
 #ifdef __linux__
   char path[64];
-  snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)parent, joined_pipe[1]);
+  snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)parent, opened_pipe[1]);
   if (!r->is_server) setenv("_MLFAB_OPENED", path, 1);
 #else
   (void)r;
@@ -498,6 +551,12 @@ static void set_environment(const rank *r) {
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   if (options.resume) setenv("MLFAB_RESUME", options.resume, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
+  if (options.newest[0]) {
+    char history[16];
+    snprintf(history, sizeof history, "%" PRIu32, options.history);
+    setenv("MLFAB_RESUME", options.newest, 1);
+    setenv("MLFAB_HISTORY", history, 1);
+  }
   /* Ranks cannot share one listening address. */
   unsetenv("MLFAB_LISTEN");
   if (options.insecure) setenv("MLFAB_LISTEN", "tcp:127.0.0.1:0", 1);
@@ -526,22 +585,20 @@ static void become(const rank *r, pid_t parent) {
     execvp(server[0], server);
     return;
   }
-  char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, how[8];
-  char report[16];
-  int reports = r->is_scheduler ? options.replicas : !r->is_replica && r->number == 0;
-  int to = reports ? joined_pipe[1] : -1;
-  if (to >= 0) fcntl(to, F_SETFD, 0);
-  snprintf(report, sizeof report, "%d", to);
+  char name[] = "mlfab-run", argument[] = SERVER_ARGUMENT, how[8], to[16], index[16];
+  fcntl(news_pipe[1], F_SETFD, 0);
+  snprintf(to, sizeof to, "%d", news_pipe[1]);
+  snprintf(index, sizeof index, "%d", (int)(r - ranks));
   snprintf(how, sizeof how, "%s",
            options.verbose   ? "verbose"
            : r->restarts > 0 ? "again"
                              : "quiet");
-  char *server[] = {name, argument, how, report, NULL};
+  char *server[] = {name, argument, how, to, index, NULL};
 #ifdef __linux__
   /* Executes this program again, so that the server is recognisable in a list of processes. */
   execv("/proc/self/exe", server);
 #endif
-  exit(server_main(how, to));
+  exit(server_main(how, news_pipe[1], (int)(r - ranks)));
 }
 
 /* Opens a terminal as large as ours, without output processing: the end to read from and the ranks' end. */
@@ -703,16 +760,96 @@ static int reports_joined(void) {
   return options.dedicated && (!options.server_program || options.replicas);
 }
 
-/* 1 when all ranks have joined; with `any`, when at least one worker has opened a fabric. */
-static int have_joined(int any) {
-  static int joined, opened;
-  char bytes[256];
-  ssize_t n = 0;
-  while ((n = read(joined_pipe[0], bytes, sizeof bytes)) > 0) {
-    opened = 1;
-    if (memchr(bytes, JOINED, (size_t)n)) joined = 1;
+/* The other copy of a server; NULL: there is none, or it is the scheduler. */
+static rank *other_copy(const rank *r) {
+  if (!options.replicas || !r->is_server || r->is_scheduler) return NULL;
+  return &ranks[r - ranks + (r->is_replica ? -options.servers : options.servers)];
+}
+
+/* What the processes that run tell. */
+static void take_news(const helper_news *told) {
+  if (told->kind == NEWS_CHECKPOINT) {
+    snprintf(options.newest, sizeof options.newest, "%s", told->dir);
+    options.history = told->history;
   }
-  return any ? opened : joined;
+  if (told->rank < 0 || told->rank >= rank_count || ranks[told->rank].pid != told->pid) return;
+  rank *r = &ranks[told->rank], *other = other_copy(r);
+  if (told->kind == NEWS_JOINED) {
+    if (r->is_scheduler) r->lacks = 0;
+    if (!joined && options.verbose) say("all ranks have joined");
+    joined = 1;
+  }
+  if (!other) return;
+  if (told->kind == NEWS_SERVES) {
+    r->serves = other->lacks = 1;
+    r->lacks = other->serves = 0;
+  }
+  if (told->kind == NEWS_IN_SYNC) r->lacks = other->lacks = 0;
+  if (told->kind == NEWS_APART) (r->serves ? other : r)->lacks = 1;
+}
+
+static void read_news(void) {
+  helper_news told;
+  while (read(news_pipe[0], &told, sizeof told) == (ssize_t)sizeof told) take_news(&told);
+}
+
+static int have_joined(void) {
+  read_news();
+  return joined;
+}
+
+/* Has at least one worker opened a fabric? */
+static int have_opened(void) {
+  static int opened;
+  char bytes[256];
+  while (read(opened_pipe[0], bytes, sizeof bytes) > 0) opened = 1;
+  return opened;
+}
+
+/* Has the model been lost with this rank, which has ended? NULL, or how. See above. */
+static const char *model_lost(const rank *r, int by_itself) {
+  static char text[128];
+  if (!joined || options.join || options.server_program) return NULL;
+  const rank *other = other_copy(r);
+  if (r->is_server && !r->is_scheduler && (!other || other->lacks)) {
+    snprintf(text, sizeof text, "server %d%s", r->number, other ? " and its replica have" : " has");
+    return text;
+  }
+  if (r->is_server && !by_itself) return NULL;
+  for (int s = 0; s < options.servers; s++) {
+    int lacking = ranks[s].lacks;
+    if (options.replicas)
+      lacking += other_copy(&ranks[s])->lacks + ranks[2 * options.servers].lacks - 1;
+    if (lacking <= 0) continue;
+    snprintf(
+        text, sizeof text,
+        options.replicas ? "two of server %d, its replica and the scheduler have" : "server %d has",
+        s);
+    return text;
+  }
+  return NULL;
+}
+
+/* Ends all, to start all again; 0: there is no checkpoint to go on from. */
+static int begin_again(const char *who, int code) {
+  const char *resume = getenv("MLFAB_RESUME");
+  const char *from = options.newest[0] ? options.newest : options.resume ? options.resume : resume;
+  if (!from || !*from) {
+    say("the model is lost: %s ended. This run has made no whole checkpoint to go on from", who);
+    return 0;
+  }
+  if (generations == RESTARTS_MAX) {
+    say("the model is lost: %s ended. All were started again %d times already", who, RESTARTS_MAX);
+    return 0;
+  }
+  generations++;
+  begins_again = 1;
+  lost_status = code;
+  say("the model is lost: %s ended. All begin again from the newest checkpoint of this run in %s "
+      "(%d "
+      "of at most %d times)",
+      who, from, generations, RESTARTS_MAX);
+  return 1;
 }
 
 /* May workers of other runs use the servers of this one? */
@@ -744,8 +881,10 @@ static void ended(rank *r, int status) {
   int done = r->is_server && all_is_done();
   int late = done || (over_ns && r->is_server); /* nobody needs it any more */
   int hangs_up = hung_up && code == 128 + SIGHUP;
+  read_news();
   r->pid = 0;
-  r->done = 1;
+  r->done = r->lacks = 1;
+  r->serves = 0;
   if (phase >= PHASE_TERM) {
     if (options.verbose) say("%s %d has ended", kind(r), r->number);
     return;
@@ -762,7 +901,15 @@ static void ended(rank *r, int status) {
         WCOREDUMP(status) ? " (core dumped)" : "");
   else
     say("%s %d exited with status %d", kind(r), r->number, code);
-  if (!serves && restart && !interrupted && !hangs_up && !late) {
+  int again = !interrupted && !hangs_up && !late;
+  const char *lost = again && options.on_failure == ON_FAILURE_RESTART
+                         ? model_lost(r, !WIFSIGNALED(status) && r->restarts > 0)
+                         : NULL;
+  if (lost && begin_again(lost, code)) {
+    end_all();
+    return;
+  }
+  if (!lost && !serves && restart && again) {
     if (r->restarts < RESTARTS_MAX) {
       r->restarts++;
       say("starting %s %d again (%d of at most %d times)", kind(r), r->number, r->restarts,
@@ -890,7 +1037,7 @@ static void read_signals(void) {
 static uint64_t servers_until(uint64_t now) {
   if (options.join && exit_status == 0) return UINT64_MAX; /* they serve workers of other runs */
   if (interrupted && exit_status != 0) return now;         /* there is no model to wait for */
-  if (serves_others() && exit_status == 0 && !interrupted && (!reports_joined() || have_joined(0)))
+  if (serves_others() && exit_status == 0 && !interrupted && (!reports_joined() || have_joined()))
     return UINT64_MAX;
   return now + SERVERS_GRACE_NS;
 }
@@ -903,7 +1050,7 @@ static void tell_unjoined(void) {
 #else
   const int known = reports_joined();
 #endif
-  if (!known || told || options.workers == 0 || exit_status != 0 || interrupted || have_joined(1))
+  if (!known || told || options.workers == 0 || exit_status != 0 || interrupted || have_opened())
     return;
   told = 1;
   say("no rank joined: %d worker%s of %s ended with status 0%s. Does the program call mlfab_open, "
@@ -920,9 +1067,38 @@ static int left_over(void) {
   return 1;
 }
 
+/* Servers are first in `ranks`, so that workers find them soon. */
+static void start_all(void) {
+  phase = PHASE_RUN;
+  joined = 0;
+  over_ns = 0;
+  for (int i = 0; i < rank_count; i++) {
+    ranks[i].done = ranks[i].serves = ranks[i].restarts = 0;
+    ranks[i].lacks = ranks[i].is_replica;
+  }
+  for (int i = 0; i < rank_count && phase == PHASE_RUN; i++) {
+    int failure = start(&ranks[i]);
+    if (failure) {
+      exit_status = failure;
+      end_all();
+    }
+  }
+}
+
+/* Nothing runs. Returns 0 when all is over. */
+static int go_on(void) {
+  if (!begins_again) return 0;
+  begins_again = 0;
+  if (interrupted && exit_status == 0) exit_status = lost_status;
+  if (exit_status != 0) return 0;
+  read_news();
+  start_all();
+  return 1;
+}
+
 /* Advances to the next phase. Returns 0 when all is over. */
 static int advance(uint64_t now) {
-  if (!is_running(0) && !is_running(1)) return 0;
+  if (!is_running(0) && !is_running(1)) return go_on();
   if (phase == PHASE_RUN && now >= run_until) {
     say("not finished after %g s: ending it", options.timeout_s);
     if (exit_status == 0) exit_status = EXIT_TIMEOUT;
@@ -990,15 +1166,9 @@ static int run(void) {
   struct pollfd *fds = calloc((size_t)rank_count * 2 + 3, sizeof *fds);
   if (!fds) return 1;
   if (options.timeout_s > 0) run_until = now_ns() + (uint64_t)(options.timeout_s * 1e9);
-  /* Servers are first in `ranks`, so that workers find them soon. */
-  for (int i = 0; i < rank_count && phase == PHASE_RUN; i++) {
-    int failure = start(&ranks[i]);
-    if (failure) {
-      exit_status = failure;
-      end_all();
-    }
-  }
+  start_all();
   for (;;) {
+    read_news();
     reap();
     stop_job();
     if (!advance(now_ns())) break;
@@ -1057,7 +1227,12 @@ static const char usage_text[] =
     "                         consistency=ssp, staleness=3, filter_threshold=0.01, timeout_ms=500\n"
     "  --on-failure=end       a rank that fails ends the run (so it is unless said otherwise)\n"
     "  --on-failure=continue  the others go on without it\n"
-    "  --on-failure=restart   it is started again with its rank, at most 10 times\n"
+    "  --on-failure=restart   it is started again with its rank, at most 10 times. If no copy of "
+    "the "
+    "model\n"
+    "                         is left, all are, and go on from the newest checkpoint of this run; "
+    "without\n"
+    "                         one the run ends\n"
     "  --insecure             no key: any user of this host may take part over TCP, which is "
     "faster so\n"
     "  --no-prefix            the ranks write to the output themselves, without [worker 2] in "
@@ -1496,15 +1671,19 @@ static int catch_signals(void) {
   }
   signal(SIGPIPE, SIG_IGN); /* a closed reader must not end the run */
   signal(SIGTTIN, SIG_IGN); /* nor must a terminal in another process's foreground stop it */
-  if (pipe(joined_pipe) < 0) return -1;
-  for (int i = 0; i < 2; i++) fcntl(joined_pipe[i], F_SETFD, FD_CLOEXEC);
-  fcntl(joined_pipe[0], F_SETFL, O_NONBLOCK);
+  if (pipe(opened_pipe) < 0 || pipe(news_pipe) < 0) return -1;
+  for (int i = 0; i < 2; i++) {
+    fcntl(opened_pipe[i], F_SETFD, FD_CLOEXEC);
+    fcntl(news_pipe[i], F_SETFD, FD_CLOEXEC);
+  }
+  fcntl(opened_pipe[0], F_SETFL, O_NONBLOCK);
+  fcntl(news_pipe[0], F_SETFL, O_NONBLOCK);
   return 0;
 }
 
 int main(int argc, char **argv) {
-  if ((argc == 3 || argc == 4) && strcmp(argv[1], SERVER_ARGUMENT) == 0)
-    return server_main(argv[2], argc == 4 ? atoi(argv[3]) : -1);
+  if ((argc == 3 || argc == 5) && strcmp(argv[1], SERVER_ARGUMENT) == 0)
+    return server_main(argv[2], argc == 5 ? atoi(argv[3]) : -1, argc == 5 ? atoi(argv[4]) : 0);
   parse(argc, argv);
   if (!options.join && (make_key() < 0 || choose_meeting_point() < 0)) return 1;
   int copies = options.servers * (1 + options.replicas), services = copies + options.scheduler;

@@ -90,6 +90,7 @@ static const config_setting config_settings[] = {
     CONFIG_U("checkpoint_commits", mlfab_config, checkpoint_commits, 1, UINT64_MAX - 1, 1),
     CONFIG_U("checkpoint_keep", mlfab_config, checkpoint_keep, 1, 1000000, 1),
     CONFIG_T("resume", mlfab_config, resume, CONFIG_TEXT),
+    CONFIG_U("history", mlfab_config, history, 1, UINT32_MAX, 1),
     CONFIG_T("log", mlfab_config, log, CONFIG_TEXT),
     CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
     CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),

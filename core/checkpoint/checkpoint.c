@@ -202,7 +202,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
                            .workers = node->config.workers,
                            .servers = node->config.servers,
                            .asker = MLFAB__NO_NODE,
-                           .seed = node->nonce};
+                           .leader = (uint32_t)node->nonce};
   return mlfab__lead_init(c->lead);
 }
 
@@ -222,6 +222,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *se
   if (code) return code;
   server->save.hooks = &saver;
   server->save.checkpoint = c;
+  server->save.history = (uint32_t)mlfab__max(mlfab__hash(node->nonce, "history", 7) >> 32, 1);
   checkpoint_arm(c);
   return 0;
 }

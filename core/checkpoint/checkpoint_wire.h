@@ -23,7 +23,7 @@ typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or w
 } mlfab__checkpoint_done;
 
 typedef struct mlfab__checkpoint_order { /* server 0 -> server: write your shard */
-  uint64_t number, set;                  /* set: random number of the attempt */
+  uint64_t number, set;                  /* set: as in record.h */
   uint32_t index, shards;                /* of the shards this one is number `index` */
   char dir[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_order;

@@ -394,6 +394,7 @@ static void collect_install_workers(mlfab__collect *collect) {
 MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
   mlfab__server *server = collect->server;
   assert(collect->phase == MLFAB__COLLECT_WHOLE);
+  server->save.history = collect->history;
   for (uint32_t i = 0; i < collect->nslices; i++) {
     if (collect->slices[i].comes) collect_install_slice(collect, i);
   }

@@ -37,10 +37,11 @@ typedef struct mlfab__collect {
   mlfab__env *env;
   struct mlfab__server *server;
   enum mlfab__collect_phase phase;
-  uint64_t at;    /* the moment that was installed last: HEAD's number; 0: none */
-  uint64_t since; /* what comes is what has changed since then; 0: all */
-  uint64_t here;  /* store.changes after that */
-  int built;      /* the model is of this stream */
+  uint64_t at;      /* the moment that was installed last: HEAD's number; 0: none */
+  uint64_t since;   /* what comes is what has changed since then; 0: all */
+  uint64_t here;    /* store.changes after that */
+  int built;        /* the model is of this stream */
+  uint32_t history; /* of the model: the caller of begin sets it */
   mlfab__reader reader;
   mlfab__checkpoint_head head;
   /* Room, and for what store. */

@@ -12,11 +12,13 @@ MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
   lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
+  lead->owes_last = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes_last);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->owes_last && lead->shard &&
+            lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -33,6 +35,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
   mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
+  mlfab__free(lead->env, lead->owes_last, lead->servers * sizeof *lead->owes_last);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -86,9 +89,10 @@ static void lead_tell(mlfab__lead *lead) {
   if (done->code)
     snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
   else
-    snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
+    snprintf(text, sizeof text,
+             "checkpoint %llu is whole: version %llu, %llu bytes in %.160s (history %u)",
              (unsigned long long)done->number, (unsigned long long)done->version,
-             (unsigned long long)done->bytes, lead->order.dir);
+             (unsigned long long)done->bytes, lead->order.dir, lead->server->save.history);
   lead_log(lead, text);
   lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
   if (lead->asker == MLFAB__NO_NODE) return;
@@ -115,8 +119,11 @@ static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *tex
   snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  for (uint32_t s = 0; s < lead->servers && left; s++)
-    if (!lead->answered[s] && lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+  for (uint32_t s = 0; s < lead->servers && left; s++) {
+    if (lead->answered[s]) continue;
+    if (lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+    lead->owes_last[s] = lead->order.number;
+  }
   if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
   if (left) lead_clean(lead, phase == MLFAB__LEAD_SEALS ? MLFAB_FILE_ABORT : MLFAB_FILE_LIST);
@@ -139,14 +146,21 @@ static void lead_begin(mlfab__lead *lead, uint32_t asker, uint32_t keep, const c
   lead->keep = keep                            ? keep
                : lead->config->checkpoint_keep ? lead->config->checkpoint_keep
                                                : LEAD_KEEP;
-  lead->began_ns = now_ns;
   lead->deadline_ns = mlfab__add_sat(now_ns, timeout_ns ? timeout_ns : lead->config->timeout_ns);
+  if (strcmp(lead->order.dir, dir) != 0) {
+    lead->listed = 0;
+    memset(lead->owes, 0, lead->servers * sizeof *lead->owes);
+  }
   memset(&lead->order, 0, sizeof lead->order);
   snprintf(lead->order.dir, sizeof lead->order.dir, "%.255s", dir);
   lead->phase = MLFAB__LEAD_LISTS;
   op->kind = MLFAB_FILE_LIST;
   op->path = lead->order.dir;
   mlfab__files_ask(lead->filer);
+}
+
+static const char *lead_dir(const mlfab__lead *lead, const mlfab__checkpoint_ask *ask) {
+  return ask->dir[0] ? ask->dir : lead->config->checkpoint_dir;
 }
 
 /* Why no checkpoint can begin now: 0, or a code and a text. */
@@ -174,8 +188,7 @@ static void lead_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoi
   lead->done =
       (mlfab__checkpoint_done){.ask = ask->ask, .rank = MLFAB_NO_RANK, .servers = lead->servers};
   lead_forget_names(lead);
-  lead_begin(lead, worker, ask->keep, ask->dir[0] ? ask->dir : lead->config->checkpoint_dir,
-             ask->timeout_ns, now_ns);
+  lead_begin(lead, worker, ask->keep, lead_dir(lead, ask), ask->timeout_ns, now_ns);
 }
 
 static void lead_serve_waiting(mlfab__lead *lead) {
@@ -218,8 +231,7 @@ MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
   int under_way = lead->phase != MLFAB__LEAD_IDLE && lead->phase != MLFAB__LEAD_SWEEPS;
   if (under_way && lead->asker == worker && lead->done.ask == ask.ask) return;
   if (lead->waits && lead->waiter == worker && lead->wanted.ask == ask.ask) return;
-  const char *dir = ask.dir[0] ? ask.dir : lead->config->checkpoint_dir;
-  done.code = lead_refuse(lead, dir, done.text, sizeof done.text);
+  done.code = lead_refuse(lead, lead_dir(lead, &ask), done.text, sizeof done.text);
   if (done.code) {
     lead_answer(lead, worker, &done);
   } else {
@@ -322,12 +334,24 @@ static void lead_seal(mlfab__lead *lead) {
   mlfab__files_ask(lead->filer);
 }
 
+/* Is it the answer to the order of an attempt that has failed? A server carries out one order after another. */
+static int lead_settles(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+  uint64_t *owes = &lead->owes[shard->server], *last = &lead->owes_last[shard->server];
+  if (*owes == 0 || shard->number < *owes) return 0;
+  if (shard->code == MLFAB_ERR_AGAIN && shard->number > *owes) {
+    /* It still carries out an earlier one. */
+    if (shard->number == *last) *last = shard->number - 1;
+    return 0;
+  }
+  *owes = shard->number < *last ? shard->number + 1 : 0;
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
-  if (shard->number == lead->owes[shard->server]) { /* late: it writes no more */
-    lead->owes[shard->server] = 0;
+  if (lead_settles(lead, shard)) {
+    lead->unclean = 1;
     if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
-    return;
   }
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
@@ -360,6 +384,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
 
 /* The names in the directory: 0, or MEMORY. */
 static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
+  lead->unclean = 0;
   lead_forget_names(lead);
   if (event->bulk_bytes == 0) return 0;
   lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
@@ -386,35 +411,55 @@ static uint64_t lead_oldest(const mlfab__lead *lead) {
   return oldest;
 }
 
-/* Is it a file of an attempt that is dead? */
-static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
+/* Does the list have the manifest of this number? 0 for the number: the newest of all; 0: none. */
+static uint64_t lead_manifest(const mlfab__lead *lead, uint64_t number) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
-  if (!lead_own(lead, file->number)) return 0;
-  for (uint32_t s = 0; s < lead->servers; s++)
-    if (lead->owes[s] == file->number) return 0;
-  if (file->part) return 1;
+  uint64_t newest = 0;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    if (name.manifest && !name.part && name.number == file->number) return 0;
-  return 1;
+    if (name.manifest && !name.part && (number == 0 || name.number == number))
+      newest = mlfab__max(newest, name.number);
+  return newest;
 }
 
-/* Asks for the removal of the next file that has to go; 0: none is left. */
-static int lead_removes(mlfab__lead *lead) {
-  mlfab__record_name name;
+/* Is it a file of an attempt that is dead? */
+static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
+  if (!lead_own(lead, file->number)) return 0;
+  for (uint32_t s = 0; s < lead->servers; s++)
+    if (lead->owes[s] && file->number >= lead->owes[s]) return 0;
+  return file->part || !lead_manifest(lead, file->number);
+}
+
+/* Does the present step concern this file? */
+static int lead_due(const mlfab__lead *lead, const mlfab__record_name *file) {
+  int manifest = file->manifest && !file->part;
+  switch (lead->step) {
+    case MLFAB__LEAD_LOOKS:
+      return manifest;
+    case MLFAB__LEAD_LOOKS_REST:
+      return !manifest && !lead_manifest(lead, file->number);
+    default:
+      return manifest == (lead->step == MLFAB__LEAD_REMOVES) &&
+             (file->number < lead->oldest || lead_orphan(lead, file));
+  }
+}
+
+/* Asks for the next file operation of CLEARS or SWEEPS; 0: none is left. */
+static int lead_acts(mlfab__lead *lead) {
   const char *text;
   size_t bytes;
-  for (; lead->sweeps_rest < 2; lead->sweeps_rest++, lead->name_at = 0) {
-    while (
-        mlfab__record_each(lead->names, lead->names_bytes, &lead->name_at, &text, &bytes, &name)) {
-      int manifest = name.manifest && !name.part;
-      if (manifest == lead->sweeps_rest) continue;
-      if (name.number >= lead->oldest && !lead_orphan(lead, &name)) continue;
+  for (; lead->step < MLFAB__LEAD_STEPS; lead->step++, lead->name_at = 0) {
+    while (mlfab__record_each(lead->names, lead->names_bytes, &lead->name_at, &text, &bytes,
+                              &lead->looked_at)) {
+      if (!lead_due(lead, &lead->looked_at)) continue;
       mlfab_file_op *op = &lead->filer->op;
       snprintf(lead->path, sizeof lead->path, "%.255s/%.*s", lead->order.dir, (int)bytes, text);
-      op->kind = MLFAB_FILE_REMOVE;
+      lead->looked_name = lead->names + (text - lead->names);
+      op->kind = lead->step < MLFAB__LEAD_REMOVES ? MLFAB_FILE_READ : MLFAB_FILE_REMOVE;
       op->path = lead->path;
+      op->offset = 0;
+      op->bytes = MLFAB__RECORD_BYTES;
       mlfab__files_ask(lead->filer);
       return 1;
     }
@@ -422,23 +467,48 @@ static int lead_removes(mlfab__lead *lead) {
   return 0;
 }
 
+/* The header of a file was read: strikes it off the list if it is foreign. */
+static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__file_record record = {.set = 0};
+  mlfab__record_name name;
+  const mlfab__record_name *file = &lead->looked_at;
+  const char *text, *why;
+  size_t at = 0, bytes;
+  int manifest = lead->step == MLFAB__LEAD_LOOKS;
+  /* An upload that is not finished is listed, and cannot be read. */
+  int empty = event->code ? file->part : event->bulk_bytes < MLFAB__RECORD_BYTES;
+  int read = !event->code && mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why) >= 0;
+  int mine = read && mlfab__record_history(record.set) == lead->server->save.history;
+  int over = file->number <= lead->found || file->number < lead_manifest(lead, 0);
+  if (!manifest && empty) mine = file->number < lead_manifest(lead, 0);
+  if (!manifest && (uint32_t)record.set != lead->leader) mine = mine && over;
+  if (mine) return;
+  if (!manifest) *lead->looked_name = '-';
+  while (manifest && mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    if (name.number == file->number) lead->names[text - lead->names] = '-';
+}
+
 /* Goes on with CLEARS or SWEEPS, or ends it. */
 static void lead_sweep(mlfab__lead *lead) {
-  if (lead_removes(lead)) return;
+  if (lead_acts(lead)) return;
   if (lead->phase == MLFAB__LEAD_CLEARS) {
     lead_orders(lead);
     return;
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  lead_serve_waiting(lead);
+  if (lead->waits) {
+    lead_serve_waiting(lead);
+  } else if (lead->unclean) {
+    lead_clean(lead, MLFAB_FILE_LIST);
+  }
 }
 
-/* `oldest` 0: only what attempts that failed have left. */
+/* `oldest` 0: only what attempts that failed have left, of a new list. */
 static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead->oldest = oldest;
   lead->name_at = 0;
-  lead->sweeps_rest = 0;
+  lead->step = oldest == 0 ? MLFAB__LEAD_LOOKS : MLFAB__LEAD_REMOVES;
   lead_sweep(lead);
 }
 
@@ -451,6 +521,9 @@ static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
     /* Without a list, the next attempt removes it. */
     if (!event->code) (void)lead_take_names(lead, event);
     lead_sweep_from(lead, 0);
+  } else if (kind == MLFAB_FILE_READ) {
+    lead_looked(lead, event);
+    lead_sweep(lead);
   } else {
     if (event->code && lead_news(lead, LEAD_REMOVAL))
       mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
@@ -464,18 +537,19 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
-  uint64_t largest = lead->spoilt;
+  uint64_t largest = 0;
   if (lead_take_names(lead, event)) {
     lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
     return;
   }
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     largest = mlfab__max(largest, name.number);
-  largest++;
+  if (!lead->listed) lead->found = largest;
+  lead->listed = 1;
+  largest = mlfab__max(largest, lead->spoilt) + 1;
   if (!lead_own(lead, largest)) largest++;
   lead->order.number = lead->done.number = largest;
-  uint64_t drawn[2] = {lead->began_ns, largest};
-  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->order.set = (uint64_t)lead->server->save.history << 32 | lead->leader;
   lead->phase = MLFAB__LEAD_CLEARS;
   lead_sweep_from(lead, 0);
 }

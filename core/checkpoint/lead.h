@@ -16,9 +16,21 @@
  * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
  * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
  *
- * An attempt is dead when nobody can write its manifest any more: it has none in the list, this copy of server 0 has led
- * it or a former process of this copy has, and every server has answered its order. A server that has not (`owes`) may
- * still be writing. Its late answer lets SWEEPS begin. A server that is dead owes nothing.
+ * Whose files. A directory may have files of other histories (record.h), and of other processes that lead. So CLEARS, and
+ * SWEEPS after a list, first look at the header of each manifest, and of each file without a manifest. They strike the
+ * foreign names off the list:
+ *
+ *    manifest             of another history, or unreadable; with it all files of its number
+ *    file without one     of another history, or unreadable; or led by another process, and not there when this process
+ *                         listed the directory first (`found`)
+ *
+ * A file whose number is below the newest manifest on the list is of an attempt that is over. It stays on the list, also if
+ * another process has led it, or if it is empty or an unfinished part.
+ *
+ * An attempt is dead when nobody can write its manifest any more. Its files are on the list, which has no manifest of it. Its
+ * number is not of the other copy of server 0. Every server has answered its order. A server that has not may still be
+ * writing: `owes` is the lowest such number, and files of this number and later ones stay. Each of its late answers lets
+ * SWEEPS begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -26,8 +38,8 @@
  * the former one may still write is another checkpoint, whole or not.
  *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
- * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer
- * manifest is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
+ * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer manifest of its
+ * history is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
  * older checkpoints. (4) The log gets one line for each kind of failure (code) and minute, and one more when a checkpoint
  * is whole again. Events and answers are for every attempt. */
 #ifndef MLFAB__LEAD_H
@@ -54,6 +66,14 @@ typedef struct mlfab__lead_seat { /* a worker: its last answer */
 
 enum { MLFAB__LEAD_KINDS = 8 };
 
+enum mlfab__lead_step {                    /* of CLEARS and SWEEPS */
+                        MLFAB__LEAD_LOOKS, /* at manifests */
+                        MLFAB__LEAD_LOOKS_REST,
+                        MLFAB__LEAD_REMOVES, /* manifests */
+                        MLFAB__LEAD_REMOVES_REST,
+                        MLFAB__LEAD_STEPS
+};
+
 typedef struct mlfab__lead_said { /* a kind of failure that is in the log */
   int kind;                       /* a code; 1: a file cannot be removed; 0: none */
   uint64_t until_ns;              /* the log gets no other line of this kind before */
@@ -68,7 +88,7 @@ typedef struct mlfab__lead {
   void *self;
   void (*own)(void *self,
               const mlfab__checkpoint_order *order); /* the order to this server itself */
-  uint64_t seed;
+  uint32_t leader;                                   /* random number of this process */
   enum mlfab__lead_phase phase;
   /* Does this server take part? Late servers only while they have slices. */
   int (*asks)(void *self, uint32_t server);
@@ -80,13 +100,14 @@ typedef struct mlfab__lead {
   /* The one that is being made. */
   uint32_t asker; /* a worker, or MLFAB__NO_NODE: by itself */
   uint32_t keep;
-  uint64_t began_ns, deadline_ns;
+  uint64_t deadline_ns;
   uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered; /* by server */
-  uint64_t
-      *owes; /* by server: number of a failed attempt whose order it has not answered; 0: none */
+  /* By server: numbers of the first and the last failed attempt whose order it has not answered; 0: none. */
+  uint64_t *owes, *owes_last;
+  int unclean;                      /* such an answer has come, and nothing was removed since */
   uint32_t *shard;                  /* by server: number of its shard, of those that take part */
   uint32_t shards;                  /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
@@ -94,9 +115,13 @@ typedef struct mlfab__lead {
   uint32_t epoch;
   char *names; /* the directory's list */
   uint32_t names_bytes;
-  size_t name_at;  /* CLEARS, SWEEPS: the next to look at ... */
-  int sweeps_rest; /* ... 0: for manifests */
-  uint64_t oldest; /* CLEARS, SWEEPS: checkpoints before this one go */
+  int listed;     /* this process has listed order.dir before ... */
+  uint64_t found; /* ... and this was the largest number then */
+  enum mlfab__lead_step step;
+  size_t name_at;               /* the next name of the step */
+  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: what is being read ... */
+  char *looked_name;            /* ... and its place in the list */
+  uint64_t oldest;              /* CLEARS, SWEEPS: checkpoints before this one go */
   mlfab__lead_said said[MLFAB__LEAD_KINDS];
   uint64_t failures; /* attempts that failed since the last whole checkpoint */
   int told;          /* one of them is in the log */

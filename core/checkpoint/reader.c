@@ -17,7 +17,7 @@ static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *
 }
 
 static const char *reader_define(const mlfab__file_record *record, mlfab__define *define) {
-  if (mlfab__decode_define(record->meta, record->meta_bytes, define) ||
+  if (mlfab__decode_define(record->meta, record->meta_bytes, define) || define->tensors == 0 ||
       record->bulk_bytes != (uint64_t)define->tensors * MLFAB__TENSOR_INFO_BYTES)
     return "its definition of the model does not parse";
   return NULL;

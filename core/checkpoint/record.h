@@ -13,7 +13,9 @@
  * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
  *
- * `set` is one random number for all files of an attempt: files of two attempts never mix. The manifest has each shard
+ * `set` is one number for all files of an attempt: its upper half is the history of the model, its lower half random, of
+ * the process of server 0 that led the attempt. With the number, files of two attempts never mix. A history is drawn when
+ * a model begins, and kept by whatever goes on from one of its checkpoints or copies. The manifest has each shard
  * file's length, and its chain: a CRC32C over the headers of its records, which cover all other bytes.
  *
  * Invariant: any change of any byte of a file, and any other length, is an error of record_open, or a wrong chain or
@@ -54,6 +56,8 @@ MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
                                            mlfab__file_record *record, const char **why_p);
 /* The chain that goes on with this record's header. Initially 0. */
 MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head);
+
+static inline uint32_t mlfab__record_history(uint64_t set) { return (uint32_t)(set >> 32); }
 
 /* --- names --- */
 

@@ -170,6 +170,9 @@ static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *even
        mlfab__decode_checkpoint_manifest(record.meta, record.meta_bytes, m, restore->entries)))
     why = "it is no manifest";
   if (!why && m->number != restore->number) why = "it is the manifest of another checkpoint";
+  uint32_t wanted = restore->server->config->history;
+  if (!why && wanted && mlfab__record_history(record.set) != wanted)
+    why = "it is of another history";
   if (!why && (m->shards == 0 || m->slices == 0 || m->slices > MLFAB__SLICES_MAX))
     why = "it is no manifest";
   if (why) {
@@ -204,12 +207,12 @@ static void restore_define(mlfab__restore *restore, const mlfab__define *define,
   if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return;
   restore->define = *define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
-  if (!restore->table && record->bulk_bytes > 0) {
+  if (!restore->table) {
     restore->code = MLFAB_ERR_MEMORY;
     return;
   }
   restore->table_bytes = record->bulk_bytes;
-  if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
+  memcpy(restore->table, record->bulk, record->bulk_bytes);
 }
 
 /* Installs a clock of the shard file that is being read, unless it is installed already. */
@@ -345,8 +348,6 @@ static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
   const mlfab__server_peer *first = &restore->server->peers[0];
   uint32_t n = restore->define.tensors;
   if (!first->definition) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "worker 0 has gone");
-  if (n == 0 || restore->table_bytes != n * MLFAB__TENSOR_INFO_BYTES)
-    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "the checkpoint has no definition of a model");
   mlfab__tensor_info *stored = mlfab__alloc_array(restore->env, n, sizeof *stored);
   if (!stored) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the definition");
   for (uint32_t i = 0; i < n; i++)
@@ -406,6 +407,7 @@ static void restore_finish(mlfab__restore *restore) {
   }
   for (uint32_t w = 0; w < server->workers; w++) server->peers[w].pushed = restore->pushed[w];
   uint64_t number = restore->number, version = restore->manifest.version;
+  server->save.history = mlfab__record_history(restore->set);
   snprintf(text, sizeof text, "checkpoint %llu, version %llu, loaded from %.160s",
            (unsigned long long)number, (unsigned long long)version, restore->dir);
   restore_end(restore);

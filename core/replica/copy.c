@@ -94,8 +94,8 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   uint32_t slot = 0;
   while (slot < MLFAB__COPY_LOANS && (c->lent >> slot & 1)) slot++;
   if (slot == MLFAB__COPY_LOANS) return 0;
-  const mlfab__moment_frame head = {c->number, c->node->term, c->record.type, c->record.index,
-                                    c->since};
+  const mlfab__moment_frame head = {c->number,       c->node->term, c->record.type,
+                                    c->record.index, c->since,      c->server->save.history};
   frame->type = MLFAB__MOMENT;
   mlfab__encode_moment_frame(frame->meta, &head);
   memcpy(frame->meta + MLFAB__MOMENT_FRAME_BYTES, c->meta + MLFAB__MOMENT_FRAME_BYTES,
@@ -236,6 +236,7 @@ static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
     }
     c->number_in = in.number;
     mlfab__collect_begin(&c->collect, c->server->env, c->server, in.since);
+    c->collect.history = in.history;
   }
   if (c->number_in != in.number) return 1;
   const mlfab__file_record record = {.type = (uint16_t)in.type,

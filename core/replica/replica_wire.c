@@ -11,7 +11,7 @@ WIRE_META(vote_frame,
   N(shard) N(message.kind) N(message.known) N(message.empty) N(message.floor) R(message.record)
   R(message.decided) R(message.bond) N(message.nonce) N(message.sent_ns) N(message.echo_nonce)
   N(message.echo_ns))
-WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since))
+WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since) N(history))
 WIRE_META(moment_has, N(number) N(term) N(refused))
 WIRE_META(mirror_frame, N(number) N(term) N(stream) N(part) N(record))
 WIRE_META(mirror_has, N(number) N(term) N(stream))

@@ -16,6 +16,7 @@ typedef struct
   uint32_t term;   /* of the sender */
   uint32_t type, index;
   uint64_t since; /* as in moment_pin: 0: it has all slices; else it builds on moment number - 1 */
+  uint32_t history; /* of the model */
 } mlfab__moment_frame;
 
 typedef struct mlfab__moment_has { /* other copy -> serving copy, after END and on a new link */
@@ -48,7 +49,7 @@ typedef struct mlfab__votes {
 
 enum {
   MLFAB__MIRROR_FRAME_BYTES = 24,
-  MLFAB__MOMENT_FRAME_BYTES = 28,
+  MLFAB__MOMENT_FRAME_BYTES = 32,
   MLFAB__VOTE_RECORD_BYTES = 12
 };
 

@@ -300,6 +300,7 @@ typedef struct mlfab__server_save {
   uint64_t at;  /* number of commits at which `due` is called; 0: at once, MLFAB__NEVER: not */
   uint32_t cut; /* number of slices of a restored model, or 0 */
   uint64_t restored, restored_version; /* the checkpoint that the model began as, or 0 */
+  uint32_t history; /* of the model, or of the one that will begin: ../checkpoint/record.h */
 } mlfab__server_save;
 
 /* A commit that is to be applied: the sum of the squares of what is added, before it is multiplied by `scale`, and at

@@ -8,10 +8,13 @@ The newest manifest in the directory must be the one that is loaded: what has a 
 import os
 import random
 import re
+import signal
 import tempfile
 import time
 
-from process import RUN, SCALE, cases, clean_environment, expect, finish, helper, kill_run, launch, main, start, wait_until
+from fabrics import Watched
+from process import RUN, SCALE, cases, clean_environment, expect, finish, helper, kill_run, launch, main, send, start, \
+    wait_until
 
 ELEMENTS = 150000  # 1.2 MB: several blocks, and several chunks a block
 LIVES = max(4, round(60 * SCALE / 100))
@@ -90,6 +93,63 @@ def test_no_directory():
         expect(result.err.count("server 0] a checkpoint failed") == 1, "one line", result)
         expect(len(re.findall(r"no checkpoint was made: all \d+ failed. The last: .*No such file", result.err)) == 1,
                "it is repeated at the end", result)
+
+
+class Lost(Watched):
+    """A run that begins again when its model is lost. In its directory are checkpoints of another run."""
+
+    def __init__(self, folder, commits, *options):
+        self.folder, self.begins = folder, []
+        at = ["--set", "checkpoint_dir=" + folder, "--set"]
+        other = start(RUN, "-n", 1, *at, "checkpoint_commits=20", helper("checkpointer"), 1000)
+        try:
+            wait_until(lambda: self.numbers()[-1] > 0, "the other run has a checkpoint")
+        finally:
+            kill_run(other)
+        self.foreign = {name for name in os.listdir(folder) if any("-%08d" % n in name for n in self.numbers())}
+        super().__init__("-n", 1, "-s", 1, *options, "--verbose", "--on-failure=restart", "--set", "heartbeat_ms=200", *at,
+                         "checkpoint_commits=%d" % commits, helper("checkpointer"), 1000)
+
+    def numbers(self):
+        return numbers(os.listdir(self.folder))
+
+    def said(self, role, rank, word, rest):
+        if word == "begin":
+            self.begins.append([int(x) for x in rest.split()])
+
+    def kill(self, roles):
+        there = self.processes()
+        for role in roles:
+            send(there[role, 0], signal.SIGKILL)  # mlfab-run may have ended it since
+
+
+@cases(("server",), ("server", "replica"), ("server", "scheduler"), ("server", "replica", "scheduler"))
+def test_the_model_is_lost(*dead):
+    """The run goes on from its newest checkpoint, and not from the first weights."""
+    with tempfile.TemporaryDirectory() as folder, Lost(folder, 20, *["--replicas"] * (len(dead) > 1)) as run:
+        first = run.numbers()[-1]
+        run.until(lambda: run.numbers()[-1] > first + 2, "checkpoints")
+        newest = run.numbers()[-1]
+        run.kill(dead)
+        run.until(lambda: len(run.begins) == 2, "it begins again")
+        number, version, _, most, _ = run.begins[1]
+        expect(run.begins[0][0] == 0 and number >= newest and version == most > 0, "it goes on", run.begins)
+        run.until(lambda: run.numbers()[-1] > number, "it makes checkpoints again")
+        expect(run.foreign <= set(os.listdir(folder)), "those of the other run stay", os.listdir(folder))
+        expect("the model is lost" in run.told(), "it says so", run.told())
+        run.process.terminate()
+        run.until_end(128 + signal.SIGTERM)
+
+
+@cases(("server",), ("server", "replica"))
+def test_nothing_to_go_on_from(*dead):
+    """A run without a checkpoint of its own ends."""
+    with tempfile.TemporaryDirectory() as folder, Lost(folder, 10 ** 9, *["--replicas"] * (len(dead) > 1)) as run:
+        run.until(lambda: run.begins and "all ranks have joined" in run.told(), "it begins")
+        run.kill(dead)
+        run.until_end(128 + signal.SIGKILL)
+        expect("made no whole checkpoint to go on from" in run.told(), "it says why", run.told())
+        expect(len(run.begins) == 1 and run.foreign <= set(os.listdir(folder)), "it has not begun again", run.begins)
 
 
 if __name__ == "__main__":

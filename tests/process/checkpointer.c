@@ -6,7 +6,7 @@
  *
  *   begin <checkpoint> <version> <least> <largest> <stretches>
  *
- * Usage: checkpointer <elements> [<updates> <directory>]: removes the empty directory when all have begun, and ends well
+ * Usage: checkpointer <elements> [<updates> [<directory>]]: removes the empty directory when all have begun, and ends well
  * after that many updates. */
 #include "node.h"
 
@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
   /* All workers have started: nobody pushes before worker 0 has looked. */
   if (rank == 0) tell_begin(&info, w, n);
   must("barrier", mlfab_barrier(fabric, NULL));
-  uint64_t updates = argc > 3 ? strtoull(argv[2], NULL, 10) : UINT64_MAX;
+  uint64_t updates = argc > 2 ? strtoull(argv[2], NULL, 10) : UINT64_MAX;
   if (argc > 3 && rmdir(argv[3])) return 2;
   for (uint64_t i = 0; i < updates; i++)
     if (mlfab_push(fabric, &update, 1, NULL, NULL)) return failed("push");

@@ -8,6 +8,10 @@
 enum { COUNT = 20000, WORKERS = 3 };
 
 static void (*logs)(void *user, int level, const char *line); /* of servers; or NULL */
+static uint32_t log_level = MLFAB_LOG_WARN;
+static uint32_t history; /* of the configuration of servers */
+static const char *directory = "/disk";
+static uint64_t life; /* fabrics with other numbers draw other numbers */
 
 typedef struct fabric {
   world w;
@@ -27,14 +31,16 @@ static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *c
   w->config.heartbeat_ns = 100 * WORLD_MS;
   w->config.chunk_bytes = 4096;
   w->config.block_bytes = 8192;
-  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
+  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "%s", directory);
   world_network(w, 1);
   for (uint32_t i = 0; i < w->nodes; i++) {
     mlfab_config c = world_config(w, i);
     f->env[i].size = sizeof f->env[i];
     f->env[i].files = i < workers ? NULL : &disks[i - workers]->table;
     f->env[i].log = i < workers ? NULL : logs;
-    f->env[i].log_level = logs ? MLFAB_LOG_WARN : 0;
+    f->env[i].log_level = logs ? log_level : 0;
+    c.history = history;
+    c.seed = life;
     c.env = &f->env[i];
     sim_open(w->sim, i, &c, &w->node[i]);
   }
@@ -88,6 +94,41 @@ static uint64_t fabric_save(fabric *f, uint32_t worker, int wanted) {
   mlfab_checkpoint_info info = {.size = sizeof info};
   EXPECT(f->w.node[worker], mlfab_checkpoint(f->w.node[worker], NULL, &info), wanted);
   if (!wanted) assert_int_equal(info.servers, f->w.servers);
+  return info.number;
+}
+
+/* A worker, a server, its replica, and the scheduler. */
+static fabric *fabric_open_copies(memory_disk *d) {
+  static const uint32_t roles[] = {MLFAB_ROLE_WORKER, MLFAB_ROLE_SERVER, MLFAB_ROLE_REPLICA,
+                                   MLFAB_ROLE_SCHEDULER};
+  fabric *f = calloc(1, sizeof *f);
+  world *w = &f->w;
+  world_init(w, 1, 1, 1);
+  w->nodes = 4;
+  w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.heartbeat_ns = 100 * WORLD_MS;
+  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
+  world_network(w, 1);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i < 1 ? i : 1);
+    f->env[i].size = sizeof f->env[i];
+    f->env[i].files = i < 1 ? NULL : &d->table;
+    c.env = &f->env[i];
+    c.seed = life;
+    c.roles = roles[i];
+    c.replicas = 1;
+    c.scheduler = MLFAB_SCHEDULER_OWN;
+    snprintf(c.coordinator, sizeof c.coordinator, "sim:1,sim:2");
+    sim_open(w->sim, i, &c, &w->node[i]);
+  }
+  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
+  OK(w->node[0], mlfab_tensor_add(w->node[0], 1, MLFAB_F32, COUNT));
+  return f;
+}
+
+static uint64_t number_of(fabric *f) {
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  OK(f->w.node[0], mlfab_restored(f->w.node[0], &info));
   return info.number;
 }
 
@@ -398,20 +439,198 @@ static void test_full_disk(void **state) {
   d->room = 2 * one;
   fabric_save(f, 1, 0);
   assert_int_equal(disk_count(d, ".manifest"), 2);
-  /* Of a former run: a file that was being written, shards without a manifest, a manifest's beginning. */
-  d->room = 3 * one;
-  disk_put(d, "/disk/checkpoint-00000020-0-of-2.shard", one / 4);
-  disk_put(d, "/disk/checkpoint-00000020-1-of-2.shard.part", one / 4);
-  disk_put(d, "/disk/checkpoint-00000020.manifest.part", one / 4);
+  fabric_close(f);
+  /* A former process of this history was killed: a file that was being written, shards without a manifest, a manifest's
+   * beginning. */
+  d->room = 2 * one;
+  disk_link(d, "/disk/checkpoint-00000001-0-of-2.shard", "/disk/checkpoint-00000020-0-of-2.shard");
+  disk_link(d, "/disk/checkpoint-00000001-1-of-2.shard",
+            "/disk/checkpoint-00000020-1-of-2.shard.part");
+  disk_link(d, "/disk/checkpoint-00000001.manifest", "/disk/checkpoint-00000020.manifest.part");
   disk_put(d, "/disk/of-somebody-else", 1);
-  d->room++;
+  d->room += one + 1;
+  f = fabric_open(1, 2, same);
+  fabric_model(f, &o, "/disk");
   assert_true(fabric_save(f, 0, 0) > 20);
   assert_int_equal(disk_count(d, "-00000020"), 0);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
   assert_int_equal(disk_count(d, "of-somebody-else"), 1);
   fabric_close(f);
   f = fabric_open(1, 2, same);
   fabric_model(f, &o, "/disk");
   fabric_close(f);
+  disk_drop(d);
+}
+
+/* A checkpoint removes files of its own history only, and only of attempts that are over. */
+static void test_histories(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  memory_disk *same[2] = {d, d};
+  fabric *f = fabric_open(1, 2, same);
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  for (uint64_t i = 1; i <= 3; i++) assert_int_equal(fabric_save(f, 0, 0), i);
+  fabric_pull(f, 0);
+  float *first = malloc(sizeof f->moved);
+  memcpy(first, f->moved, sizeof f->moved);
+  fabric_close(f);
+  /* Attempts of the first history, which may still be under way, and a name without bytes. */
+  disk_link(d, "/disk/checkpoint-00000003-0-of-2.shard", "/disk/checkpoint-00000005-0-of-2.shard");
+  disk_link(d, "/disk/checkpoint-00000003-1-of-2.shard",
+            "/disk/checkpoint-00000005-1-of-2.shard.part");
+  disk_link(d, "/disk/checkpoint-00000003-0-of-2.shard", "/disk/checkpoint-00000020-0-of-2.shard");
+  disk_put(d, "/disk/checkpoint-00000021-0-of-2.shard.part", 0);
+  int before = disk_count(d, "checkpoint-");
+  /* A new model, which nothing connects with it, also when an attempt of its own fails. */
+  life = 2;
+  f = fabric_open(1, 2, same);
+  fabric_model(f, &o, NULL);
+  assert_int_equal(fabric_save(f, 0, 0), 22);
+  d->room = disk_used(d) + 1;
+  fabric_save(f, 0, MLFAB_ERR_IO);
+  d->room = 0;
+  for (uint64_t i = 24; i <= 26; i++) assert_int_equal(fabric_save(f, 0, 0), i);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  /* The empty file is gone. Two checkpoints of three files have come. */
+  assert_int_equal(disk_count(d, "checkpoint-"), before - 1 + 6);
+  assert_int_equal(disk_count(d, "-00000025"), 3);
+  assert_int_equal(disk_count(d, "-00000026"), 3);
+  fabric_close(f);
+  /* Another process goes on from the first history, and knows its files. The history is known from a checkpoint of it. */
+  for (int i = 0; i < DISK_FILES; i++)
+    if (strstr(d->now[i].path, "-00000026") || strstr(d->now[i].path, "-00000025"))
+      memmove(d->now[i].path + strlen("/disk/"), "away", 4);
+  life = 3;
+  f = fabric_open(1, 2, same);
+  fabric_model(f, &o, "/disk");
+  assert_int_equal(number_of(f), 3);
+  fabric_pull(f, 0);
+  assert_memory_equal(f->moved, first, sizeof f->moved);
+  for (int i = 0; i < DISK_FILES; i++)
+    if (strncmp(d->now[i].path, "/disk/away", 10) == 0) memcpy(d->now[i].path + 6, "chec", 4);
+  life = 0;
+  assert_int_equal(fabric_save(f, 0, 0), 27);
+  assert_int_equal(disk_count(d, "-00000005"), 0);
+  assert_int_equal(disk_count(d, "-00000020"), 0);
+  assert_int_equal(disk_count(d, "-00000002"), 0);
+  /* A process of the same history that lives on: its attempt is left alone until a larger number is whole. */
+  disk_link(d, "/disk/checkpoint-00000003-0-of-2.shard", "/disk/checkpoint-00000030-0-of-2.shard");
+  assert_int_equal(fabric_save(f, 0, 0), 31);
+  assert_int_equal(disk_count(d, "-00000030"), 1);
+  assert_int_equal(fabric_save(f, 0, 0), 32);
+  assert_int_equal(disk_count(d, "-00000030"), 0);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  /* Two of each history. */
+  assert_int_equal(disk_count(d, ".manifest"), 4);
+  assert_int_equal(disk_count(d, "checkpoint-"), 12);
+  fabric_close(f);
+  free(first);
+  disk_drop(d);
+}
+
+/* A replica that takes over goes on with the history that it has copied, here that of a checkpoint. */
+static void test_history_of_a_copy(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  life = 2;
+  fabric *f = fabric_open_copies(d);
+  fabric_model(f, &o, NULL);
+  assert_int_equal(fabric_save(f, 0, 0), 1);
+  fabric_close(f);
+  life = 0;
+  f = fabric_open_copies(d);
+  fabric_model(f, &o, "/disk");
+  assert_int_equal(number_of(f), 1);
+  fabric_push(f, 0, 0);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(mlfab_sim_crash(f->w.sim, 1), 0);
+  for (uint64_t i = 1; i <= 3; i++) assert_int_equal(fabric_save(f, 0, 0), 2 * i);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(disk_count(d, "-00000001"), 0);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
+  fabric_close(f);
+  disk_drop(d);
+}
+
+/* A server that is told a history begins as the newest checkpoint of this one, or not at all. */
+static char history_line[256];
+
+static void keep_history(void *user, int level, const char *line) {
+  (void)user;
+  (void)level;
+  if (strstr(line, "(history "))
+    snprintf(history_line, sizeof history_line, "%s", strstr(line, "(history "));
+}
+
+static void test_one_history(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  memory_disk *same[2] = {d, d};
+  uint32_t histories[2];
+  mlfab_error error;
+  for (int i = 0; i < 2; i++) {
+    logs = keep_history;
+    life = (uint64_t)i + 1;
+    log_level = MLFAB_LOG_INFO;
+    fabric *f = fabric_open(1, 2, same);
+    logs = NULL;
+    log_level = MLFAB_LOG_WARN;
+    fabric_model(f, &o, NULL);
+    fabric_push(f, 0, 0);
+    fabric_save(f, 0, 0);
+    assert_int_equal(sscanf(history_line, "(history %u)", &histories[i]), 1);
+    fabric_close(f);
+  }
+  life = 0;
+  assert_true(histories[0] != histories[1]);
+  for (int i = 0; i < 2; i++) {
+    history = histories[i];
+    fabric *f = fabric_open(1, 2, same);
+    fabric_model(f, &o, "/disk");
+    assert_int_equal(number_of(f), i + 1);
+    fabric_close(f);
+  }
+  history = histories[0] ^ histories[1];
+  fabric *f = fabric_open(1, 2, same);
+  OK(f->w.node[0], mlfab_restore(f->w.node[0], "/disk"));
+  EXPECT(f->w.node[0], mlfab_model_start(f->w.node[0], &o, NULL, 0), MLFAB_ERR_CHECKPOINT);
+  mlfab_last_error(f->w.node[0], &error);
+  assert_non_null(strstr(error.text, "it is of another history"));
+  history = 0;
+  fabric_close(f);
+  disk_drop(d);
+}
+
+/* The directory of a call counts, also one of a single character, and also where server 0 has none of its own. */
+static void test_directories(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new();
+  memory_disk *same[1] = {d};
+  mlfab_checkpoint_options how = {.size = sizeof how, .dir = "."};
+  mlfab_error error;
+  for (int own = 0; own < 2; own++) {
+    directory = own ? "/disk" : "";
+    life = (uint64_t)own + 2;
+    fabric *f = fabric_open(1, 1, same);
+    mlfab *node = f->w.node[0];
+    fabric_model(f, &o, NULL);
+    how.dir = ".";
+    EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_IO);
+    mlfab_last_error(node, &error);
+    assert_non_null(strstr(error.text, "server 0 cannot list '.'"));
+    EXPECT(node, mlfab_checkpoint(node, NULL, NULL), own ? 0 : MLFAB_ERR_STATE);
+    how.dir = "/disk";
+    OK(node, mlfab_checkpoint(node, &how, NULL));
+    assert_int_equal(disk_count(d, ".manifest"), 1 + 2 * own);
+    directory = "/disk";
+    life = 0;
+    fabric_close(f);
+  }
   disk_drop(d);
 }
 
@@ -437,36 +656,21 @@ static void test_late_server(void **state) {
   assert_int_equal(disk_count(d, "-00000002"), 0);
   assert_int_equal(disk_count(d, "checkpoint-"), 3);
   assert_true(fabric_save(f, 0, 0) > 2);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  /* Two attempts fail, and the server carries out both orders late. */
+  assert_int_equal(disk_count(d, "checkpoint-"), 6);
+  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 1), 0);
+  for (int i = 0; i < 2; i++) EXPECT(node, mlfab_checkpoint(node, &how, NULL), MLFAB_ERR_TIMEOUT);
+  mlfab_sim_run(f->w.sim, 20 * WORLD_MS);
+  assert_int_equal(disk_count(d, "-0-of-2.shard"), 4);
+  assert_int_equal(mlfab_sim_partition(f->w.sim, 2, 3, 0), 0);
+  mlfab_sim_run(f->w.sim, 5ull * WORLD_S);
+  assert_int_equal(disk_count(d, "checkpoint-"), 6);
+  fabric_save(f, 0, 0);
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(disk_count(d, "checkpoint-"), 6);
   fabric_close(f);
   disk_drop(d);
-}
-
-/* A worker, a server, its replica, and the scheduler. */
-static fabric *fabric_open_copies(memory_disk *d) {
-  static const uint32_t roles[] = {MLFAB_ROLE_WORKER, MLFAB_ROLE_SERVER, MLFAB_ROLE_REPLICA,
-                                   MLFAB_ROLE_SCHEDULER};
-  fabric *f = calloc(1, sizeof *f);
-  world *w = &f->w;
-  world_init(w, 1, 1, 1);
-  w->nodes = 4;
-  w->config.timeout_ns = 20ull * WORLD_S;
-  w->config.heartbeat_ns = 100 * WORLD_MS;
-  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
-  world_network(w, 1);
-  for (uint32_t i = 0; i < w->nodes; i++) {
-    mlfab_config c = world_config(w, i < 1 ? i : 1);
-    f->env[i].size = sizeof f->env[i];
-    f->env[i].files = i < 1 ? NULL : &d->table;
-    c.env = &f->env[i];
-    c.roles = roles[i];
-    c.replicas = 1;
-    c.scheduler = MLFAB_SCHEDULER_OWN;
-    snprintf(c.coordinator, sizeof c.coordinator, "sim:1,sim:2");
-    sim_open(w->sim, i, &c, &w->node[i]);
-  }
-  for (uint32_t i = 0; i < w->nodes; i++) world_await(w, i);
-  OK(w->node[0], mlfab_tensor_add(w->node[0], 1, MLFAB_F32, COUNT));
-  return f;
 }
 
 /* With replicas, the other copy of server 0 may still write the manifest of its attempt, with even numbers here: its files
@@ -478,9 +682,9 @@ static void test_other_copy(void **state) {
   fabric *f = fabric_open_copies(d);
   fabric_model(f, &o, NULL);
   assert_int_equal(fabric_save(f, 0, 0), 1);
-  disk_put(d, "/disk/checkpoint-00000004-0-of-1.shard", 10);
-  disk_put(d, "/disk/checkpoint-00000004.manifest.part", 10);
-  disk_put(d, "/disk/checkpoint-00000003-0-of-1.shard.part", 10);
+  disk_link(d, "/disk/checkpoint-00000001-0-of-1.shard", "/disk/checkpoint-00000004-0-of-1.shard");
+  disk_link(d, "/disk/checkpoint-00000001.manifest", "/disk/checkpoint-00000004.manifest.part");
+  disk_link(d, "/disk/checkpoint-00000001.manifest", "/disk/checkpoint-00000003-0-of-1.shard.part");
   assert_int_equal(fabric_save(f, 0, 0), 5);
   mlfab_sim_run(f->w.sim, WORLD_S);
   assert_int_equal(disk_count(d, "-00000003"), 0);
@@ -601,6 +805,8 @@ int main(void) {
       cmocka_unit_test(test_links_break),       cmocka_unit_test(test_failures),
       cmocka_unit_test(test_full_disk),         cmocka_unit_test(test_late_server),
       cmocka_unit_test(test_other_copy),        cmocka_unit_test(test_log),
+      cmocka_unit_test(test_directories),       cmocka_unit_test(test_history_of_a_copy),
+      cmocka_unit_test(test_histories),         cmocka_unit_test(test_one_history),
       cmocka_unit_test(test_disagree),          cmocka_unit_test(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -263,6 +263,14 @@ static inline void disk_put(memory_disk *d, const char *path, size_t bytes) {
   disk_add(d->now, path)->inode = d->ninodes++;
 }
 
+/* The same bytes under one more name. */
+static inline void disk_link(memory_disk *d, const char *from, const char *to) {
+  disk_name *name = disk_find(d->now, from);
+  if (!name) abort();
+  int inode = name->inode;
+  disk_add(d->now, to)->inode = inode;
+}
+
 static inline disk_inode *disk_file(memory_disk *d, const char *text) {
   for (int i = 0; i < DISK_FILES; i++)
     if (strstr(d->now[i].path, text)) return &d->inodes[d->now[i].inode];

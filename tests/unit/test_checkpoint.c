@@ -455,6 +455,19 @@ TEST(test_refused) {
   refused(d, &o, MLFAB_ERR_CHECKPOINT, "two definitions of the model");
   free(mine->data);
   *mine = kept;
+  /* A definition without a tensor. */
+  mlfab__define define;
+  (void)mlfab__record_open(kept.data + first, kept.bytes - first, &record, &why);
+  assert_int_equal(mlfab__decode_define(record.meta, record.meta_bytes, &define), 0);
+  define.tensors = 0;
+  *mine = (disk_inode){.data = malloc(first + n), .bytes = first + n - record.bulk_bytes};
+  memcpy(mine->data, kept.data, first);
+  record.meta_bytes = mlfab__encode_define(mine->data + first + MLFAB__RECORD_BYTES, &define);
+  record.bulk_bytes = 0;
+  mlfab__record_seal(mine->data + first, &record);
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "its definition of the model does not parse");
+  free(mine->data);
+  *mine = kept;
   /* A shard, or the manifest, under another name. */
   move_file(d, shard1, "/disk/checkpoint-00000003-0-of-1.shard");
   move_file(d, two, "/disk/checkpoint-00000003.manifest");
