@@ -898,12 +898,15 @@ static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
   return 0;
 }
 
-/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
- * or errno. */
-static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
-                              uint64_t timeout_ns) {
-  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
-  int number;
+/* Binds again while a process that ends still has the address: for at most TCP_BIND_NS, and half of the deadline. If this is
+ * a restart of the job, its former process probably has it, and ends when it meets this one: half of the deadline. A Unix
+ * socket is free as soon as its process has closed it, so without a restart another job has it. Returns 0 or errno. */
+static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *options,
+                              tcp_endpoint *end, uint32_t ports) {
+  size_t run;
+  int restarts = options->job && mlfab__job_restarts(options->job, &run) > 0, number;
+  uint64_t begin = tcp_monotonic(), limit = options->timeout_ns / 2;
+  if (!restarts) limit = end->at.any.sa_family == AF_UNIX ? 0 : mlfab__min(limit, TCP_BIND_NS);
   while ((number = tcp_bind_first(self, end, ports)) != 0) {
     if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
@@ -1172,8 +1175,8 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   if (status) return status;
   if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
-                                  options->timeout_ns);
+  int number =
+      tcp_bind_patiently(self, options, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)));
   if (number) {
     return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
                        mlfab__reason(number));

@@ -35,7 +35,9 @@ static void node_identify(mlfab_node *node) {
   node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
-  node->job = mlfab__hash(0, c->job, strlen(c->job));
+  size_t run;
+  node->restarts = mlfab__job_restarts(c->job, &run);
+  node->job = mlfab__hash(0, c->job, run) + node->restarts;
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -279,6 +281,26 @@ static const char *node_strange(const mlfab_node *node, const mlfab__header *hea
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
+/* Is the sender of a link's first frame of another start of this job? Then one of both is late, and 1. */
+static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header *header) {
+  const uint64_t own = node->restarts, theirs = header->job - (node->job - own);
+  char text[200];
+  size_t run;
+  if (theirs == own || theirs > 65535) return 0;
+  (void)mlfab__job_restarts(node->config.job, &run);
+  snprintf(text, sizeof text,
+           "job '%.*s' was started again: this process is of restart %u, and restart %u is here",
+           (int)run, node->config.job, (unsigned)mlfab__min(own, theirs),
+           (unsigned)mlfab__max(own, theirs));
+  if (theirs > own) {
+    mlfab__node_crash(node, MLFAB_ERR_FENCED, text);
+  } else {
+    node->stats.strangers_refused++;
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, text);
+  }
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
@@ -328,6 +350,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
                         : header.job != node->job && !last ? "a frame of another job"
                                                            : NULL;
+  if (strange && link->kind == MLFAB__LINK_NEW && node_restarted(node, index, &header)) return;
   if (strange) {
     mlfab__node_turn_away(node, index, strange);
     return;

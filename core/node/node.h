@@ -33,6 +33,15 @@
  * CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer one of the same process replaces it. It
  * ends when its node is silent, or 20 beats after WELCOME was due.
  *
+ * Restarts. The name of a job may say how often its launcher has started it again (mlfab__job_restarts). Processes of two
+ * starts of one job are of different jobs, but one of them is late:
+ *
+ *    first frame of an older start --> it is refused, FENCED
+ *    first frame of a newer start  --> this node ends (mlfab__node_crash), FENCED; the caller calls again, until its deadline
+ *
+ *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
+ *  (2) In a fabric with a key only a process that has proved the key is heard.
+ *
  * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
  * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
  * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
@@ -421,8 +430,9 @@ struct mlfab_node {
   int servers_left; /* server 0: some peer `leaves` */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;
-  const mlfab__tap *tap;     /* NULL: nobody observes this node */
+  uint64_t job;          /* a hash of its name, without the restarts, plus these: see Restarts */
+  uint32_t restarts;     /* of the job, by its launcher */
+  const mlfab__tap *tap; /* NULL: nobody observes this node */
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;

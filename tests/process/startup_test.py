@@ -306,6 +306,62 @@ def test_a_launcher_on_one_host():
         end_well(*(launched(rank, MASTER_PORT=port, **more) for rank in (0, 1)))
 
 
+def generation(number, rank, at, *arguments, **more):
+    """One of two ranks of a start of a job."""
+    return start(helper("probe"), *arguments, env=clean_environment(**dict(dict(
+        RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, GROUP_WORLD_SIZE=1, TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_RESTART_COUNT=number, MLFAB_TIMEOUT_MS=60000, **at), **more)))
+
+
+def starts(transport):
+    port = free_port()
+    if transport == "unix":
+        return dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    return dict(MLFAB_COORDINATOR="tcp:127.0.0.1:%d" % port, MLFAB_KEY=ONE)
+
+
+BOTH = "of restart 0, and restart 1 is here"
+
+
+@cases("unix", "tcp")
+def test_a_job_that_is_started_again(transport):
+    """Ranks of the former start are still here. The one with the address ends when the new start calls it, and the new
+    rank 0 binds until the address is free."""
+    at = starts(transport)
+    old = [generation(0, 0, at), generation(0, 1, at, 10 ** 6)]
+    expect(old[0].stdout.readline().startswith("open OK"), "the former start opens")
+    new = [generation(1, rank, at) for rank in (0, 1)]
+    fails(old[0], "FENCED", BOTH, step="barrier")
+    end_well(*new)
+    end(old[1])
+
+
+@cases("unix", "tcp")
+def test_a_start_that_is_late(transport):
+    """A process of a former start meets the new one: it ends at once, and the new one does not notice."""
+    at = starts(transport)
+    new = generation(1, 0, at)
+    fails(generation(0, 1, at), "FENCED", BOTH, "'torch-none'")
+    expect(new.poll() is None, "the new start waits for its own rank")
+    end_well(new, generation(1, 1, at))
+
+
+@cases("unix", "tcp")
+def test_a_former_start_ends(transport):
+    """Server 0 of the former start waits for a rank, and the new start calls it."""
+    at = starts(transport)
+    old = generation(0, 0, at)
+    new = generation(1, 1, at)
+    fails(old, "FENCED", BOTH)
+    end_well(generation(1, 0, at), new)
+
+
+def test_two_jobs_at_one_port():
+    """Two runs of a launcher that tells both of one port of this host."""
+    at = starts("unix")
+    end_well(*(generation(0, rank, at, TORCHELASTIC_RUN_ID=run) for rank in (0, 1) for run in ("one", "two")))
+
+
 @cases(("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
        ("SLURM_PROCID", "SLURM_NTASKS"))
 def test_launchers_variables(*names):
