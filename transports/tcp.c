@@ -413,13 +413,8 @@ static int tcp_watch(tcp_self *self, tcp_link *link, uint32_t interest) {
   return status;
 }
 
-static int tcp_poller_open(tcp_self *self) {
-#if MLFAB_TCP_EPOLL
-  self->poller = epoll_create1(EPOLL_CLOEXEC);
-  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (self->poller < 0 || self->wake_read < 0) return -1;
-  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
-#else
+/* Sleepers wait at the one end, and are woken at the other. */
+static int tcp_pipe_open(tcp_self *self) {
   int ends[2];
   if (pipe(ends)) return -1;
   self->wake_read = ends[0];
@@ -427,6 +422,17 @@ static int tcp_poller_open(tcp_self *self) {
   for (int i = 0; i < 2; i++)
     if (fcntl(ends[i], F_SETFL, O_NONBLOCK) || fcntl(ends[i], F_SETFD, FD_CLOEXEC)) return -1;
   return 0;
+}
+
+static int tcp_poller_open(tcp_self *self) {
+#if MLFAB_TCP_EPOLL
+  self->poller = epoll_create1(EPOLL_CLOEXEC);
+  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  /* A filter of system calls may deny eventfd. */
+  if (self->poller < 0 || (self->wake_read < 0 && tcp_pipe_open(self))) return -1;
+  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
+#else
+  return tcp_pipe_open(self);
 #endif
 }
 

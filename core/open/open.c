@@ -4,8 +4,9 @@
  * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
  * (0: all of them, or none beside an own one); and the one that the coordinator's address belongs to. If
  * config.transports does not name that one, peers do not get its address. A node publishes its addresses in the same
- * order, and a peer uses the first that one of its transports reaches. So a node may reach each peer by another
- * transport.
+ * order, and a peer calls those that its transports reach, one after the other, until one answers (../api/calling.c). So
+ * a node may reach each peer by another transport. A transport that nobody has asked for may be missing: two users, a
+ * container without /proc, a filter of system calls or a limit of file sizes leave no shared memory.
  *
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
  * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
@@ -162,6 +163,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     mlfab__context_choice *choice = &choices[(*n_p)++];
     *choice = open_choice(c, table, asked || !c->transports);
+    choice->spare = !asked && !meets && !choice->listen[0];
     if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
       choice->neighbours = nodes;
     choice->shm_memory = t->memory ? t->memory() : NULL;

@@ -1,9 +1,15 @@
 #!/usr/bin/env python3
 """Mistakes at startup, with real processes: each gets its own error, which names the rank that made it;
 strangers do not disturb; and no process waits longer than the deadline."""
+import ctypes
+import errno
 import os
+import platform
 import re
+import resource
 import socket
+import struct
+import subprocess
 import tempfile
 import threading
 import time
@@ -204,6 +210,76 @@ def test_another_user_of_the_host(transport, strangers, error, text):
         for more in strangers:
             fails(start(copy, env=place(at, RANK=1, ALLOW_INSECURE=1, **more), cwd=folder, user=65534), error, text)
         end_well(*processes, probe(at, RANK=1, KEY=ONE))
+
+
+def deny(*names):
+    """A filter of system calls, as a container has one, that answers these with EPERM."""
+    numbers = {"memfd_create": 319, "eventfd2": 290}
+    if platform.machine() != "x86_64":
+        raise Skip("the numbers of system calls are those of x86-64")
+    code = [(0x20, 0, 0, 0)]  # load the number
+    for name in names:
+        code += [(0x15, 0, 1, numbers[name]), (0x06, 0, 0, 0x50000 | errno.EPERM)]
+    code.append((0x06, 0, 0, 0x7fff0000))
+    program = b"".join(struct.pack("=HBBI", *one) for one in code)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def install():
+        text = ctypes.create_string_buffer(program, len(program))
+        filters = struct.pack("@HxxxxxxP", len(code), ctypes.addressof(text))
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        if libc.prctl(22, 2, filters, 0, 0):  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+            os._exit(77)
+
+    trial = subprocess.run(["true"], preexec_fn=install, check=False)
+    if trial.returncode == 77:
+        raise Skip("the system takes no filter of system calls")
+    return dict(preexec_fn=install)
+
+
+def small_files(bytes_):
+    """Memory that is shared is a file, and files have a limit."""
+    return dict(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_)))
+
+
+def no_proc():
+    if os.geteuid() != 0:
+        raise Skip("needs root, to hide /proc")
+    return dict(prefix=["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"])
+
+
+def another_user():
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    return dict(user=65534, group=65534, extra_groups=[])
+
+
+MISSING = dict(memfd=lambda: deny("memfd_create"), eventfd=lambda: deny("eventfd2"), both=lambda: deny("memfd_create", "eventfd2"),
+               no_file=lambda: small_files(0), small_file=lambda: small_files(1 << 20), no_proc=no_proc, another_user=another_user)
+
+
+SAYS_WHY = dict(memfd="this node does without shm: ", eventfd="this node does without shm: ", both="this node does without shm: ",
+                no_file="this node does without shm: ", small_file="File too large", no_proc="does not tell which host",
+                another_user="nobody of this user listens")
+
+
+@cases(*((name, rank, at) for name in MISSING for rank in (0, 1) for at in ("tcp", "unix")
+         if (name, at) != ("another_user", "unix")))
+def test_without_shared_memory(name, rank, at):
+    """One of the ranks cannot use it. All come together over TCP or a Unix socket, and a line says why."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        at, copy, processes = address(at), probe_copy(folder), []
+        for r in (0, 1):
+            how = MISSING[name]() if r == rank else dict(user=65533) if name == "another_user" else {}
+            processes.append(start(*how.pop("prefix", []), copy, cwd=folder, env=place(
+                at, RANK=r, KEY=ONE, DEDICATED=None, SERVERS=1, LOG="warn"), **how))
+        said = ""
+        for result in finish_all(*processes):
+            expect(result.code == 0, "everybody opens and ends well", result)
+            said += result.err
+        # A rank that may not make large files can still accept those of the other one.
+        expect((SAYS_WHY[name] in said or (name, rank) == ("small_file", 0)) and said.count("warn") <= 2, "a line says why", said)
 
 
 def test_a_port_that_is_taken():
