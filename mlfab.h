@@ -1876,9 +1876,11 @@ typedef struct mlfab_io_event {
   const void *head; /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
   const void *bulk; /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
   uint32_t head_bytes, bulk_bytes;
-  int32_t code;                 /* MLFAB_ERR_* */
-  uint32_t caps;                /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
-  const char *text;             /* why; may be NULL; valid until release */
+  int32_t code;  /* MLFAB_ERR_* */
+  uint32_t caps; /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
+  /* DOWN, REFUSED: why. UP of a call: the address at which this node is reached on the way that the call took, where open
+   * was given none. May be NULL; valid until release */
+  const char *text;
   void *opaque;                 /* the transport's own, for release */
   const mlfab_measure *measure; /* MEASURED */
 } mlfab_io_event;

@@ -317,7 +317,7 @@ typedef struct mlfab__route {
   uint32_t term;      /* the largest that a copy of this server has told */
   uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
-  char why[128];  /* the last failure */
+  char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */
   char died[128]; /* dead: the cause */
 } mlfab__route;
@@ -846,6 +846,9 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
 /* --- node.c: events, time, leaving --- */
 
+/* This node, or the one with this list of addresses, is reached there, too: the first to try of those with this scheme. */
+MLFAB__INTERNAL void mlfab__node_reached_at(mlfab_node *node, const char *address);
+MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address);
 /* Our call stands, and both ends are proven where there is a key: says JOIN, HELLO or MEET. */
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t link);
 /* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
