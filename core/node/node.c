@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-enum { NODE_STRANGERS = 64 };
+enum { NODE_STRANGERS = 64, NODE_RESTARTS = 48 /* the bit of a job that counts its restarts */ };
 
 /* Every call tells the time. */
 static void node_look(mlfab_node *node, uint64_t now_ns) {
@@ -37,7 +37,7 @@ static void node_identify(mlfab_node *node) {
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   size_t run;
   node->restarts = mlfab__job_restarts(c->job, &run);
-  node->job = mlfab__hash(0, c->job, run) + node->restarts;
+  node->job = mlfab__hash(0, c->job, run) + ((uint64_t)node->restarts << NODE_RESTARTS);
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -308,10 +308,12 @@ static const char *node_strange(const mlfab_node *node, const mlfab__header *hea
 
 /* Is the sender of a link's first frame of another start of this job? Then one of both is late, and 1. */
 static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header *header) {
-  const uint64_t own = node->restarts, theirs = header->job - (node->job - own);
+  const uint64_t own = node->restarts;
+  const uint64_t apart = header->job - (node->job - (own << NODE_RESTARTS));
+  const uint64_t theirs = apart >> NODE_RESTARTS;
   char text[200];
   size_t run;
-  if (theirs == own || theirs > 65535) return 0;
+  if (theirs == own || apart != theirs << NODE_RESTARTS) return 0;
   (void)mlfab__job_restarts(node->config.job, &run);
   snprintf(text, sizeof text,
            "job '%.*s' was started again: this process is of restart %u, and restart %u is here",
