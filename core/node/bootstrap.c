@@ -590,6 +590,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
   int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
               code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
+  /* Processes of one job with two keys: another port is no remedy. */
+  other &=
+      !strstr(why, "not this job's (MLFAB_KEY)") && !strstr(why, "caller has none (MLFAB_KEY)");
   if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
   snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
   node->join_said = 1;

@@ -811,7 +811,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
 /* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
- * up. 0: there is one port, or another reason. */
+ * up. 0: there is one port, or another reason; also a wrong key of a process of this job. */
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176

@@ -343,6 +343,17 @@ def test_a_range_of_ports_in_vain():
     fails(server("tcp:127.0.0.1:%d-%d" % (first + 1, first)), "ADDRESS", "does not parse")
 
 
+@cases((ONE, OTHER, "not this job's (MLFAB_KEY)"), (ONE, None, "the caller has none (MLFAB_KEY)"))
+def test_a_range_of_ports_and_a_wrong_key(here, there, why):
+    """It is this job's server 0: the error comes at once, not at the deadline."""
+    first = free_range(3)
+    at = "tcp:127.0.0.1:%d-%d" % (first, first + 2)
+    serving = server(at, KEY=here, ALLOW_INSECURE=1)
+    fails(probe(at, KEY=there, ALLOW_INSECURE=1), "JOB", why)
+    expect(serving.poll() is None, "the server waits for its own ranks")
+    end(serving)
+
+
 def test_a_host_that_does_not_resolve():
     """It may come to be known until the deadline."""
     fails(probe("tcp:no-such-host.invalid:1234", ALLOW_INSECURE=1, TIMEOUT_MS=2000), "TIMEOUT", "no-such-host.invalid")
