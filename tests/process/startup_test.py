@@ -393,6 +393,48 @@ def test_a_launcher_on_one_host():
         end_well(*(launched(rank, MASTER_PORT=port, **more) for rank in (0, 1)))
 
 
+def test_a_pipe_is_told():
+    """mlfab-run wants to know whether a worker has opened: a byte in the pipe that it names. No other file is written to."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe, file = os.path.join(folder, "pipe"), os.path.join(folder, "file")
+        os.mkfifo(pipe)
+        with open(file, "w", encoding="ascii") as out:
+            out.write("mine")
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        for at, told in ((dict(), b"o"), (dict(MLFAB_RANK=1), b""), (dict(MLFAB_WORKERS=1, MLFAB_RANK=0), b"o")):
+            result = finish(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=pipe, **at)))
+            expect((result.code == 0) == (told != b""), "it opens, or does not", result)
+            expect(os.read(reader, 9) == told, "it tells that it has opened", result)
+        os.close(reader)
+        for path in file, pipe, os.path.join(folder, "none"):  # nobody reads the pipe
+            end_well(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=path)))
+        with open(file, encoding="ascii") as kept:
+            expect(kept.read() == "mine", "a file stays as it is")
+        expect(not os.path.exists(os.path.join(folder, "none")), "and none is made")
+
+
+@cases("fit", "effective")
+def test_a_checkpoint_directory_is_tried(user):
+    """Rights of the effective user count. That a disk is full now is only logged."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be another user")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy, saves = probe_copy(folder), os.path.join(folder, "saves")
+        os.mkdir(saves, 0o700)
+        os.chown(saves, 65534, 65534)
+        if user == "effective":  # a program with the bit s: its effective user is the owner
+            os.chown(copy, 65534, 65534)
+            os.chmod(copy, 0o4755)
+            end_well(start(copy, cwd=folder, env=clean_environment(MLFAB_CHECKPOINT_DIR=saves), user=65533, group=65533, extra_groups=[]))
+        else:
+            fails(start(copy, cwd=folder, env=clean_environment(MLFAB_CHECKPOINT_DIR=saves), user=65533, group=65533, extra_groups=[]),
+                  "CONFIG", saves, "Permission denied")
+            full = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nr_inodes=1 none "$0" && exec "$@"', saves]
+            result = finish(start(*full, copy, env=clean_environment(MLFAB_CHECKPOINT_DIR=saves, MLFAB_LOG="warn")))
+            expect(result.code == 0 and "cannot be written to now: No space left on device" in result.err, "a warning", result)
+
+
 def generation(number, rank, at, *arguments, **more):
     """One of two ranks of a start of a job."""
     return start(helper("probe"), *arguments, env=clean_environment(**dict(dict(
