@@ -499,10 +499,13 @@ typedef struct mlfab_config {
    * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. A range of ports,
    * "tcp:host:29400-29410": server 0 takes the first that is free, the others try all until this job's server 0 answers. */
   char coordinator[256];
-  char job
-      [64]; /* name of the fabric; nodes of another one are refused. "": "mlfab". "name~N": restart N of the job "name"; its
-                   * processes end those of an earlier start (FENCED) */
-  char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
+  /* Name of the fabric; nodes of another one are refused. "": "mlfab". "NAME~N" is restart N of the job NAME: its
+   * processes end those of an earlier start (FENCED). */
+  char job[64];
+  /* Address to listen at, like coordinator; "": the transport chooses. Over TCP that is every address of the host, and
+   * others get the one from which server 0 was called, and that of the first interface that is up, has a carrier and is
+   * not link-local. */
+  char listen[256];
   char ifname[128]; /* interfaces for TCP, in NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   /* 1: allow TCP without a key. Without either, a node uses Unix sockets and shared memory of this user only. */
   uint32_t allow_insecure;

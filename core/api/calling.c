@@ -1,8 +1,8 @@
 /* calling.c - calls to nodes that have several addresses.
  *
- * A node publishes its addresses, best first. Of those that some transport of this context reaches, one is called at a time.
- * If the call fails, or the node calls again before it is answered, the next address follows at once, and after the last the
- * first. For each token (who is called, for what):
+ * A node publishes its addresses, best first. Those that no transport of this context reaches are left out. One is called at
+ * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
+ * last the first. The states of a token, which names a route of the node:
  *
  *    none --the node calls--> CALLS --UP--> IDLE, this address is called first the next time
  *                             CALLS --DOWN, not the last address--> CALLS the next one
@@ -10,8 +10,8 @@
  *                             CALLS --the node calls again--> CALLS the next one; all are tried again
  *
  * Invariants. (1) The node sees one call: it is told of the last DOWN only, or of UP. (2) A DOWN of a transport that does not
- * have the call any more is void. (3) A node with one address needs no entry. (4) Another list of addresses is of another
- * process: its first address is called. */
+ * have the call any more is void. (3) A node with one address needs no entry. (4) A list
+ * that has changed belongs to another process: its first address is called. */
 #include "context.h"
 
 #include <errno.h>
