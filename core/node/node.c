@@ -141,26 +141,8 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
 
-MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address) {
-  size_t n = strlen(address), used = strlen(list), scheme = strcspn(address, ":") + 1;
-  const char *port = strrchr(address, ':');
-  for (char *at = list; *at;) {
-    size_t bytes = strcspn(at, " "), digits = port ? strlen(port) : 0;
-    if (bytes == n && !memcmp(at, address, n)) return;
-    /* The same listener, as far as its port tells. */
-    if (port && bytes > digits && !strncmp(at, address, scheme) &&
-        !memcmp(at + bytes - digits, port, digits)) {
-      if (used + n + 2 > MLFAB__ADDRESSES_MAX) return;
-      memmove(at + n + 1, at, used + 1 - (size_t)(at - list));
-      memcpy(at, address, n);
-      at[n] = ' ';
-      return;
-    }
-    at += bytes + (at[bytes] == ' ');
-  }
-}
-
-MLFAB__INTERNAL void mlfab__node_reached_at(mlfab_node *node, const char *address) {
+/* This node is reached there, too: at the end of its call to server 0. */
+static void node_reached_at(mlfab_node *node, const char *address) {
   int asked = node->config.host != node_host(node->addresses);
   mlfab__node_add_address(node->addresses, address);
   if (!asked) node->config.host = node_host(node->addresses);
@@ -448,7 +430,7 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->called = event->token == 0;
   link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
   mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
-  if (event->token == MLFAB__TOKEN_JOIN && event->text) mlfab__node_reached_at(node, event->text);
+  if (event->token == MLFAB__TOKEN_JOIN && event->text) node_reached_at(node, event->text);
   if (link->called) node_bound_strangers(node);
   if (!link->called && node->guard) {
     node->guard->call(node, index, event->token);

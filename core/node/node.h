@@ -577,6 +577,8 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
+/* Adds an address to a node's list: before those of the same listener, as its scheme and port tell. */
+MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address);
 /* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
  * no more links, and all calls return the error. */
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
@@ -846,9 +848,6 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
 /* --- node.c: events, time, leaving --- */
 
-/* This node, or the one with this list of addresses, is reached there, too: the first to try of those with this scheme. */
-MLFAB__INTERNAL void mlfab__node_reached_at(mlfab_node *node, const char *address);
-MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address);
 /* Our call stands, and both ends are proven where there is a key: says JOIN, HELLO or MEET. */
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t link);
 /* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
