@@ -248,7 +248,7 @@ MLFAB_API const char *mlfab_setting_name(uint32_t index);
   X(CRC, -50, "a checksum is wrong")                                                      \
   X(NOT_FINITE, -51, "an update holds NaN or infinity")                                   \
   X(MODEL, -52, "the model differs from worker 0's")                                      \
-  X(FENCED, -53, "a newer incarnation of this rank has joined")                           \
+  X(FENCED, -53, "a newer process has this rank, or the job was started again")           \
   X(CALLBACK, -54, "a user callback refused")                                             \
   X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                     \
   X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")       \
@@ -499,8 +499,13 @@ typedef struct mlfab_config {
    * comma: where the replica of server 0 listens, so that processes can join when server 0 has died. A range of ports,
    * "tcp:host:29400-29410": server 0 takes the first that is free, the others try all until this job's server 0 answers. */
   char coordinator[256];
-  char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
-  char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
+  /* Name of the fabric; nodes of another one are refused. "": "mlfab". "NAME~N" is restart N of the job NAME: its
+   * processes end those of an earlier start (FENCED). */
+  char job[64];
+  /* Address to listen at, like coordinator; "": the transport chooses. Over TCP that is every address of the host, and
+   * others get the one from which server 0 was called, and that of the first interface that is up, has a carrier and is
+   * not link-local. */
+  char listen[256];
   char ifname[128]; /* interfaces for TCP, in NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   /* 1: allow TCP without a key. Without either, a node uses Unix sockets and shared memory of this user only. */
   uint32_t allow_insecure;
@@ -639,9 +644,11 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
  * names above in capitals; then from torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (where these
  * tell of one host, and there is neither a key nor allow_insecure, the address is a Unix socket named after the port); then from the launcher's
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only in a task of srun, where
- * SLURM_STEP_ID is set); where Open MPI or Slurm tells of one host, the address is a Unix socket named after its job. With
- * workers above 1 also PMIX_RANK (PMIx) and JOB_COMPLETION_INDEX (an indexed Job of Kubernetes) tell the rank. Over MPI no
- * address is taken from the environment but MLFAB_COORDINATOR. Without any of them: a world of one. error_p may be NULL.
+ * SLURM_STEP_ID is set); where Open MPI or Slurm tells of one host, the address is a Unix socket named after its job.
+ * The job is named after TORCHELASTIC_RUN_ID and SLURM_JOB_ID, with the restarts that TORCHELASTIC_RESTART_COUNT (of one
+ * agent) and SLURM_RESTART_COUNT tell. With workers above 1 also PMIX_RANK (PMIx) and JOB_COMPLETION_INDEX (an indexed Job
+ * of Kubernetes) tell the rank. Over MPI no address is taken from the environment but MLFAB_COORDINATOR. Without any of
+ * them: a world of one. error_p may be NULL.
  * Do not call it while another thread changes the environment.
  * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY), also for MLFAB_RANK where neither
  * MLFAB_WORKERS nor the caller says how many ranks there are. */
@@ -650,7 +657,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 /* Opens a node and joins the fabric. Waits until the first config.workers ranks have joined, at most
  * config.timeout_ns. A world of one (workers and workers_max 1, no dedicated server) opens at once, without I/O.
  * error_p may be NULL; on failure it says why, and which ranks were missing.
- * Errors: CONFIG, ADDRESS, ADDRESS_IN_USE, INSECURE, RANK_TAKEN, RANK_RANGE, WORLD, JOB, PROTOCOL_OLDER/NEWER,
+ * Errors: CONFIG, ADDRESS, ADDRESS_IN_USE, INSECURE, RANK_TAKEN, RANK_RANGE, WORLD, JOB, FENCED, PROTOCOL_OLDER/NEWER,
  * UNSUPPORTED (naming what was left out), TIMEOUT, MEMORY, IO; with config.join LIMIT (all ranks are taken). */
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
 
@@ -659,7 +666,8 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
  * launcher has set anything, it writes one line to stderr: this is a world of one. Errors: of the three. */
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p);
 
-/* As mlfab_open, but returns before the fabric is complete; it waits only for a host name to listen at. Drive the
+/* As mlfab_open, but returns before the fabric is complete. It waits only for a host name to listen at, and while another process has the port:
+ * for 5 s at most, or in a restart of the job for half of config.timeout_ns. Drive the
  * context (mlfab_progress) until mlfab_is_ready returns 1. For programs without a progress thread, and the
  * simulator. */
 MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
@@ -1879,9 +1887,11 @@ typedef struct mlfab_io_event {
   const void *head; /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
   const void *bulk; /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
   uint32_t head_bytes, bulk_bytes;
-  int32_t code;                 /* MLFAB_ERR_* */
-  uint32_t caps;                /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
-  const char *text;             /* why; may be NULL; valid until release */
+  int32_t code;  /* MLFAB_ERR_* */
+  uint32_t caps; /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
+  /* DOWN, REFUSED: why. UP of a call: the address at which this node is reached on the way that the call took, where open
+   * was given none. May be NULL; valid until release */
+  const char *text;
   void *opaque;                 /* the transport's own, for release */
   const mlfab_measure *measure; /* MEASURED */
 } mlfab_io_event;

@@ -1286,7 +1286,9 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   link->segment_fd =
       mlfab__shm_file("mlfab-link", SHM_CONTROL + 2 * (uint64_t)link->ring, F_SEAL_SEAL);
   if (link->segment_fd < 0) {
+    int why = errno;
     shm_drop_half(t, link);
+    errno = why;
     return MLFAB_ERR_IO;
   }
   shm_call(t, link);

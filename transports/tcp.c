@@ -300,6 +300,7 @@ typedef struct tcp_self {
   ino_t path_inode;
   char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
   char address[256];
+  int anywhere;   /* it listens at all addresses of this host, and nobody has chosen one of them */
   char text[300]; /* text of the last event */
 } tcp_self;
 
@@ -413,13 +414,8 @@ static int tcp_watch(tcp_self *self, tcp_link *link, uint32_t interest) {
   return status;
 }
 
-static int tcp_poller_open(tcp_self *self) {
-#if MLFAB_TCP_EPOLL
-  self->poller = epoll_create1(EPOLL_CLOEXEC);
-  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (self->poller < 0 || self->wake_read < 0) return -1;
-  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
-#else
+/* Sleepers wait at the one end, and are woken at the other. */
+static int tcp_pipe_open(tcp_self *self) {
   int ends[2];
   if (pipe(ends)) return -1;
   self->wake_read = ends[0];
@@ -427,6 +423,17 @@ static int tcp_poller_open(tcp_self *self) {
   for (int i = 0; i < 2; i++)
     if (fcntl(ends[i], F_SETFL, O_NONBLOCK) || fcntl(ends[i], F_SETFD, FD_CLOEXEC)) return -1;
   return 0;
+}
+
+static int tcp_poller_open(tcp_self *self) {
+#if MLFAB_TCP_EPOLL
+  self->poller = epoll_create1(EPOLL_CLOEXEC);
+  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  /* A filter of system calls may deny eventfd. */
+  if (self->poller < 0 || (self->wake_read < 0 && tcp_pipe_open(self))) return -1;
+  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
+#else
+  return tcp_pipe_open(self);
 #endif
 }
 
@@ -641,6 +648,17 @@ static int tcp_is_wildcard(const tcp_endpoint *end) {
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
 }
 
+static in_port_t tcp_port(const tcp_endpoint *end) {
+  return end->at.any.sa_family == AF_INET ? end->at.v4.sin_port : end->at.v6.sin6_port;
+}
+
+static void tcp_set_port(tcp_endpoint *end, in_port_t port) {
+  if (end->at.any.sa_family == AF_INET)
+    end->at.v4.sin_port = port;
+  else
+    end->at.v6.sin6_port = port;
+}
+
 static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
   if (a->at.any.sa_family != b->at.any.sa_family) return 0;
   if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
@@ -806,6 +824,23 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   return best ? 0 : MLFAB_ERR_ADDRESS;
 }
 
+/* " (ADDRESS, ...)": those of a name, for an error; "" without a name. */
+static const char *tcp_tried(const tcp_dial *dial, int named, char *text, size_t room) {
+  size_t at = 0;
+  text[0] = 0;
+  for (uint32_t i = 0; named && i < dial->count && at + INET6_ADDRSTRLEN + 4 < room; i++) {
+    char host[INET6_ADDRSTRLEN] = "";
+    const tcp_endpoint *end = &dial->to[i];
+    int v4 = end->at.any.sa_family == AF_INET;
+    inet_ntop(end->at.any.sa_family,
+              v4 ? (const void *)&end->at.v4.sin_addr : (const void *)&end->at.v6.sin6_addr, host,
+              sizeof host);
+    at += (size_t)snprintf(text + at, room - at, "%s%s", i ? ", " : " (", host);
+  }
+  if (at > 0) snprintf(text + at, room - at, ")");
+  return text;
+}
+
 /* --- sockets ---------------------------------------------------------------------------------- */
 
 /* Makes the socket non-blocking, close-on-exec and without signals. Returns fd, or -1 with errno; then
@@ -861,11 +896,13 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
 static uint64_t tcp_monotonic(void);
 
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
-  int one = 1, family = end->at.any.sa_family;
+  int one = 1, zero = 0, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
   if (self->listener < 0) return -1;
   if (family != AF_UNIX)
     (void)setsockopt(self->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (family == AF_INET6 && tcp_is_wildcard(end)) /* IPv4, too */
+    (void)setsockopt(self->listener, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
   if (bind(self->listener, &end->at.any, end->bytes) &&
       (errno != EADDRINUSE || !tcp_unlink_stale(end) ||
        bind(self->listener, &end->at.any, end->bytes)))
@@ -882,29 +919,42 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
 }
 
 /* Binds the first port of a range that is free. Returns 0 or errno. */
-static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
-  in_port_t *port =
-      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
-  for (in_port_t first = *port; tcp_bind(self, end);) {
+static int tcp_bind_port(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t first = tcp_port(end);
+  while (tcp_bind(self, end)) {
     int number = errno;
     if (self->listener >= 0) (void)close(self->listener);
     self->listener = -1;
     if (number != EADDRINUSE || --ports == 0) {
-      if (end->at.any.sa_family != AF_UNIX) *port = first;
+      if (end->at.any.sa_family != AF_UNIX) tcp_set_port(end, first);
       return number;
     }
-    *port = htons((uint16_t)(ntohs(*port) + 1));
+    tcp_set_port(end, htons((uint16_t)(ntohs(tcp_port(end)) + 1)));
   }
   return 0;
 }
 
-/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
- * or errno. */
-static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
-                              uint64_t timeout_ns) {
-  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
-  int number;
-  while ((number = tcp_bind_first(self, end, ports)) != 0) {
+/* Binds the first of the addresses that this host has. Callers try all of them. Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, tcp_dial *dial, uint32_t ports) {
+  int number = EADDRNOTAVAIL;
+  for (uint32_t i = 0; i < dial->count && number != EADDRINUSE; i++) {
+    number = tcp_bind_port(self, &dial->to[i], ports);
+    if (!number) return 0;
+  }
+  return number;
+}
+
+/* Binds again while a process that ends still has the address: for at most TCP_BIND_NS, and half of the deadline. If this is
+ * a restart of the job, its former process probably has it, and ends when it meets this one: half of the deadline. A Unix
+ * socket is free as soon as its process has closed it, so without a restart another job has it. Returns 0 or errno. */
+static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *options,
+                              tcp_dial *dial, uint32_t ports) {
+  size_t run;
+  int restarts = options->job && mlfab__job_restarts(options->job, &run) > 0, number;
+  uint64_t begin = tcp_monotonic(), limit = options->timeout_ns / 2;
+  if (!restarts)
+    limit = dial->to[0].at.any.sa_family == AF_UNIX ? 0 : mlfab__min(limit, TCP_BIND_NS);
+  while ((number = tcp_bind_first(self, dial, ports)) != 0) {
     if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
   }
@@ -940,18 +990,15 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     return;
   }
   if (tcp_is_wildcard(&end)) {
-    uint16_t port = family == AF_INET ? end.at.v4.sin_port : end.at.v6.sin6_port;
-    if (!tcp_interface(options->ifname, family, &found) ||
-        (family == AF_INET6 && !tcp_interface(options->ifname, 0, &found)))
+    in_port_t port = tcp_port(&end);
+    self->anywhere = !options->ifname || !*options->ifname;
+    if (!tcp_interface(options->ifname, family == AF_INET ? AF_INET : 0, &found))
       end = found;
     else if (family == AF_INET)
       end.at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     else
       end.at.v6.sin6_addr = in6addr_loopback;
-    if (end.at.any.sa_family == AF_INET)
-      end.at.v4.sin_port = port;
-    else
-      end.at.v6.sin6_port = port;
+    tcp_set_port(&end, port);
   }
   tcp_format(self, &end, self->address, sizeof self->address);
   self->is_local = tcp_is_loopback(&end) != 0;
@@ -1144,6 +1191,44 @@ static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
            (unsigned long long)tcp_monotonic());
 }
 
+/* IPv4 alone, where there is no IPv6. */
+static void tcp_anywhere(tcp_dial *dial) {
+  if (!tcp_is_wildcard(&dial->to[0]) || dial->to[0].at.any.sa_family != AF_INET6) return;
+  tcp_endpoint *v4 = &dial->to[dial->count++];
+  memset(v4, 0, sizeof *v4);
+  v4->at.v4.sin_family = AF_INET;
+  v4->bytes = sizeof v4->at.v4;
+}
+
+/* The name of this host is mostly also one of its loopback ("127.0.1.1 host"): then other hosts, which know another address for
+ * it, would call in vain. Addresses of the network go first. If there is none, the node listens at all addresses of this
+ * host, and says so. */
+static void tcp_leave_home(const tcp_self *self, tcp_dial *dial) {
+  tcp_endpoint away[TCP_CANDIDATES];
+  uint32_t n = 0;
+  char text[160];
+  if (!self->allow_insecure || !strcmp(dial->host, "localhost")) return;
+  for (uint32_t i = 0; i < dial->count; i++)
+    if (!tcp_is_loopback(&dial->to[i])) away[n++] = dial->to[i];
+  if (n > 0) {
+    memcpy(dial->to, away, n * sizeof *away);
+    dial->count = n;
+    return;
+  }
+  tcp_tried(dial, 1, text, sizeof text);
+  mlfab__log(&self->env, MLFAB_LOG_WARN,
+             "this host's own name '%s' is %.*s here, which no other host reaches (/etc/hosts): "
+             "listening at all addresses of this host",
+             dial->host, (int)strlen(text) - 3, text + 2);
+  in_port_t port = tcp_port(&dial->to[0]);
+  memset(&dial->to[0], 0, sizeof dial->to[0]);
+  dial->to[0].at.v6.sin6_family = AF_INET6;
+  dial->to[0].bytes = sizeof dial->to[0].at.v6;
+  dial->count = 1;
+  tcp_anywhere(dial);
+  for (uint32_t i = 0; i < dial->count; i++) tcp_set_port(&dial->to[i], port);
+}
+
 static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   const char *wanted = options->listen ? options->listen : "";
   const char *ifname = options->ifname ? options->ifname : "";
@@ -1155,11 +1240,10 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
       tcp_name_socket(self, own, sizeof own);
       wanted = own;
     }
-    if (self->allow_insecure && !tcp_interface(ifname, 0, &found))
-      wanted = found.at.any.sa_family == AF_INET ? "tcp:0.0.0.0:0" : "tcp:[::]:0";
-    else if (self->allow_insecure && *ifname)
+    if (self->allow_insecure && *ifname && tcp_interface(ifname, 0, &found))
       return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
                          "no interface that is up and has an address fits ifname \"%s\"", ifname);
+    if (self->allow_insecure) wanted = "tcp:[::]:0"; /* tcp_anywhere */
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
@@ -1168,15 +1252,19 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   int status = tcp_parse(self, first, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
-  if (status > 0) status = tcp_await_name(self, options, &dial);
+  int named = status > 0;
+  if (named) status = tcp_await_name(self, options, &dial);
   if (status) return status;
-  if (!tcp_is_allowed(self, &dial.to[0]))
+  if (!tcp_keep_safe(self, &dial))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
-                                  options->timeout_ns);
+  if (!options->listen || !*options->listen) tcp_anywhere(&dial);
+  if (named) tcp_leave_home(self, &dial);
+  int number =
+      tcp_bind_patiently(self, options, &dial, mlfab__address_ports(wanted, strlen(wanted)));
   if (number) {
-    return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
-                       mlfab__reason(number));
+    char tried[160];
+    return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s%s: %s", wanted,
+                       tcp_tried(&dial, named, tried, sizeof tried), mlfab__reason(number));
   }
   tcp_publish(self, options, wanted);
   return 0;
@@ -1386,7 +1474,11 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
     if (link->fd >= 0) (void)close(link->fd);
     link->fd = -1;
   }
-  tcp_link_fail(self, link, number);
+  char tried[100], why[160];
+  int named = link->asked_ns != 0;
+  tcp_tried(link->dial, named, tried, sizeof tried);
+  snprintf(why, sizeof why, "%.50s%s", mlfab__reason(number), tried);
+  tcp_link_end(self, link, tcp_code_of(number), why);
 }
 
 /* A connect has completed. Dialling an unused port of the ephemeral range can connect a socket to itself
@@ -1980,13 +2072,35 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   return 1;
 }
 
+/* The address at which the listener is reached on the way of this call, in self->text; or NULL. */
+static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
+  tcp_endpoint here, listens;
+  memset(&here, 0, sizeof here);
+  memset(&listens, 0, sizeof listens);
+  here.bytes = listens.bytes = sizeof here.at.storage;
+  if (!self->anywhere || !link->token ||
+      getsockname(self->listener, &listens.at.any, &listens.bytes) ||
+      getsockname(link->fd, &here.at.any, &here.bytes) || tcp_is_loopback(&here))
+    return NULL;
+  int mapped = here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&here.at.v6.sin6_addr);
+  if (listens.at.any.sa_family == AF_INET && here.at.any.sa_family != AF_INET) return NULL;
+  if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
+    return NULL;
+  tcp_set_port(&here, tcp_port(&listens));
+  if (!self->measured_ns) tcp_name_interface(self, &here);
+  self->is_local = 0;
+  tcp_format(self, &here, self->text, sizeof self->text);
+  return self->text;
+}
+
 /* Each end of a Unix socket has asked the kernel for the user of the other end (tcp_trusts). */
-static int tcp_tell_up(tcp_link *link, mlfab_io_event *event) {
+static int tcp_tell_up(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
   here.bytes = sizeof here.at.storage;
   if (!getsockname(link->fd, &here.at.any, &here.bytes) && here.at.any.sa_family == AF_UNIX)
     event->caps = MLFAB_CAP_VOUCHED;
+  event->text = tcp_reached_at(self, link);
   link->told_up = 1;
   event->kind = MLFAB_IO_UP;
   event->token = link->token;
@@ -2012,7 +2126,7 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   event->link = link->id;
   if (link->state == TCP_LINK_LINGER) return tcp_linger(self, link), 0;
   if (link->state == TCP_LINK_OPEN) {
-    if (!link->told_up) return tcp_tell_up(link, event);
+    if (!link->told_up) return tcp_tell_up(self, link, event);
     if (link->sent_count) {
       event->kind = MLFAB_IO_SENT;
       event->token = link->sent[link->sent_at];
@@ -2036,7 +2150,7 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   link->small = first.type == MLFAB__JOIN;
   tcp_group_leave(self, link);
   link->state = TCP_LINK_OPEN;
-  return tcp_tell_up(link, event);
+  return tcp_tell_up(self, link, event);
 }
 
 static int tcp_poll(void *opaque, mlfab_io_event *event) {

@@ -4,6 +4,7 @@
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step), then a rank alone
  * (PMIx, an indexed Job of Kubernetes), which counts where the number of workers is known. */
 #include "../base/env.h"
+#include "../base/rng.h"
 #include "complete.h"
 #include "../model/optimizer.h"
 #include "../model/sync.h"
@@ -465,6 +466,42 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   return config_bad(error, name, text, want);
 }
 
+/* A count of restarts, or 0. */
+static uint64_t config_count(const char *name) {
+  const char *text = config_variable(name);
+  return text ? mlfab__min(strtoull(text, NULL, 10), 65535) : 0;
+}
+
+/* The name of the run, as its launchers know it, in `job` with 64 bytes; "": they have no name for it. */
+static void config_run(char *job) {
+  const char *slurm = config_variable("SLURM_JOB_ID");
+  const char *torch = config_variable("TORCHELASTIC_RUN_ID");
+  char name[512];
+  snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
+           slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
+  size_t n = strlen(name);
+  if (n > 48) /* room for the restarts */
+    snprintf(name + 30, sizeof name - 30, "-%016llx", (unsigned long long)mlfab__hash(0, name, n));
+  memcpy(job, name, strlen(name) + 1);
+}
+
+/* The name of the job where nobody has given one: that of the run, and how often its launchers have started it again
+ * (mlfab__job_restarts). Agents of torchrun on several hosts count each for itself, so there that count tells nothing. */
+static void config_job(mlfab_config *c) {
+  const char *agents = config_variable("GROUP_WORLD_SIZE");
+  uint64_t slurm = config_count("SLURM_RESTART_COUNT"), torch = 0;
+  char run[64];
+  if (c->job[0]) return;
+  if (!agents || !strcmp(agents, "1")) torch = config_count("TORCHELASTIC_RESTART_COUNT");
+  config_run(run);
+  /* A new start of the whole is later than all starts inside the former one. */
+  uint64_t restarts =
+      config_variable("TORCHELASTIC_RESTART_COUNT") ? 1000 * slurm + mlfab__min(torch, 999) : slurm;
+  if (run[0] || restarts)
+    snprintf(c->job, sizeof c->job, "%.50s~%u", run[0] ? run : "mlfab",
+             (unsigned)mlfab__min(restarts, 65535));
+}
+
 /* Are all processes on this host? The launcher tells how many it has started here, or the address is the loopback's. */
 static int config_is_one_host(const char *host) {
   static const char *const counts[][2] = {{"LOCAL_WORLD_SIZE", "WORLD_SIZE"},
@@ -524,8 +561,9 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
   if (code) return code;
   if (!c->key[0] && !c->key_file[0] && !c->key_from && !c->allow_insecure &&
       config_is_one_host(host)) {
-    char name[24];
-    snprintf(name, sizeof name, "%u", (unsigned)number);
+    char name[96], run[64];
+    config_run(run);
+    snprintf(name, sizeof name, "%u%s%s", (unsigned)number, run[0] ? "-" : "", run);
     return (void)config_meet_here(c, name), 0;
   }
   int bare6 = strchr(host, ':') && host[0] != '[';
@@ -562,6 +600,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
+  if (!code) config_job(&c);
   if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
   if (!code && !c.join) code = config_rank(&c, rank_given, error_p); /* else server 0 tells */
   /* Over MPI nobody needs an address. */

@@ -168,24 +168,6 @@ MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx) {
 
 /* --- moving --- */
 
-static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
-  char address[256];
-  for (const char *at = list; *at;) {
-    size_t n = strcspn(at, " ");
-    if (n > 0 && n < sizeof address) {
-      memcpy(address, at, n);
-      address[n] = 0;
-      for (uint32_t t = 0; t < ctx->ntransports; t++) {
-        const mlfab__context_transport *transport = &ctx->transports[t];
-        if (transport->table->reach(transport->self, address))
-          return transport->table->connect(transport->self, address, token);
-      }
-    }
-    at += n + (at[n] == ' ');
-  }
-  return MLFAB_ERR_ADDRESS;
-}
-
 static int context_send(const mlfab__context_transport *transport, uint32_t link,
                         const mlfab_action *action) {
   const mlfab_transport *table = transport->table;
@@ -212,7 +194,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   if (action->kind == MLFAB_ACTION_FILE)
     return mlfab__disk_begin(&ctx->disk, action->file, action->token);
   if (action->kind == MLFAB_ACTION_CONNECT)
-    return context_reach(ctx, action->address, action->token);
+    return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
   uint32_t link = action->link & ((1u << CONTEXT_LINK_BITS) - 1);
   switch (action->kind) {
@@ -272,7 +254,9 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
       transport->links++;
     }
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
-    mlfab_node_event(ctx->node, &mapped, *now_p);
+    int called = event.kind == MLFAB_IO_UP || event.kind == MLFAB_IO_DOWN;
+    if (!called || !mlfab__calling_event(ctx, t, &mapped))
+      mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
     /* Memory that a request has given back must leave the transport before the next event writes to it. */
     if (ctx->node->actions_count > 0) context_actions(ctx, *now_p);
@@ -824,6 +808,7 @@ static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->observer) ctx->observer->stop(ctx, child);
   mlfab__disk_free(&ctx->disk, context_is_child(ctx));
+  mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
     ctx->watches = watch->next;
@@ -935,8 +920,17 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = observer ? observer->open(ctx, c, error) : 0;
-  for (uint32_t i = 0; i < n && !code; i++)
+  for (uint32_t i = 0; i < n && !code; i++) {
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
+    if (!code || !choices[i].spare) continue;
+    mlfab__env env = ctx->env;
+    env.hooks = ctx->hooks; /* with the log that the configuration asks for */
+    mlfab__log(&env, MLFAB_LOG_WARN, "this node does without %s: %s", choices[i].table->name,
+               error->text);
+    memset(error, 0, sizeof *error);
+    error->rank = MLFAB_NO_RANK;
+    code = 0;
+  }
   if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
   if (!code) {
     c->env = &ctx->hooks;

@@ -34,6 +34,7 @@ typedef struct mlfab__context_choice {
   const mlfab_transport *table;
   const char *listen;  /* "": the transport chooses */
   int publish;         /* 1: peers get its address */
+  int spare;           /* 1: if it cannot be opened, the others do */
   uint32_t neighbours; /* as in mlfab_transport_options */
   /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
   const struct mlfab__shm_memory_table *shm_memory;
@@ -197,10 +198,11 @@ struct mlfab {
   uint32_t quiet_looks; /* pumps since all transports without links were polled */
   uint64_t now_ns;      /* the clock when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns; /* when to measure the transports next; MLFAB__NEVER: never */
-  int fd;              /* of mlfab_fd, or -1 */
-  int tell;            /* an eventfd in it */
-  uint64_t moves_told; /* moves when mlfab_progress last returned */
+  uint64_t measure_ns;             /* when to measure the transports next; MLFAB__NEVER: never */
+  int fd;                          /* of mlfab_fd, or -1 */
+  int tell;                        /* an eventfd in it */
+  uint64_t moves_told;             /* moves when mlfab_progress last returned */
+  struct mlfab__calling *callings; /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
   int tells;                               /* a thread is calling a watching function */
   int lends;                               /* a transport may keep buffers: ask `keeps` */
@@ -239,6 +241,12 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx);
 MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* The functions below need the lock. */
+
+/* Calls the first of these addresses that a transport reaches, and on failure the others. As mlfab_transport.connect. */
+MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t token);
+/* UP or DOWN of a transport: 1 if the node is not to be told, because another address is called. */
+MLFAB__INTERNAL int mlfab__calling_event(mlfab *ctx, uint32_t transport, mlfab_io_event *event);
+MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx);
 
 /* Moves events and actions that can move now. 1: something moved. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);

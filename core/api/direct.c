@@ -698,7 +698,7 @@ static void direct_close(mlfab *ctx, int child) {
   direct_agreement *d = ctx->shares;
   if (!child) direct_release(ctx);
   if (!child && (d->busy || d->lost))
-    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+    mlfab__log(&ctx->node->env, MLFAB_LOG_ERROR,
                "device memory of other workers stays mapped, as the device has not ended its work");
   mlfab__free(&ctx->env, d, sizeof *d);
   ctx->shares = NULL;
@@ -814,7 +814,8 @@ MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share) {
   if (a->state == MLFAB__SHARE_LISTS) {
     const char *why = direct_compare(ctx, a->list, &rank, &a->busy);
     if (why)
-      mlfab__log(&ctx->env, MLFAB_LOG_INFO, "device memory is not shared: worker %u %s", rank, why);
+      mlfab__log(&ctx->node->env, MLFAB_LOG_INFO, "device memory is not shared: worker %u %s", rank,
+                 why);
     a->agree = why == NULL;
     a->epoch = ctx->node->parts->comm->epoch;
     a->state = MLFAB__SHARE_LOOKS;

@@ -325,7 +325,7 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   if (c->direct) ctx->direct->free(ctx, c->direct, 0);
   if (c->image && c->unknown) {
     /* The device may still use it: it is counted for ever. */
-    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+    mlfab__log(&ctx->node->env, MLFAB_LOG_ERROR,
                "staging: %llu bytes of pinned memory are lost, as a copy has not ended",
                (unsigned long long)c->image->bytes);
     mlfab__free(&ctx->env, c->image, sizeof *c->image);

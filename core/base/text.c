@@ -90,3 +90,17 @@ MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint
   else
     snprintf(text, room, "%.*s", (int)bytes, address);
 }
+
+MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p) {
+  const char *mark = strrchr(job, '~');
+  uint32_t restarts = 0;
+  *bytes_p = strlen(job);
+  if (!mark || !mark[1]) return 0;
+  for (const char *at = mark + 1; *at; at++) {
+    if (*at < '0' || *at > '9' || restarts > 65535) return 0;
+    restarts = 10 * restarts + (uint32_t)(*at - '0');
+  }
+  if (restarts > 65535) return 0;
+  *bytes_p = (size_t)(mark - job);
+  return restarts;
+}

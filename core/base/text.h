@@ -22,4 +22,8 @@ MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes)
 MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
                                          size_t room);
 
+/* A job's name may end with "~N": its launcher has started it again N times. N, at most 65535, or 0; *bytes_p: of the name
+ * before it. */
+MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p);
+
 #endif

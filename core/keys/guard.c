@@ -27,6 +27,17 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
   mlfab__blake2b_end(&s, self->pool);
 }
 
+/* The job of a challenge: a hash with its nonce, so that it tells a listener no more than a guess of the name does. */
+static uint64_t guard_job(const mlfab_node *node, const mlfab__challenge *c) {
+  return mlfab__mix(node->job ^ mlfab__mix(c->nonce[0]));
+}
+
+/* Why a caller without a common key is refused. Of several ports one may be another job's, with another key. */
+static const char *guard_foreign(const mlfab_node *node, const mlfab__challenge *c) {
+  return c->job == guard_job(node, c) ? "the caller's key is not this job's (MLFAB_KEY)"
+                                      : "the jobs have different names (MLFAB_JOB), and keys";
+}
+
 /* The call of a link that is not proven has failed; *link is gone after it. */
 static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
   int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
@@ -81,6 +92,7 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
   c->vouched = (link->caps & MLFAB_CAP_VOUCHED) != 0;
   guard_nonce(self, ++self->nonces, c->nonce);
   memcpy(c->keys, self->keys.name, sizeof c->keys);
+  c->job = guard_job(node, c);
   mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
 }
 
@@ -135,10 +147,12 @@ static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta,
   static const char *const known[] = {
       "this job has none (MLFAB_KEY)",
       "the caller's key is not this job's (MLFAB_KEY)",
+      "the jobs have different names (MLFAB_JOB), and keys",
   };
   static const char *const texts[] = {
       "refused: the caller has a key, and this job has none (MLFAB_KEY)",
       "refused: the caller's key is not this job's (MLFAB_KEY)",
+      "refused: the jobs have different names (MLFAB_JOB), and keys (MLFAB_KEY)",
   };
   mlfab__refuse refuse;
   int parses = !mlfab__decode_refuse(meta, bytes, &refuse) && refuse.code == MLFAB_ERR_JOB;
@@ -176,7 +190,7 @@ static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint
   if (link->pending != 0 || mlfab__decode_challenge(meta, bytes, &c) || c.vouched > 1)
     return "a challenge that does not parse, or a second one";
   int key = mlfab__keys_choose(&self->keys, &c, &own);
-  if (key < 0) return "the caller's key is not this job's (MLFAB_KEY)";
+  if (key < 0) return guard_foreign(node, &c);
   link->pending = ++self->nonces;
   guard_make_answer(node, link, &c, key, &answer);
   mlfab__session_derive(&session, self->keys.key[own], &c, &answer, 1);
@@ -197,7 +211,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   if (link->pending == 0 || mlfab__decode_proof(meta, bytes, &proof))
     return "a proof that does not parse, or without a challenge";
   int key = mlfab__keys_choose(&self->keys, &proof.challenge, &own);
-  if (key < 0) return "the caller's key is not this job's (MLFAB_KEY)";
+  if (key < 0) return guard_foreign(node, &proof.challenge);
   memset(&session, 0, sizeof session);
   guard_make_answer(node, link, &proof.challenge, key, &answer);
   mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
@@ -222,7 +236,9 @@ static int guard_is_bare(const mlfab__header *h) {
 
 static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header *header,
                            const uint8_t *meta) {
-  const char *why = "this job has a key, and the caller has none (MLFAB_KEY)";
+  const char *why = header->job == node->job || header->job == 0
+                        ? "this job has a key, and the caller has none (MLFAB_KEY)"
+                        : "the jobs have different names (MLFAB_JOB), and the caller has no key";
   if (header->type == MLFAB__BYE) {
     mlfab__node_hang_up(node, index, "the caller left before its proof");
     return;

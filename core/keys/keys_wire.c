@@ -7,7 +7,7 @@
 #define P(member) N(member[0]) N(member[1])
 
 /* clang-format off */
-WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(of) N(vouched) P(nonce) P(keys))
+WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(of) N(vouched) P(nonce) P(keys) N(job))
 WIRE_META(answer, N(number) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
 WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
 /* clang-format on */

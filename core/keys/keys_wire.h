@@ -12,6 +12,7 @@ typedef struct mlfab__challenge { /* caller -> called, the first frame of a link
   uint32_t vouched; /* 1: its kernel says that the other end is this user's */
   uint64_t nonce[2];
   uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */
+  uint64_t job; /* a hash (guard.c): without a common key it tells whether the two are of one job */
 } mlfab__challenge;
 
 typedef struct mlfab__answer {   /* called -> caller */

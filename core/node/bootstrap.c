@@ -590,6 +590,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
   int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
               code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
+  /* Processes of one job with two keys: another port is no remedy. */
+  other &=
+      !strstr(why, "not this job's (MLFAB_KEY)") && !strstr(why, "caller has none (MLFAB_KEY)");
   if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
   snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
   node->join_said = 1;
@@ -670,6 +673,9 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
+  /* Server 0 is where this node has called it. Of copies it may have been the other one. */
+  if (!node->config.replicas)
+    mlfab__node_add_address(node->places[0].addresses, node->join_address);
   if (node->meets) bootstrap_meets_no_more(node);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
@@ -770,8 +776,11 @@ static void bootstrap_timeout(mlfab_node *node) {
     while ((uint32_t)rank + 1 < node->config.servers &&
            (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
       rank++;
-    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, node->places[rank].addresses, routes[rank].why);
+    /* The reason names the addresses that were tried. */
+    int none = routes[rank].why[0] == 0;
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer%s%.190s", waited,
+             (int)rank, none ? " at " : ": ",
+             none ? node->places[rank].addresses : routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);

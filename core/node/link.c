@@ -114,6 +114,25 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
   if (node->config.on_event) node->config.on_event(node->config.user, &info);
 }
 
+MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address) {
+  size_t n = strlen(address), used = strlen(list), scheme = strcspn(address, ":") + 1;
+  const char *port = strrchr(address, ':');
+  for (char *at = list; *at;) {
+    size_t bytes = strcspn(at, " "), digits = port ? strlen(port) : 0;
+    if (bytes == n && !memcmp(at, address, n)) return;
+    /* The same listener, as far as its port tells. */
+    if (port && bytes > digits && !strncmp(at, address, scheme) &&
+        !memcmp(at + bytes - digits, port, digits)) {
+      if (used + n + 2 > MLFAB__ADDRESSES_MAX) return;
+      memmove(at + n + 1, at, used + 1 - (size_t)(at - list));
+      memcpy(at, address, n);
+      at[n] = ' ';
+      return;
+    }
+    at += bytes + (at[bytes] == ' ');
+  }
+}
+
 /* --- timers --- */
 
 /* The index of a timer in the heap. */

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-enum { NODE_STRANGERS = 64 };
+enum { NODE_STRANGERS = 64, NODE_RESTARTS = 48 /* the bit of a job that counts its restarts */ };
 
 /* Every call tells the time. */
 static void node_look(mlfab_node *node, uint64_t now_ns) {
@@ -35,7 +35,9 @@ static void node_identify(mlfab_node *node) {
   node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
-  node->job = mlfab__hash(0, c->job, strlen(c->job));
+  size_t run;
+  node->restarts = mlfab__job_restarts(c->job, &run);
+  node->job = mlfab__hash(0, c->job, run) + ((uint64_t)node->restarts << NODE_RESTARTS);
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -138,6 +140,13 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
+
+/* This node is reached there, too: at the end of its call to server 0. */
+static void node_reached_at(mlfab_node *node, const char *address) {
+  int asked = node->config.host != node_host(node->addresses);
+  mlfab__node_add_address(node->addresses, address);
+  if (!asked) node->config.host = node_host(node->addresses);
+}
 
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
                                      const char *addresses, uint64_t now_ns, mlfab_node **node_p) {
@@ -279,6 +288,28 @@ static const char *node_strange(const mlfab_node *node, const mlfab__header *hea
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
+/* Is the sender of a link's first frame of another start of this job? Then one of both is late, and 1. */
+static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header *header) {
+  const uint64_t own = node->restarts;
+  const uint64_t apart = header->job - (node->job - (own << NODE_RESTARTS));
+  const uint64_t theirs = apart >> NODE_RESTARTS;
+  char text[200];
+  size_t run;
+  if (theirs == own || apart != theirs << NODE_RESTARTS) return 0;
+  (void)mlfab__job_restarts(node->config.job, &run);
+  snprintf(text, sizeof text,
+           "job '%.*s' was started again: this process is of restart %u, and restart %u is here",
+           (int)run, node->config.job, (unsigned)mlfab__min(own, theirs),
+           (unsigned)mlfab__max(own, theirs));
+  if (theirs > own) {
+    mlfab__node_crash(node, MLFAB_ERR_FENCED, text);
+  } else {
+    node->stats.strangers_refused++;
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, text);
+  }
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
@@ -328,6 +359,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
                         : header.job != node->job && !last ? "a frame of another job"
                                                            : NULL;
+  if (strange && link->kind == MLFAB__LINK_NEW && node_restarted(node, index, &header)) return;
   if (strange) {
     mlfab__node_turn_away(node, index, strange);
     return;
@@ -398,6 +430,7 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->called = event->token == 0;
   link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
   mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
+  if (event->token == MLFAB__TOKEN_JOIN && event->text) node_reached_at(node, event->text);
   if (link->called) node_bound_strangers(node);
   if (!link->called && node->guard) {
     node->guard->call(node, index, event->token);

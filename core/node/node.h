@@ -33,6 +33,15 @@
  * CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer one of the same process replaces it. It
  * ends when its node is silent, or 20 beats after WELCOME was due.
  *
+ * Restarts. The name of a job may say how often its launcher has started it again (mlfab__job_restarts). Processes of two
+ * starts of one job are of different jobs, but one of them is late:
+ *
+ *    first frame of an older start --> it is refused, FENCED
+ *    first frame of a newer start  --> this node ends (mlfab__node_crash), FENCED; the caller calls again, until its deadline
+ *
+ *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
+ *  (2) In a fabric with a key only a process that has proved the key is heard.
+ *
  * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
  * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
  * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
@@ -308,7 +317,7 @@ typedef struct mlfab__route {
   uint32_t term;      /* the largest that a copy of this server has told */
   uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
-  char why[128];  /* the last failure */
+  char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */
   char died[128]; /* dead: the cause */
 } mlfab__route;
@@ -421,8 +430,9 @@ struct mlfab_node {
   int servers_left; /* server 0: some peer `leaves` */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;
-  const mlfab__tap *tap;     /* NULL: nobody observes this node */
+  uint64_t job;          /* a hash of its name, without the restarts, plus these: see Restarts */
+  uint32_t restarts;     /* of the job, by its launcher */
+  const mlfab__tap *tap; /* NULL: nobody observes this node */
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
@@ -567,6 +577,8 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
+/* Adds an address to a node's list: before those of the same listener, as its scheme and port tell. */
+MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address);
 /* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
  * no more links, and all calls return the error. */
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
@@ -801,7 +813,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
 /* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
- * up. 0: there is one port, or another reason. */
+ * up. 0: there is one port, or another reason; also a wrong key of a process of this job. */
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176

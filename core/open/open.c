@@ -4,8 +4,9 @@
  * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
  * (0: all of them, or none beside an own one); and the one that the coordinator's address belongs to. If
  * config.transports does not name that one, peers do not get its address. A node publishes its addresses in the same
- * order, and a peer uses the first that one of its transports reaches. So a node may reach each peer by another
- * transport.
+ * order, and a peer calls those that its transports reach, one after the other, until one answers (../api/calling.c). So
+ * a node may reach each peer by another transport. A transport that nobody has asked for may be missing: two users, a
+ * container without /proc, a filter of system calls or a limit of file sizes leave no shared memory.
  *
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
  * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
@@ -162,6 +163,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     mlfab__context_choice *choice = &choices[(*n_p)++];
     *choice = open_choice(c, table, asked || !c->transports);
+    choice->spare = !asked && !meets && !choice->listen[0];
     if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
       choice->neighbours = nodes;
     choice->shm_memory = t->memory ? t->memory() : NULL;
@@ -226,37 +228,48 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 static int open_votes(const mlfab_config *c, mlfab_error *error) {
   struct stat status;
   if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
-  int number = stat(c->vote_dir, &status)                ? errno
-               : !S_ISDIR(status.st_mode)                ? ENOTDIR
-               : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
-                                                         : 0;
+  int number = stat(c->vote_dir, &status)                                         ? errno
+               : !S_ISDIR(status.st_mode)                                         ? ENOTDIR
+               : faccessat(AT_FDCWD, c->vote_dir, R_OK | W_OK | X_OK, AT_EACCESS) ? errno
+                                                                                  : 0;
   return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
                               c->vote_dir, mlfab__reason(number))
                 : 0;
 }
 
 /* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
- * refuses. A disk may be full for a while. */
+ * refuses. */
 static int open_probe(const char *dir) {
   char path[MLFAB__TEXT_MAX + 64];
   struct stat status;
   if (stat(dir, &status)) return errno;
   if (!S_ISDIR(status.st_mode)) return ENOTDIR;
-  if (access(dir, R_OK | W_OK | X_OK)) return errno;
   snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
   int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return errno == EEXIST || errno == ENOSPC || errno == EDQUOT ? 0 : errno;
+  if (fd < 0) return errno == EEXIST ? 0 : errno;
   close(fd);
   return unlink(path) ? errno : 0;
 }
 
+/* May this be over when the first checkpoint is due? A full disk, a network file system that is away for a moment, a process
+ * that has too many files open. */
+static int open_passes(int number) {
+  return number == ENOSPC || number == EDQUOT || number == EINTR || number == EIO ||
+         number == ESTALE || number == EMFILE || number == ENFILE || number == ETIMEDOUT ||
+         number == EAGAIN || number == ENOMEM;
+}
+
 /* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
- * and a URL is not asked here. */
-static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
+ * and a URL is not asked here. *doubt_p: an errno that is to be logged. */
+static int open_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *error) {
   int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
   int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
   if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
   int number = open_probe(c->checkpoint_dir);
+  if (open_passes(number)) {
+    *doubt_p = number;
+    return 0;
+  }
   return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                               "configuration: checkpoint_dir '%.200s' is no directory that this "
                               "process can write to: %s",
@@ -281,6 +294,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   mlfab_config c, world;
   mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
   uint32_t n = 0;
+  int doubt = 0;
   memset(&error, 0, sizeof error);
   memset(&c, 0, sizeof c);
   error.rank = MLFAB_NO_RANK;
@@ -291,7 +305,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
-  if (!code && !ask) code = open_checkpoints(&c, &error);
+  if (!code && !ask) code = open_checkpoints(&c, &doubt, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
@@ -299,6 +313,10 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
                                &error);
   if (!code) open_tell();
+  if (!code && doubt)
+    mlfab__log(&(*ctx_p)->node->env, MLFAB_LOG_WARN,
+               "checkpoint_dir '%.200s' cannot be written to now: %s", c.checkpoint_dir,
+               mlfab__reason(doubt));
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
 #endif

@@ -7,7 +7,7 @@
 #   sbatch slurm.sh ./trainer                                   on one node
 #   sbatch --nodes=2 --ntasks-per-node=8 slurm.sh ./trainer     on several
 #   sbatch slurm.sh --mpi=pmix ./trainer                        over MPI, with MLFAB_TRANSPORT=mpi: see docs/clusters.md
-export MLFAB_JOB="${SLURM_JOB_ID:?is not set: start this script with sbatch}" # processes of another job are refused
+: "${SLURM_JOB_ID:?is not set: start this script with sbatch}" # processes of another job, or of an earlier start, are refused
 case ${MLFAB_TRANSPORT:-} in
   mpi*) ;;
   *)

@@ -10,6 +10,7 @@ tests/sim/test_schedule.c.
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -41,12 +42,13 @@ def must(*command):
 class Network:
     """Hosts 1..n, 10.78.0.k, on one bridge; every link shaped in both directions."""
 
-    def __init__(self, hosts):
+    def __init__(self, hosts, before=(), v6=False):
+        """before: commands of ip at each host, for interfaces that come before eth0. v6: eth0 has no IPv4."""
         if os.geteuid() != 0:
             raise Skip("network namespaces need root")
         if quietly("ip", "-V").returncode or quietly("tc", "-V").returncode:
             raise Skip("ip and tc (iproute2) are not installed")
-        self.hosts = hosts
+        self.hosts, self.before, self.v6 = hosts, before, v6
         try:
             self.up()
         except Exception:
@@ -63,9 +65,14 @@ class Network:
         for k in range(1, self.hosts + 1):
             space, outer = self.name(k), "%sv%d" % (TAG, k)
             must("ip", "netns", "add", space)
+            for command in self.before:
+                must("ip", "-n", space, *command.split())
             must("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
             must("ip", "link", "set", outer, "master", bridge, "up")
-            must("ip", "-n", space, "addr", "add", "10.78.0.%d/24" % k, "dev", "eth0")
+            if self.v6:
+                must("ip", "-n", space, "addr", "add", "fd78::%d/64" % k, "dev", "eth0", "nodad")
+            else:
+                must("ip", "-n", space, "addr", "add", "10.78.0.%d/24" % k, "dev", "eth0")
             must("ip", "-n", space, "link", "set", "lo", "up")
             must("ip", "-n", space, "link", "set", "eth0", "up")
             self.rate(k, RATE)
@@ -86,6 +93,7 @@ class Network:
     def down(self):
         for k in range(1, self.hosts + 1):
             quietly("ip", "netns", "del", self.name(k))
+            shutil.rmtree("/etc/netns/" + self.name(k), ignore_errors=True)
             quietly("ip", "link", "del", "%sv%d" % (TAG, k))
         quietly("ip", "link", "del", TAG + "b")
 
@@ -215,6 +223,64 @@ def test_scheduler_killed_and_started_again():
     expect(m["largest"] < BOUND, "a delay of %d, the bound is %d" % (m["largest"], BOUND))
     plans = [int(n) for line in m["said"] for n in re.findall(r"plans (\d+)", line)]
     expect(plans and plans[-1] > 0, "the second scheduler did not plan", m["said"])
+
+
+def come_together(network, coordinator, hosts=(1, 2, 3), **more):
+    """A worker a host, each of them a server, too: each calls all others at the addresses that they have published."""
+    nodes = [network.start(host, helper("probe"), MLFAB_RANK=rank, MLFAB_WORKERS=len(hosts), MLFAB_SERVERS=len(hosts), MLFAB_KEY="k" * 32,
+                           MLFAB_COORDINATOR=coordinator, MLFAB_TIMEOUT_MS=60000, MLFAB_LOG="warn", **more)
+             for rank, host in enumerate(hosts)]
+    results = process.finish_all(*nodes)
+    for result in results:
+        expect(result.code == 0, "a rank finds all others", result)
+    return results
+
+
+USB = "link add usb0 type veth peer name usb1", "link set usb1 up", "link set usb0 up"
+CABLE = "link add wan0 type veth peer name wan1", "addr add 192.168.8.2/24 dev wan0", "link set wan0 up"
+
+
+@process.cases(("a network of its own", USB + ("addr add 192.168.7.2/24 dev usb0",), False),
+               ("link-local", USB + ("addr add 169.254.3.2/16 dev usb0",), False),
+               ("no carrier", CABLE, False),
+               ("only link-local and no carrier but IPv6", USB + CABLE + ("addr add 169.254.3.2/16 dev usb0",), True),
+               ("IPv4 leads nowhere", USB + ("addr add 192.168.7.2/24 dev usb0",), True))
+def test_interfaces_that_lead_nowhere(_, before, v6):
+    """The first interface that is up is not the one that leads to the others."""
+    network = Network(3, before, v6)
+    try:
+        come_together(network, "tcp:[fd78::1]:7070" if v6 else "tcp:10.78.0.1:7070")
+    finally:
+        network.down()
+
+
+def test_a_name_that_is_loopback_at_home():
+    """As Debian's /etc/hosts has it. Other hosts know the name's real address; rank 0 says what is wrong, and goes on."""
+    network = Network(3)
+    try:
+        for host in (1, 2, 3):
+            os.makedirs("/etc/netns/" + network.name(host))
+            with open("/etc/netns/%s/hosts" % network.name(host), "w", encoding="ascii") as hosts:
+                hosts.write("127.0.0.1 localhost\n%s first\n" % ("127.0.1.1" if host == 1 else "10.78.0.1"))
+        results = come_together(network, "tcp:first:7070", (1, 1, 2, 3))
+        expect("'first' is 127.0.1.1" in results[0].err, "rank 0 reports it", results[0])
+    finally:
+        network.down()
+
+
+def test_no_way_names_the_addresses():
+    """A firewall lets in what server 0 needs only. The errors of others name the addresses that were tried."""
+    network = Network(3, USB + ("addr add 192.168.7.2/24 dev usb0",))
+    try:
+        must("ip", "-n", network.name(3), "route", "add", "blackhole", "10.78.0.2/32")
+        must("ip", "-n", network.name(2), "route", "add", "blackhole", "10.78.0.3/32")
+        nodes = [network.start(host, helper("probe"), MLFAB_RANK=host - 1, MLFAB_WORKERS=3, MLFAB_SERVERS=3, MLFAB_KEY="k" * 32,
+                               MLFAB_COORDINATOR="tcp:10.78.0.1:7070", MLFAB_TIMEOUT_MS=8000) for host in (1, 2, 3)]
+        result = process.finish_all(*nodes)[2]
+        expect(result.code != 0 and "tcp:10.78.0.2:" in result.out and "tcp:192.168.7.2:" in result.out,
+               "the error names both addresses of rank 1", result)
+    finally:
+        network.down()
 
 
 def fabric_scheduler(network):

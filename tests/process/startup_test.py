@@ -1,9 +1,15 @@
 #!/usr/bin/env python3
 """Mistakes at startup, with real processes: each gets its own error, which names the rank that made it;
 strangers do not disturb; and no process waits longer than the deadline."""
+import ctypes
+import errno
 import os
+import platform
 import re
+import resource
 import socket
+import struct
+import subprocess
 import tempfile
 import threading
 import time
@@ -206,6 +212,76 @@ def test_another_user_of_the_host(transport, strangers, error, text):
         end_well(*processes, probe(at, RANK=1, KEY=ONE))
 
 
+def deny(*names):
+    """A filter of system calls, as a container has one, that answers these with EPERM."""
+    numbers = {"memfd_create": 319, "eventfd2": 290}
+    if platform.machine() != "x86_64":
+        raise Skip("the numbers of system calls are those of x86-64")
+    code = [(0x20, 0, 0, 0)]  # load the number
+    for name in names:
+        code += [(0x15, 0, 1, numbers[name]), (0x06, 0, 0, 0x50000 | errno.EPERM)]
+    code.append((0x06, 0, 0, 0x7fff0000))
+    program = b"".join(struct.pack("=HBBI", *one) for one in code)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def install():
+        text = ctypes.create_string_buffer(program, len(program))
+        filters = struct.pack("@HxxxxxxP", len(code), ctypes.addressof(text))
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        if libc.prctl(22, 2, filters, 0, 0):  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+            os._exit(77)
+
+    trial = subprocess.run(["true"], preexec_fn=install, check=False)
+    if trial.returncode == 77:
+        raise Skip("the system takes no filter of system calls")
+    return dict(preexec_fn=install)
+
+
+def small_files(bytes_):
+    """Memory that is shared is a file, and files have a limit."""
+    return dict(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_)))
+
+
+def no_proc():
+    if os.geteuid() != 0:
+        raise Skip("needs root, to hide /proc")
+    return dict(prefix=["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"])
+
+
+def another_user():
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    return dict(user=65534, group=65534, extra_groups=[])
+
+
+MISSING = dict(memfd=lambda: deny("memfd_create"), eventfd=lambda: deny("eventfd2"), both=lambda: deny("memfd_create", "eventfd2"),
+               no_file=lambda: small_files(0), small_file=lambda: small_files(1 << 20), no_proc=no_proc, another_user=another_user)
+
+
+SAYS_WHY = dict(memfd="this node does without shm: ", eventfd="this node does without shm: ", both="this node does without shm: ",
+                no_file="this node does without shm: ", small_file="File too large", no_proc="does not tell which host",
+                another_user="nobody of this user listens")
+
+
+@cases(*((name, rank, at) for name in MISSING for rank in (0, 1) for at in ("tcp", "unix")
+         if (name, at) != ("another_user", "unix")))
+def test_without_shared_memory(name, rank, at):
+    """One of the ranks cannot use it. All come together over TCP or a Unix socket, and a line says why."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        at, copy, processes = address(at), probe_copy(folder), []
+        for r in (0, 1):
+            how = MISSING[name]() if r == rank else dict(user=65533) if name == "another_user" else {}
+            processes.append(start(*how.pop("prefix", []), copy, cwd=folder, env=place(
+                at, RANK=r, KEY=ONE, DEDICATED=None, SERVERS=1, LOG="warn"), **how))
+        said = ""
+        for result in finish_all(*processes):
+            expect(result.code == 0, "everybody opens and ends well", result)
+            said += result.err
+        # A rank that may not make large files can still accept those of the other one.
+        expect((SAYS_WHY[name] in said or (name, rank) == ("small_file", 0)) and said.count("warn") <= 2, "a line says why", said)
+
+
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         fails(server("tcp:127.0.0.1:%d" % taken.getsockname()[1]), "ADDRESS_IN_USE")
@@ -267,6 +343,17 @@ def test_a_range_of_ports_in_vain():
     fails(server("tcp:127.0.0.1:%d-%d" % (first + 1, first)), "ADDRESS", "does not parse")
 
 
+@cases((ONE, OTHER, "not this job's (MLFAB_KEY)"), (ONE, None, "the caller has none (MLFAB_KEY)"))
+def test_a_range_of_ports_and_a_wrong_key(here, there, why):
+    """It is this job's server 0: the error comes at once, not at the deadline."""
+    first = free_range(3)
+    at = "tcp:127.0.0.1:%d-%d" % (first, first + 2)
+    serving = server(at, KEY=here, ALLOW_INSECURE=1)
+    fails(probe(at, KEY=there, ALLOW_INSECURE=1), "JOB", why)
+    expect(serving.poll() is None, "the server waits for its own ranks")
+    end(serving)
+
+
 def test_a_host_that_does_not_resolve():
     """It may come to be known until the deadline."""
     fails(probe("tcp:no-such-host.invalid:1234", ALLOW_INSECURE=1, TIMEOUT_MS=2000), "TIMEOUT", "no-such-host.invalid")
@@ -304,6 +391,104 @@ def test_a_launcher_on_one_host():
     for more in ({"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "this-host.invalid", "LOCAL_WORLD_SIZE": "2"}):
         port = free_port()
         end_well(*(launched(rank, MASTER_PORT=port, **more) for rank in (0, 1)))
+
+
+def test_a_pipe_is_told():
+    """mlfab-run wants to know whether a worker has opened: a byte in the pipe that it names. No other file is written to."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe, file = os.path.join(folder, "pipe"), os.path.join(folder, "file")
+        os.mkfifo(pipe)
+        with open(file, "w", encoding="ascii") as out:
+            out.write("mine")
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        for at, told in ((dict(), b"o"), (dict(MLFAB_RANK=1), b""), (dict(MLFAB_WORKERS=1, MLFAB_RANK=0), b"o")):
+            result = finish(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=pipe, **at)))
+            expect((result.code == 0) == (told != b""), "it opens, or does not", result)
+            expect(os.read(reader, 9) == told, "it tells that it has opened", result)
+        os.close(reader)
+        for path in file, pipe, os.path.join(folder, "none"):  # nobody reads the pipe
+            end_well(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=path)))
+        with open(file, encoding="ascii") as kept:
+            expect(kept.read() == "mine", "a file stays as it is")
+        expect(not os.path.exists(os.path.join(folder, "none")), "and none is made")
+
+
+@cases("fit", "effective")
+def test_a_checkpoint_directory_is_tried(user):
+    """Rights of the effective user count. That a disk is full now is only logged."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be another user")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy, saves = probe_copy(folder), os.path.join(folder, "saves")
+        os.mkdir(saves, 0o700)
+        os.chown(saves, 65534, 65534)
+        if user == "effective":  # a program with the bit s: its effective user is the owner
+            os.chown(copy, 65534, 65534)
+            os.chmod(copy, 0o4755)
+            end_well(start(copy, cwd=folder, env=clean_environment(MLFAB_CHECKPOINT_DIR=saves), user=65533, group=65533, extra_groups=[]))
+        else:
+            fails(start(copy, cwd=folder, env=clean_environment(MLFAB_CHECKPOINT_DIR=saves), user=65533, group=65533, extra_groups=[]),
+                  "CONFIG", saves, "Permission denied")
+            full = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nr_inodes=1 none "$0" && exec "$@"', saves]
+            result = finish(start(*full, copy, env=clean_environment(MLFAB_CHECKPOINT_DIR=saves, MLFAB_LOG="warn")))
+            expect(result.code == 0 and "cannot be written to now: No space left on device" in result.err, "a warning", result)
+
+
+def generation(number, rank, at, *arguments, **more):
+    """One of two ranks of a start of a job."""
+    return start(helper("probe"), *arguments, env=clean_environment(**dict(dict(
+        RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2, GROUP_WORLD_SIZE=1, TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_RESTART_COUNT=number, MLFAB_TIMEOUT_MS=60000, **at), **more)))
+
+
+def starts(transport):
+    port = free_port()
+    if transport == "unix":
+        return dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    return dict(MLFAB_COORDINATOR="tcp:127.0.0.1:%d" % port, MLFAB_KEY=ONE)
+
+
+BOTH = "of restart 0, and restart 1 is here"
+
+
+@cases("unix", "tcp")
+def test_a_job_that_is_started_again(transport):
+    """Ranks of the former start are still here. The one with the address ends when the new start calls it, and the new
+    rank 0 binds until the address is free."""
+    at = starts(transport)
+    old = [generation(0, 0, at), generation(0, 1, at, 10 ** 6)]
+    expect(old[0].stdout.readline().startswith("open OK"), "the former start opens")
+    new = [generation(1, rank, at) for rank in (0, 1)]
+    fails(old[0], "FENCED", BOTH, step="barrier")
+    end_well(*new)
+    end(old[1])
+
+
+@cases("unix", "tcp")
+def test_a_start_that_is_late(transport):
+    """A process of a former start meets the new one: it ends at once, and the new one does not notice."""
+    at = starts(transport)
+    new = generation(1, 0, at)
+    fails(generation(0, 1, at), "FENCED", BOTH, "'torch-none'")
+    expect(new.poll() is None, "the new start waits for its own rank")
+    end_well(new, generation(1, 1, at))
+
+
+@cases("unix", "tcp")
+def test_a_former_start_ends(transport):
+    """Server 0 of the former start waits for a rank, and the new start calls it."""
+    at = starts(transport)
+    old = generation(0, 0, at)
+    new = generation(1, 1, at)
+    fails(old, "FENCED", BOTH)
+    end_well(generation(1, 0, at), new)
+
+
+def test_two_jobs_at_one_port():
+    """Two runs of a launcher that tells both of one port of this host."""
+    at = starts("unix")
+    end_well(*(generation(0, rank, at, TORCHELASTIC_RUN_ID=run) for rank in (0, 1) for run in ("one", "two")))
 
 
 @cases(("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),

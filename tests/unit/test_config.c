@@ -57,7 +57,11 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "PMIX_RANK",
                                     "PMIX_NAMESPACE",
                                     "JOB_COMPLETION_INDEX",
-                                    "MLFAB_JOIN"};
+                                    "MLFAB_JOIN",
+                                    "SLURM_RESTART_COUNT",
+                                    "TORCHELASTIC_RUN_ID",
+                                    "TORCHELASTIC_RESTART_COUNT",
+                                    "GROUP_WORLD_SIZE"};
 
 /* The environment is exactly these "NAME=value" strings; fills c, which starts as `given`. */
 static int fill(const mlfab_config *given, mlfab_config *c, mlfab_error *error,
@@ -304,6 +308,46 @@ TEST(test_one_host) {
 #undef OMPI_
 #undef SLURM_
 #undef PMI_
+}
+
+static void job_is(const char *job, const char *const *set) {
+  mlfab_config c;
+  mlfab_error error;
+  if (fill(NULL, &c, &error, set)) fail_msg("%s", error.text);
+  assert_string_equal(c.job, job);
+}
+
+/* The name of the job says which run this is, and which start of it. */
+TEST(test_job) {
+#define TORCH "TORCHELASTIC_RUN_ID=none"
+#define COUNT "TORCHELASTIC_RESTART_COUNT=2"
+  job_is("mine", ENV("MLFAB_JOB=mine", TORCH, COUNT, "SLURM_JOB_ID=7"));
+  job_is("torch-none~2", ENV(TORCH, COUNT));
+  job_is("torch-none~2", ENV(TORCH, COUNT, "GROUP_WORLD_SIZE=1"));
+  job_is("torch-none~0",
+         ENV(TORCH, COUNT, "GROUP_WORLD_SIZE=2")); /* each agent has its own count */
+  job_is("torch-none~0", ENV(TORCH));
+  job_is("mlfab~2", ENV(COUNT));
+  job_is("", ENV("TORCHELASTIC_RESTART_COUNT=0"));
+  job_is("slurm-7~0", ENV("SLURM_JOB_ID=7"));
+  job_is("slurm-7~3", ENV("SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=3"));
+  job_is("slurm-7-torch-none~3002", ENV("SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=3", TORCH, COUNT));
+  /* Names that are too long differ where they are cut, too. */
+  static const char first[] =
+      "TORCHELASTIC_RUN_ID=a-very-long-name-of-a-run-that-nobody-wants-to-read-1";
+  static const char second[] =
+      "TORCHELASTIC_RUN_ID=a-very-long-name-of-a-run-that-nobody-wants-to-read-2";
+  mlfab_config a, b;
+  mlfab_error error;
+  assert_int_equal(fill(NULL, &a, &error, ENV(first, COUNT)), 0);
+  assert_int_equal(fill(NULL, &b, &error, ENV(second, COUNT)), 0);
+  assert_string_not_equal(a.job, b.job);
+  assert_string_equal(a.job + strlen(a.job) - 2, "~2");
+  /* Two runs of torchrun with one port do not meet at one socket. */
+  meets("29500-torch-x", ENV("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500",
+                             "TORCHELASTIC_RUN_ID=x"));
+#undef TORCH
+#undef COUNT
 }
 
 /* Several nodes, and nobody has said where they meet. */

@@ -412,6 +412,21 @@ TEST_WITH(test_damage, setup, teardown) {
   all_is_well(before);
 }
 
+/* A process of a later start of the job ends this node, which says which starts meet. */
+TEST_WITH(test_restarts, setup, teardown) {
+  float before[COUNT];
+  made m;
+  mlfab_error error;
+  pull(1, before);
+  uint32_t link = dial();
+  mlfab__hello hello = {1, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0, 0};
+  made_begin(&m, MLFAB__HELLO, mlfab__encode_hello(m.head + MLFAB_HEADER_BYTES, &hello), 0);
+  m.h.job += UINT64_C(7) << 48;
+  send(link, &m);
+  assert_int_equal(mlfab_node_ready(n.node[0], &error), MLFAB_ERR_FENCED);
+  assert_non_null(strstr(error.text, "of restart 0, and restart 7 is here"));
+}
+
 /* Another job, another protocol, an empty frame: strangers. */
 TEST_WITH(test_strangers, setup, teardown) {
   float before[COUNT];
