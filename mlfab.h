@@ -1864,7 +1864,10 @@ enum mlfab_io_kind {
   MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
   MLFAB_IO_REFUSED = 6,  /* a connection was closed before it was a link (stranger, bad frame) */
   MLFAB_IO_MEASURED = 7, /* link 0: traffic of this host, in `measure` */
-  MLFAB_IO_FILE = 8 /* mlfab_node.h: the file operation `token` has ended: `code`, `text`, bulk */
+  MLFAB_IO_FILE = 8, /* mlfab_node.h: the file operation `token` has ended: `code`, `text`, bulk */
+  /* head: the header (64 bytes) of a frame of which more has to come. token 1: it came in the midst of another frame, and
+   * may be tensor bytes. A transport may report both in a fabric with a key: the node finds wrong lengths before it waits */
+  MLFAB_IO_HEAD = 9
 };
 
 /* Traffic of a host's network interface since the last measure; of this node only where the interface does not tell. */

@@ -640,9 +640,11 @@ def try_random(place, plain, sanitized, covered, known, budget):
         return None, "equivalent: " + reason
     seconds = {test: found["seconds"] for test, found in covered.items()}
     try:
-        made = {(path, ""): plain.compile(path, texts[path], MINE.path("wrong.o"))}
-        right = plain.compile(path, text_of(path), MINE.path("right.o"))
-        if filecmp.cmp(made[path, ""], right, shallow=False):
+        kinds = ["", *(kind for kind, switch in SWITCHES.items()
+                       if switch in text_of(path) and kind in map(kind_of, covered))]
+        made = {(path, kind): plain.compile(path, texts[path], MINE.path("wrong%s.o" % kind), kind) for kind in kinds}
+        if all(filecmp.cmp(made[path, kind], plain.compile(path, text_of(path), MINE.path("right.o"), kind),
+                           shallow=False) for kind in kinds):
             return None, "the same code"
         tests = related(covered, path, place.line, budget)
         who = plain.notice(tests, texts, made, seconds)

@@ -681,7 +681,7 @@ static void mpi_on_frame(mpi_engine *e, mpi_link *link, mpi_block *head) {
   if (link->first->whole) mpi_make_ready(link);
 }
 
-/* Posts the receive of the parked head's bulk. False: no memory yet. */
+/* Posts the receive of the parked head's bulk. False: no memory yet, or the engine has failed. */
 static bool mpi_unpark(mpi_engine *e) {
   mpi_block *head = e->parked;
   if (!head) return true;
@@ -690,15 +690,13 @@ static bool mpi_unpark(mpi_engine *e) {
   mpi_block *bulk = mpi_reserve_operations(e, 1) ? mpi_take_block(e, head->bulk_bytes) : NULL;
   if (!bulk) return false;
   int at = e->operations_count;
-  e->parked = NULL;
   head->bulk = bulk;
   if (!mpi_ok(e,
               MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source, MPT_BULKS,
                         e->comm, &e->requests[at]),
-              "MPI_Irecv", e->parked_source)) {
-    mpi_put_frame(e, head);
-    return true;
-  }
+              "MPI_Irecv", e->parked_source))
+    return false;
+  e->parked = NULL;
   e->operations[at] = (mpi_operation){.block = bulk, .head = head};
   e->operations_count++;
   mpi_on_frame(e, link, head);

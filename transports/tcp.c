@@ -30,7 +30,8 @@
  * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
  * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
  * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
- * read directly into that. All buffers come from free lists, last in first out, so that a stream reuses
+ * read directly into that. In a fabric with a key the header is reported before the rest is read (MLFAB_IO_HEAD), and so
+ * is one with which bytes begin that are read in the midst of a frame. All buffers come from free lists, last in first out, so that a stream reuses
  * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
  * `listener_paused` with the other functions.
  *
@@ -135,6 +136,11 @@ enum {
   TCP_WATCH_OUT = 2
 };
 
+enum tcp_asks {
+  TCP_ASKS_FRAME = 1, /* that of `frame`, of which more has to come */
+  TCP_ASKS_MIDST = 2  /* `midst`: it came in the midst of `frame` */
+};
+
 enum tcp_state {
   TCP_LINK_RESOLVING = 1,
   TCP_LINK_CONNECTING,
@@ -217,6 +223,7 @@ typedef struct tcp_link {
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
   uint8_t large;   /* counts down from the last large frame */
+  uint8_t asks;    /* a header is to be reported: TCP_ASKS_* */
   uint8_t fed;     /* bytes have come since the last probe */
   uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
@@ -298,6 +305,7 @@ typedef struct tcp_self {
   size_t free_bytes;
   dev_t path_device; /* of the Unix socket's file, so that close removes no other file */
   ino_t path_inode;
+  uint64_t midst[MLFAB_HEADER_BYTES / 8]; /* a header that is being reported */
   char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
   char address[256];
   int anywhere;   /* it listens at all addresses of this host, and nobody has chosen one of them */
@@ -504,7 +512,7 @@ static void tcp_input_drop(tcp_self *self, tcp_link *link) {
   tcp_buffer_put(self, &link->stage);
   tcp_buffer_put(self, &link->frame);
   link->stage_at = link->stage_end = link->got = 0;
-  link->whole = 0;
+  link->whole = link->asks = 0;
 }
 
 static void tcp_group_leave(tcp_self *self, tcp_link *link) {
@@ -1823,7 +1831,8 @@ static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
  * error. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   size_t staged = link->stage_end - link->stage_at;
-  if (!link->frame) {
+  int begins = !link->frame;
+  if (begins) {
     uint64_t header[MLFAB_HEADER_BYTES / 8];
     if (staged < sizeof header) return 0;
     memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
@@ -1852,7 +1861,11 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     staged -= n;
   }
   tcp_stage_shrink(self, link);
-  if (link->got < all) return 0;
+  if (link->got < all) {
+    if (begins && self->keyed && !self->layer && link->state == TCP_LINK_OPEN)
+      link->asks = TCP_ASKS_FRAME;
+    return 0;
+  }
   const uint8_t *head = tcp_payload(link->frame);
   int status = mlfab_frame_verify(head, link->head_bytes, head + TCP_ROUND64(link->head_bytes),
                                   link->bulk_bytes);
@@ -1914,6 +1927,25 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   return n;
 }
 
+/* The frame is not complete yet, and `got` bytes of it had come before the last read: did that begin like a header? */
+static void tcp_look_midst(tcp_self *self, tcp_link *link, size_t got) {
+  uint8_t *to = (uint8_t *)self->midst;
+  uint32_t head_bytes, bulk_bytes;
+  size_t now = link->got, left = MLFAB_HEADER_BYTES;
+  if (!self->keyed || self->layer || link->state != TCP_LINK_OPEN || now - got < left) return;
+  for (link->got = got; left > 0;) {
+    size_t room, n;
+    const uint8_t *at = tcp_frame_at(link, &room);
+    n = mlfab__min(room, left);
+    memcpy(to, at, n);
+    to += n;
+    left -= n;
+    link->got += n;
+  }
+  link->got = now;
+  if (mlfab_frame_check(self->midst, &head_bytes, &bulk_bytes) == 0) link->asks = TCP_ASKS_MIDST;
+}
+
 /* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
 static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
   if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
@@ -1953,11 +1985,13 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       tcp_input_end(self, link, status);
       return;
     }
+    if (link->asks) return;
     if (!link->readable) {
       tcp_await(self, link);
       return;
     }
-    int drained = 0;
+    int drained = 0, midst = link->frame != NULL;
+    size_t got = link->got;
     ssize_t n = tcp_fill(self, link, &drained);
     if (n == 0) {
       if (link->write_failed)
@@ -1975,6 +2009,8 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       return;
     }
     if (n < 0 || drained) link->readable = 0;
+    if (n > 0 && midst && link->got < (size_t)link->head_bytes + link->bulk_bytes)
+      tcp_look_midst(self, link, got);
     if (n < 0) {
       tcp_await(self, link);
       return;
@@ -2120,6 +2156,16 @@ static int tcp_tell_frame(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   return 1;
 }
 
+static int tcp_tell_head(const tcp_self *self, tcp_link *link, mlfab_io_event *event) {
+  int midst = link->asks == TCP_ASKS_MIDST;
+  event->kind = MLFAB_IO_HEAD;
+  event->head = midst ? (const void *)self->midst : tcp_payload(link->frame);
+  event->head_bytes = MLFAB_HEADER_BYTES;
+  event->token = (uint64_t)midst;
+  link->asks = 0;
+  return 1;
+}
+
 /* The next event of this link: 1, or 0. */
 static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   memset(event, 0, sizeof *event);
@@ -2143,6 +2189,7 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   if ((link->state == TCP_LINK_OPEN || link->state == TCP_LINK_STRANGER) && !link->whole)
     tcp_receive(self, link);
   if (link->state > TCP_LINK_LINGER) return tcp_tell_end(self, link, event);
+  if (link->asks) return tcp_tell_head(self, link, event);
   if (!link->whole) return 0;
   if (link->state == TCP_LINK_OPEN) return tcp_tell_frame(self, link, event);
   mlfab__header first;

@@ -3,6 +3,9 @@
 
 #include <stdio.h>
 
+/* A frame that lacks bytes may have so many frames behind it. Each 12 cost a hash. */
+enum { GUARD_AHEAD = 256 };
+
 typedef struct guard_self {
   mlfab__fabric_keys keys;
   uint8_t pool[MLFAB__BLAKE2B_MAX]; /* nonces are hashes of a counter under it */
@@ -261,6 +264,47 @@ static int guard_is_announced(const mlfab__link *link, const mlfab__header *head
          (header->type == c->first && header->sender == c->node);
 }
 
+static void guard_altered(const mlfab_node *node, const mlfab__link *link, char *text,
+                          size_t room) {
+  const mlfab__challenge *c = &link->session->challenge;
+  char name[32];
+  if (link->called)
+    mlfab__node_name(node, c->node, name);
+  else
+    snprintf(name, sizeof name, "%s %u", guard_name(c->of), c->to);
+  snprintf(text, room, "a frame from %s was altered or repeated on its way", name);
+}
+
+static void guard_give_up(mlfab_node *node, uint32_t index) {
+  char text[MLFAB__TEXT_MAX];
+  guard_altered(node, &node->links[index], text, sizeof text);
+  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s", text);
+  node->stats.frames_refused++;
+  mlfab__node_hang_up(node, index, text);
+}
+
+/* Is it the header of the peer's frame with a counter in [from, to)? */
+static int guard_is_next(mlfab__session *session, const mlfab__header *header, uint64_t from,
+                         uint64_t to) {
+  uint64_t at = from;
+  while (at < to && header->code != mlfab__session_code(session->in, &session->codes_in, at,
+                                                        header->meta_bytes, header->bulk_bytes))
+    at++;
+  return at < to && (header->flags & MLFAB__WIRE_TAGGED) != 0;
+}
+
+/* Before the rest of a frame is awaited: guard.h (5). */
+static void guard_head(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
+  const mlfab__link *link = &node->links[index];
+  mlfab__header header;
+  if (!link->tagged) return;
+  uint64_t next = link->session->received + 1;
+  mlfab__wire_open(event->head, &header);
+  int right = event->token ? !guard_is_next(link->session, &header, next, next + GUARD_AHEAD)
+                           : guard_is_next(link->session, &header, next - 1, next);
+  if (!right) guard_give_up(node, index);
+}
+
 static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event,
                        const mlfab__header *header) {
   mlfab__link *link = &node->links[index];
@@ -273,7 +317,7 @@ static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
       mlfab__session_tag(session->in, session->received, head, event->head_bytes, event->bulk,
                          event->bulk_bytes, tag);
     if (!tagged || !mlfab__same_secret(tag, head + MLFAB__TAG_AT, sizeof tag)) {
-      mlfab__node_drop(node, index, MLFAB_ERR_CRC, "a frame with a wrong tag");
+      guard_give_up(node, index);
       return 0;
     }
     session->received++;
@@ -297,8 +341,10 @@ static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
 static void guard_seal(const mlfab__link *link, uint8_t *head, uint32_t head_bytes,
                        const void *bulk, uint32_t bulk_bytes) {
   uint8_t tag[MLFAB__TAG_BYTES];
-  mlfab__session_tag(link->session->out, link->session->sent, head, head_bytes, bulk, bulk_bytes,
-                     tag);
+  mlfab__session *session = link->session;
+  mlfab__wire_code(head, mlfab__session_code(session->out, &session->codes_out, session->sent,
+                                             head_bytes - MLFAB_HEADER_BYTES, bulk_bytes));
+  mlfab__session_tag(session->out, session->sent, head, head_bytes, bulk, bulk_bytes, tag);
   mlfab__wire_tag(head, tag);
 }
 
@@ -326,8 +372,8 @@ MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *
 }
 
 MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
-  static const mlfab__guard guard = {guard_call, guard_frame, guard_seal,
-                                     guard_sent, guard_end,   guard_free};
+  static const mlfab__guard guard = {guard_call, guard_frame, guard_head, guard_altered,
+                                     guard_seal, guard_sent,  guard_end,  guard_free};
   const char *why;
   guard_self *self = mlfab__alloc(&node->env, sizeof *self);
   if (!self) {

@@ -5,6 +5,9 @@
 
 /* The first 16 bytes are the tag of a frame with a small bulk, the others a key for that of a large one. */
 enum { SESSION_DIGEST = MLFAB__TAG_BYTES + MLFAB__POLY1305_KEY };
+/* Numbers that are hashed like counters of frames, which are smaller. */
+#define SESSION_PADS (UINT64_C(1) << 63)
+#define SESSION_MIX UINT64_MAX
 
 /* Hashes a text and data under a key. */
 static void session_hash(void *digest, uint32_t digest_bytes, const void *key, const char *text,
@@ -14,6 +17,36 @@ static void session_hash(void *digest, uint32_t digest_bytes, const void *key, c
   mlfab__blake2b_add(&s, text, strlen(text) + 1);
   mlfab__blake2b_add(&s, data, bytes);
   mlfab__blake2b_end(&s, digest);
+}
+
+/* A number in little-endian bytes, and back. */
+static void session_number(uint8_t at[8], uint64_t number) {
+  for (int i = 0; i < 8; i++) at[i] = (uint8_t)(number >> 8 * i);
+}
+
+static uint64_t session_word(const uint8_t *at, int bytes) {
+  uint64_t word = 0;
+  for (int i = 0; i < bytes; i++) word |= (uint64_t)at[i] << 8 * i;
+  return word;
+}
+
+/* Hashes a number that is no counter of a frame. */
+static void session_hash_number(uint8_t digest[SESSION_DIGEST], const uint64_t state[8],
+                                uint64_t number) {
+  uint8_t text[8];
+  mlfab__blake2b s;
+  session_number(text, number);
+  mlfab__blake2b_resume(&s, state, SESSION_DIGEST);
+  mlfab__blake2b_add(&s, text, sizeof text);
+  mlfab__blake2b_end(&s, digest);
+}
+
+static void session_codes(mlfab__codes *codes, const uint64_t state[8]) {
+  uint8_t digest[SESSION_DIGEST];
+  session_hash_number(digest, state, SESSION_MIX);
+  for (int i = 0; i < 3; i++) codes->mix[i] = session_word(digest + 8 * i, 8);
+  codes->block = UINT64_MAX;
+  mlfab__wipe(digest, sizeof digest);
 }
 
 MLFAB__INTERNAL int mlfab__keys_parse(const char *text, mlfab__fabric_keys *keys,
@@ -67,7 +100,9 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
     session_hash(own ? session->own : session->theirs, 16, secret,
                  end ? "mlfab called" : "mlfab caller", NULL, 0);
     session_hash(one, sizeof one, secret, end ? "mlfab from called" : "mlfab from caller", NULL, 0);
-    mlfab__blake2b_prepare(own ? session->out : session->in, SESSION_DIGEST, one, sizeof one);
+    uint64_t *state = own ? session->out : session->in;
+    mlfab__blake2b_prepare(state, SESSION_DIGEST, one, sizeof one);
+    session_codes(own ? &session->codes_out : &session->codes_in, state);
   }
   mlfab__wipe(secret, sizeof secret);
   mlfab__wipe(one, sizeof one);
@@ -79,7 +114,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   uint8_t first[8 + MLFAB_HEADER_BYTES], digest[SESSION_DIGEST];
   int large = bulk_bytes >= MLFAB__TAG_LARGE;
   mlfab__blake2b s;
-  for (int i = 0; i < 8; i++) first[i] = (uint8_t)(counter >> 8 * i);
+  session_number(first, counter);
   memcpy(first + 8, head, MLFAB_HEADER_BYTES);
   mlfab__wire_untag(first + 8);
   mlfab__blake2b_resume(&s, state, sizeof digest);
@@ -91,3 +126,22 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   if (bulk && large) mlfab__poly1305(digest + MLFAB__TAG_BYTES, bulk, bulk_bytes, tag);
   mlfab__wipe(digest, sizeof digest);
 }
+
+MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__codes *codes,
+                                             uint64_t counter, uint32_t meta_bytes,
+                                             uint32_t bulk_bytes) {
+  uint64_t block = counter / MLFAB__COUNT(codes->pads);
+  if (codes->block != block) {
+    uint8_t digest[SESSION_DIGEST];
+    session_hash_number(digest, state, SESSION_PADS + block);
+    for (size_t i = 0; i < MLFAB__COUNT(codes->pads); i++)
+      codes->pads[i] = (uint32_t)session_word(digest + 4 * i, 4);
+    codes->block = block;
+    mlfab__wipe(digest, sizeof digest);
+  }
+  uint64_t mixed = codes->mix[0] + codes->mix[1] * meta_bytes + codes->mix[2] * bulk_bytes;
+  return (uint32_t)(mixed >> 32) ^ codes->pads[counter % MLFAB__COUNT(codes->pads)];
+}
+
+#undef SESSION_PADS
+#undef SESSION_MIX

@@ -8,6 +8,9 @@
  *    key of an end   = H(S; "mlfab from called") or H(S; "mlfab from caller")   64 bytes
  *    (T, k)          = H(key of the sender; counter, header, meta, and a bulk below MLFAB__TAG_LARGE bytes)
  *    tag of a frame  = T; with a larger bulk, which T does not cover: Poly1305(k; bulk)   128 bits
+ *    (m0, m1, m2)    = H(key of the sender; 2^64 - 1)   24 bytes
+ *    12 pads         = H(key of the sender; 2^63 + counter / 12)   32 bits each, for 12 counters
+ *    code of a header = (m0 + m1 * its meta bytes + m2 * its bulk bytes, mod 2^64) / 2^32, xor the counter's pad
  *
  * Invariants
  *  (1) S covers both nonces, numbers, roles and epochs, what the caller wants, and the keys that it offered. Each end
@@ -15,10 +18,15 @@
  *  (2) The two ends have different texts in their proofs and keys: nothing that an end sent can be sent back to it.
  *  (3) The counter is the number of tagged frames that this end sent on this link before. It is not sent: a frame that
  *      is repeated, left out or moved has a wrong tag.
- *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
+ *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk. The code covers the
+ *      lengths and the counter. Of 2^32 forged codes one is right, since the function is strongly universal and a pad
+ *      serves once. Each wrong code ends a link. A right one gains only that the receiver waits for so many bytes, as the
+ *      tag is checked nonetheless.
  *  (5) No two frames that leave have one k, or r of Poly1305 would be known. A frame that the transport refuses is sealed
  *      again, or another in its place, with the same counter; nothing of it has left. A link's keys are its own by (1). The
  *      header, which T and k depend on, tells which of the two is used. The tag of a ghost (no bytes) is T.
+ *  (6) A header with the right code has the lengths that its sender gave to the frame with this counter. The next frame's
+ *      header in the midst of a frame shows that bytes of this one were left out.
  *
  * A tag does not encrypt. Members of the fabric are not protected from each other. */
 #ifndef MLFAB__SESSION_H
@@ -39,9 +47,16 @@ typedef struct mlfab__fabric_keys { /* wipe after use */
   uint32_t count;   /* 1 or 2: the first is for own calls, both are accepted */
 } mlfab__fabric_keys;
 
+typedef struct mlfab__codes { /* of the headers that one end sends */
+  uint64_t mix[3];            /* m0, m1, m2 */
+  uint64_t block;             /* of the 12 counters whose pads are here; UINT64_MAX: none */
+  uint32_t pads[12];
+} mlfab__codes;
+
 typedef struct mlfab__session { /* wipe after use */
-  uint64_t out[8], in[8];  /* BLAKE2b states after the key of the own frames, and of the peer's */
-  uint64_t sent, received; /* tagged frames */
+  uint64_t out[8], in[8]; /* BLAKE2b states after the key of the own frames, and of the peer's */
+  mlfab__codes codes_out, codes_in;
+  uint64_t sent, received;    /* tagged frames */
   uint64_t own[2], theirs[2]; /* proofs */
   mlfab__challenge challenge; /* of the caller */
 } mlfab__session;
@@ -62,5 +77,9 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
 MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counter,
                                         const uint8_t *head, uint32_t head_bytes, const void *bulk,
                                         uint32_t bulk_bytes, uint8_t tag[MLFAB__TAG_BYTES]);
+/* The code of a header with these lengths. */
+MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__codes *codes,
+                                             uint64_t counter, uint32_t meta_bytes,
+                                             uint32_t bulk_bytes);
 
 #endif

@@ -457,15 +457,22 @@ static void node_cannot_join(mlfab_node *node, int code, const char *why) {
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
+  char altered[MLFAB__TEXT_MAX];
   int foreign = event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER;
-  if (foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
-      event->code == MLFAB_ERR_LIMIT)
-    node->stats.frames_refused++;
+  int damaged = foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
+                event->code == MLFAB_ERR_LIMIT;
+  if (damaged) node->stats.frames_refused++;
   if (event->link != 0) {
     if (!mlfab__node_link(node, event->link, &index)) return;
     const mlfab__link *link = &node->links[index];
     int joining =
         link->kind == MLFAB__LINK_JOIN_OUT || (!link->called && link->pending == MLFAB__TOKEN_JOIN);
+    if (damaged && link->tagged) {
+      node->guard->altered(node, link, altered, sizeof altered);
+      mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s (%s)", altered, why);
+      why = altered;
+      foreign = 0;
+    }
     mlfab__node_link_down(node, index, why);
     if (joining && (foreign || event->code == MLFAB_ERR_JOB))
       node_cannot_join(node, event->code, why);
@@ -506,6 +513,10 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       if (mlfab__node_link(node, event->link, &index) &&
           (!node->links[index].closing || node->links[index].lingers))
         node_frame(node, index, event);
+      break;
+    case MLFAB_IO_HEAD:
+      if (node->guard && mlfab__node_link(node, event->link, &index) && !node->links[index].closing)
+        node->guard->head(node, index, event);
       break;
     case MLFAB_IO_SENT:
       if (!mlfab__node_link(node, event->link, &index)) break;

@@ -366,7 +366,11 @@ typedef struct mlfab__guard {
   /* 1: the frame is of a proven end, go on. 0: it was taken, or refused; the link may be gone. */
   int (*frame)(mlfab_node *node, uint32_t link, const mlfab_io_event *event,
                const mlfab__header *header);
-  /* Puts the tag into a frame for a tagged link. sent: a transport has taken it. */
+  /* A header of which more has to come (MLFAB_IO_HEAD). The link may be gone after it. */
+  void (*head)(mlfab_node *node, uint32_t link, const mlfab_io_event *event);
+  /* The text for a link on which something came that the peer has not sent so. */
+  void (*altered)(const mlfab_node *node, const mlfab__link *link, char *text, size_t room);
+  /* Puts code and tag into a frame for a tagged link. sent: a transport has taken it. */
   void (*seal)(const mlfab__link *link, uint8_t *head, uint32_t head_bytes, const void *bulk,
                uint32_t bulk_bytes);
   void (*sent)(mlfab__link *link);

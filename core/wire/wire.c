@@ -199,8 +199,7 @@ enum {
   WIRE_JOB_HASH = 24,
   WIRE_EPOCH = 32,
   WIRE_SENDER = 36,
-  WIRE_INCARNATION = 40,
-  WIRE_RESERVED = 44
+  WIRE_INCARNATION = 40
 };
 
 /* Copied in whole words, because a word written in parts is slow to read back. */
@@ -240,6 +239,10 @@ MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head) {
   memset(head + MLFAB__TAG_AT, 0, MLFAB__TAG_BYTES);
 }
 
+MLFAB__INTERNAL void mlfab__wire_code(uint8_t *head, uint32_t code) {
+  wire_put32(head + MLFAB__CODE_AT, code);
+}
+
 MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]) {
   memcpy(head + MLFAB__TAG_AT, tag, MLFAB__TAG_BYTES);
   wire_put32(head + WIRE_HEADER_CRC, wire_header_crc(head));
@@ -256,6 +259,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->epoch = wire_get32(head + WIRE_EPOCH);
   header->sender = wire_get32(head + WIRE_SENDER);
   header->incarnation = wire_get32(head + WIRE_INCARNATION);
+  header->code = wire_get32(head + MLFAB__CODE_AT);
 }
 
 /* Bit mask of the types with a bulk. */
@@ -296,8 +300,8 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   unsigned flags = wire_get16(head + WIRE_FLAGS);
   if (flags & ~(unsigned)(MLFAB__WIRE_BULK_CRC | MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
   uint64_t tag = wire_get64(head + MLFAB__TAG_AT) | wire_get64(head + MLFAB__TAG_AT + 8);
-  if (wire_get32(head + WIRE_RESERVED) != 0 || (tag != 0 && !(flags & MLFAB__WIRE_TAGGED)))
-    return MLFAB_ERR_FRAME;
+  tag |= wire_get32(head + MLFAB__CODE_AT);
+  if (tag != 0 && !(flags & MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;

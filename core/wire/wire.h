@@ -7,13 +7,14 @@
  *    4  u8  protocol                32  u32 epoch
  *    5  u8  type                    36  u32 sender (node id)
  *    6  u16 flags                   40  u32 incarnation of the sender
- *    8  u32 CRC32C of the header    44  u32 zero
+ *    8  u32 CRC32C of the header    44  u32 code of the header
  *   12  u32 CRC32C of the payload   48  16 bytes: a tag
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The tag is zero unless WIRE_TAGGED is set. It is a code over the frame, which only the two ends of the link can
- * make (../keys/session.h), and replaces the checksum of the bulk.
+ * Tag and code are zero unless WIRE_TAGGED is set. The tag is a code over the frame, which only the two ends of the link
+ * can make (../keys/session.h), and replaces the checksum of the bulk. The code is one over the header alone: it shows
+ * before the rest has come that the lengths are the sender's.
  *
  * The header's checksum covers the 64 bytes with its own field as zero. The payload's covers the meta, and
  * the bulk too if WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error, never a read
@@ -27,6 +28,7 @@
 
 #define MLFAB__MAGIC 0x42464c4du                           /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other bits are zero */
+#define MLFAB__CODE_AT 44u
 #define MLFAB__TAG_AT 48u
 #define MLFAB__TAG_BYTES 16u
 
@@ -41,6 +43,7 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
+  uint32_t code; /* read only: mlfab__wire_code writes it */
 } mlfab__header;
 
 /* Every type: name, number. */
@@ -635,8 +638,9 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
  * bulk too if flags has WIRE_BULK_CRC, except for a ghost (bulk NULL). Ignores header->payload_crc;
  * protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
-/* Puts a tag into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's checksum, as the tag covers
- * them. */
+/* Puts the header's code, then the tag, into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's
+ * checksum, as the tag covers them. */
+MLFAB__INTERNAL void mlfab__wire_code(uint8_t *head, uint32_t code);
 MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]);
 MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head);
 /* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */

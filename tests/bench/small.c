@@ -13,6 +13,8 @@
  *    small/seal          its header, with the checksums of header and meta
  *    small/check         the receiver's checks of both
  *    small/tag           the authentication tag of it and 64 bytes
+ *    small/tag-4k        the same with 4 KiB
+ *    small/code          the code of its header, as a sender makes it
  *
  * It links the parts, since much of this is not in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
@@ -33,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TRIALS_MAX = 31, BULK = 64 };
+enum { TRIALS_MAX = 31, BULK = 64, LARGE = 4096 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int quiet_socket, poller;
@@ -42,9 +44,10 @@ static mlfab__requests requests;
 static mlfab__push push;
 static mlfab__segment segment;
 static uint64_t version;
-static uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX], bulk[BULK];
+static uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX], bulk[LARGE];
 static uint32_t meta_bytes;
-static uint64_t state[8];
+static uint64_t state[8], coded;
+static mlfab__codes codes;
 static volatile uint64_t kept; /* so that no result is left out */
 
 static uint64_t now(void) {
@@ -108,12 +111,21 @@ static void do_tag(void) {
   kept = tag[0];
 }
 
+static void do_large(void) {
+  uint8_t tag[MLFAB__TAG_BYTES];
+  mlfab__session_tag(state, kept, head, MLFAB_HEADER_BYTES + meta_bytes, bulk, LARGE, tag);
+  kept = tag[0];
+}
+
+static void do_code(void) { kept = mlfab__session_code(state, &codes, coded++, meta_bytes, BULK); }
+
 static const struct part {
   const char *name;
   void (*run)(void);
-} parts[] = {{"lock", do_lock},   {"clock", do_clock},     {"yield", do_yield},   {"recv", do_recv},
-             {"epoll", do_epoll}, {"request", do_request}, {"encode", do_encode}, {"seal", do_seal},
-             {"check", do_check}, {"tag", do_tag}};
+} parts[] = {{"lock", do_lock},     {"clock", do_clock},  {"yield", do_yield},
+             {"recv", do_recv},     {"epoll", do_epoll},  {"request", do_request},
+             {"encode", do_encode}, {"seal", do_seal},    {"check", do_check},
+             {"tag", do_tag},       {"tag-4k", do_large}, {"code", do_code}};
 
 static void prepare(void) {
   int pair[2];

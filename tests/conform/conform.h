@@ -80,6 +80,8 @@ typedef struct conform_link {
   int32_t code;
   char text[400];
   uint64_t stream, next; /* received so far: the stream's number, its next frame */
+  int announced;         /* the header of the next frame was reported: `header` */
+  uint8_t header[MLFAB_HEADER_BYTES];
 } conform_link;
 
 typedef struct conform_flight {
@@ -440,11 +442,25 @@ static inline void conform_on_sent(conform_end *end, uint32_t id, uint64_t token
       }
 }
 
+/* A header that was reported before its frame is that of the next frame. */
+static inline void conform_on_head(conform_link *link, const mlfab_io_event *event) {
+  uint32_t head_bytes, bulk_bytes;
+  assert_non_null(link);
+  assert_int_equal(event->head_bytes, MLFAB_HEADER_BYTES);
+  assert_int_equal((uintptr_t)event->head % 8, 0);
+  assert_int_equal(mlfab_frame_check(event->head, &head_bytes, &bulk_bytes), 0);
+  assert_true(event->token <= 1 && event->token == (uint64_t)link->announced);
+  link->announced = 1;
+  if (!event->token) memcpy(link->header, event->head, sizeof link->header);
+}
+
 static inline void conform_on_frame(conform_end *end, conform_link *link,
                                     const mlfab_io_event *event) {
   assert_true(event->head_bytes >= 80);
   uint64_t stream = conform_get((const uint8_t *)event->head + 64);
   if (!link->next) link->stream = stream;
+  if (link->announced) assert_memory_equal(event->head, link->header, sizeof link->header);
+  link->announced = 0;
   assert_int_equal(stream, link->stream);
   conform_frame_expect(event, stream, link->next++);
   end->frames++;
@@ -497,6 +513,9 @@ static inline void conform_on_event(conform_end *end, const mlfab_io_event *even
     case MLFAB_IO_FRAME:
       assert_non_null(link);
       conform_on_frame(end, link, event);
+      break;
+    case MLFAB_IO_HEAD:
+      conform_on_head(link, event);
       break;
     case MLFAB_IO_SENT:
       conform_on_sent(end, event->link, event->token);

@@ -25,6 +25,7 @@ static int *gathered, gathering; /* where, and how often MPI is asked before */
 static int has_said;             /* what this process tells */
 static MPI_Comm programs;        /* the program's communicator */
 static int failing;              /* MPI_Isend fails */
+static int deaf;                 /* MPI_Irecv fails */
 
 static void hold(const void *memory, size_t bytes) {
   hold_from = memory;
@@ -47,6 +48,12 @@ int MPI_Isend(const void *buffer, int count, MPI_Datatype type, int to, int tag,
   if (atomic_load(&holding) && at >= hold_from && at < hold_to && held_count < HELD)
     held[held_count++] = *request;
   return code;
+}
+
+int MPI_Irecv(void *buffer, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+  if (deaf) return MPI_ERR_OTHER;
+  return PMPI_Irecv(buffer, count, type, from, tag, comm, request);
 }
 
 static int is_held(MPI_Request request) {
@@ -113,6 +120,7 @@ int MPI_Recv(void *buffer, int count, MPI_Datatype type, int source, int tag, MP
 static mlfab_env env = {.size = sizeof env, .clock = conform_now, .log = conform_log};
 static uint8_t *data, *should;
 static uint64_t timeout_ns;
+static MPI_Comm *over; /* the ends' communicator; NULL: MPI_COMM_WORLD */
 
 static void *open_end(uint32_t lend, char *address) {
   mlfab_error error = {.code = 0};
@@ -120,6 +128,7 @@ static void *open_end(uint32_t lend, char *address) {
                                      .listen = "",
                                      .env = &env,
                                      .error = &error,
+                                     .user = over,
                                      .lend = lend,
                                      .timeout_ns = timeout_ns};
   void *self = NULL;
@@ -458,6 +467,23 @@ TEST(test_a_cancelled_push_keeps_its_buffer) {
 }
 
 /* ---- errors ---- */
+
+/* The bulk of a frame cannot be received: the frame is not reported, and all links end. */
+TEST(test_a_receive_that_fails) {
+  pair p;
+  PMPI_Comm_dup(MPI_COMM_SELF, &programs);
+  over = &programs;
+  begin(&p, 0);
+  deaf = 1;
+  send_frame(&p, BYTES);
+  look_for(&p, 20);
+  deaf = 0;
+  assert_int_equal(p.down, 2);
+  assert_int_equal(p.frames, 0);
+  if (!strstr(p.text, "MPI_Irecv between MPI ranks 0 and 0 failed")) fail_msg("%s", p.text);
+  end(&p);
+  over = NULL;
+}
 
 /* After this one nothing goes over MPI_COMM_WORLD. */
 TEST(test_a_call_of_mpi_that_fails) {

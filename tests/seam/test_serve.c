@@ -454,6 +454,33 @@ static void test_unpinned(void **state) {
   assert_int_equal(drain(0, number, 100), FRAMES - 8);
 }
 
+/* A slice with two stretches of a pull is unpinned when the second is on its way: both are sent again, from one commit, and
+ * nothing of the slice before. */
+static void test_unpinned_apart(void **state) {
+  enum { STRETCH = 3 * CHUNK };
+  (void)state;
+  open_model(MLFAB_SYNC_ASYNC);
+  const mlfab__segment apart[3] = {
+      {0, CHUNK}, {SLICE + CHUNK, STRETCH}, {2 * SLICE - STRETCH, STRETCH}};
+  mlfab__pull pull = {9, 0, 0, 0, 3, 0};
+  seam_say(&s, 1, MLFAB__PULL, mlfab__encode_pull(s.meta, &pull, apart, NULL));
+  plan_one(1, 9);
+  assert_int_equal(drain(1, 9, 5), 5);
+  assert_true(model.offset == apart[2].offset);
+  for (uint32_t i = 0; seam_stats(&s).pulls_restarted == 0; i++) {
+    assert_true(i < 4 * SENDS);
+    ask(2 + i / SENDS, 9, 3 * SLICE, 4, 0);
+    assert_int_equal(step(2 + i / SENDS, 1), 1);
+    assert_int_equal(push(5, 3 * SLICE, EAGER, i), 0);
+  }
+  for (uint64_t k = 0; k < 6; k++) {
+    const mlfab__segment *in = &apart[1 + k / 3];
+    assert_int_equal(drain(1, 9, 1), 1);
+    assert_true(model.offset == in->offset + k % 3 * CHUNK && model.bytes == CHUNK);
+  }
+  assert_int_equal(step(1, 0), 0);
+}
+
 /* The server gives up the link of a peer that sends a wrong frame, and nothing else changes. */
 static void wrong_frame(uint32_t i, uint64_t number) {
   mlfab__plan_entry e[3] = {entry(4, 5, 8, 0), entry(5, 5, 8, 0), entry(1, 5, 0, W)};
@@ -1391,6 +1418,7 @@ int main(void) {
       TEST(test_spread),
       TEST(test_frames),
       TEST(test_unpinned),
+      TEST(test_unpinned_apart),
       TEST(test_change_asked_again),
       TEST(test_bad_frames),
       TEST(test_random),

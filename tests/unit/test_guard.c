@@ -15,6 +15,7 @@
       request_p)
 
 enum {
+  LENGTHS = 16, /* in a header */
   NODES = 3,
   COUNT = 500,
   QUEUE = 1024,
@@ -31,8 +32,9 @@ typedef struct net_link {
   int up, from, to;
 } net_link;
 
-/* What the one in between does to frame number `at` of the run. */
-enum { HONEST, FLIP, TWICE, LATE, BACK, RETAG, UNTAG };
+/* What the one in between does to frame number `at` of the run. LONGER: before it, its header comes with another length;
+ * EARLIER: after it, its header comes again; BEHIND: the next header comes in its midst. */
+enum { HONEST, FLIP, TWICE, LATE, BACK, RETAG, UNTAG, LONGER, EARLIER, BEHIND };
 
 typedef struct net {
   mlfab_node *node[NODES];
@@ -43,6 +45,7 @@ typedef struct net {
   uint64_t now;
   mlfab__rng prng;
   int how;
+  int announces; /* headers are reported before their frames, and as if in the midst of others */
   uint32_t at, frames; /* frames so far */
   uint8_t type[FRAMES], tagged[FRAMES];
   int done_to; /* the frame was changed: the node that got it */
@@ -101,6 +104,14 @@ static mlfab_io_event frame_event(uint32_t link, const void *head, uint32_t head
   return e;
 }
 
+/* What a transport reports of a frame that has not come, or not whole. */
+static mlfab_io_event head_event(const mlfab_io_event *frame, int midst) {
+  mlfab_io_event e = frame_event(frame->link, frame->head, MLFAB_HEADER_BYTES, NULL, 0);
+  e.kind = MLFAB_IO_HEAD;
+  e.token = (uint64_t)midst;
+  return e;
+}
+
 /* Makes all checksums right. */
 static void checksum(mlfab_io_event *e) {
   uint8_t *head = (uint8_t *)(uintptr_t)e->head, tag[MLFAB__TAG_BYTES];
@@ -137,17 +148,30 @@ static void carry(int me, int to, mlfab_io_event e) {
   if (how == UNTAG) {
     uint8_t *change = (uint8_t *)(uintptr_t)e.head;
     change[6] &= (uint8_t)~MLFAB__WIRE_TAGGED;
-    memset(change + MLFAB__TAG_AT, 0, 16);
+    memset(change + MLFAB__CODE_AT, 0, 20);
     checksum(&e);
+  }
+  if (n.announces || how == LONGER) {
+    mlfab_io_event h = head_event(&e, 0);
+    uint8_t *change = (uint8_t *)(uintptr_t)h.head;
+    if (how == LONGER) change[LENGTHS + mlfab__rng_below(&n.prng, 8)] ^= 1;
+    post(to, h);
+    if (n.announces) post(to, head_event(&e, 1));
   }
   if (how == TWICE) post(to, frame_event(e.link, e.head, e.head_bytes, e.bulk, e.bulk_bytes));
   if (how == BACK) post(me, frame_event(e.link, e.head, e.head_bytes, e.bulk, e.bulk_bytes));
-  if (how == LATE) {
+  if (how == LATE || how == BEHIND) {
     n.held = e;
     n.held_for = to;
     return;
   }
+  if (n.held_for == to && n.held.link == e.link && n.how == BEHIND) {
+    post(to, head_event(&e, 1));
+    post(to, n.held);
+    n.held_for = -1;
+  }
   post(to, e);
+  if (how == EARLIER) post(to, head_event(&e, 0));
   if (n.held_for == to && n.held.link == e.link) {
     post(to, n.held);
     n.held_for = -1;
@@ -203,7 +227,7 @@ static void act(int me, const mlfab_action *a) {
 }
 
 static void drop_event(mlfab_io_event *e) {
-  if (e->kind != MLFAB_IO_FRAME) return;
+  if (e->kind != MLFAB_IO_FRAME && e->kind != MLFAB_IO_HEAD) return;
   free((void *)(uintptr_t)e->head);
   free((void *)(uintptr_t)e->bulk);
 }
@@ -378,8 +402,10 @@ static int is_proving(uint8_t type) {
 
 /* Honest: all frames after the proofs have tags, and none before. */
 TEST(test_honest) {
-  for (int vouched = 0; vouched < 2; vouched++) {
+  for (int way = 0; way < 4; way++) {
+    int vouched = way % 2;
     net_begin(3);
+    n.announces = way / 2;
     n.caps = vouched ? MLFAB_CAP_VOUCHED : 0;
     for (int i = 0; i < NODES; i++) net_open(i, KEY);
     assert_int_equal(join(), 0);
@@ -413,7 +439,7 @@ static int tampered(int how, uint32_t at, uint64_t seed) {
   run(4 * BEAT);
   /* After WELCOME and BYE their receiver hears nothing more on the link. */
   int last = how != FLIP && (type == MLFAB__WELCOME || type == MLFAB__BYE);
-  last |= how == UNTAG && is_proving(type);
+  last |= (how == UNTAG || how >= LONGER) && is_proving(type);
   last |= n.held_for >= 0; /* no other frame came on that link: it was lost, not late */
   if (changed && !last && refused() == 0)
     fail_msg("frame %u (%s) was changed in way %d, and nobody noticed", at, mlfab__frame_name(type),
@@ -423,7 +449,7 @@ static int tampered(int how, uint32_t at, uint64_t seed) {
 }
 
 TEST(test_tampering) {
-  for (int how = FLIP; how <= UNTAG; how++) {
+  for (int how = FLIP; how <= BEHIND; how++) {
     for (uint32_t at = 0; tampered(how, at, 17 * at + (uint32_t)how);
          at += 1 + (at > 60 ? at % 3 : 0))
       continue;
@@ -463,6 +489,31 @@ TEST(test_every_bit) {
   every_bit(MLFAB__TAG_LARGE - 1);
   every_bit(MLFAB__TAG_LARGE);
   every_bit(MLFAB__TAG_LARGE + 193);
+}
+
+/* The ends of a link agree on the code of a header, in any order of counters; it tells counters, lengths and directions
+ * apart. */
+TEST(test_codes) {
+  mlfab__session caller, called;
+  uint8_t key[64] = {1};
+  mlfab__challenge challenge = {.node = 1, .first = MLFAB__JOIN};
+  mlfab__answer answer = {.number = 0};
+  uint32_t codes[200], same = 0;
+  mlfab__session_derive(&caller, key, &challenge, &answer, 0);
+  mlfab__session_derive(&called, key, &challenge, &answer, 1);
+  for (uint32_t i = 0; i < 200; i++)
+    codes[i] = mlfab__session_code(caller.out, &caller.codes_out, i, 40, 4096);
+  for (uint32_t i = 200; i-- > 0;) {
+    mlfab__codes *in = &called.codes_in;
+    assert_int_equal(mlfab__session_code(called.in, in, i, 40, 4096), codes[i]);
+    same += mlfab__session_code(called.in, in, i, 41, 4096) == codes[i];
+    same += mlfab__session_code(called.in, in, i, 40, 4097) == codes[i];
+    same += mlfab__session_code(called.in, in, i, 4096, 40) == codes[i];
+    same += mlfab__session_code(called.in, in, i + 1, 40, 4096) == codes[i];
+    same += mlfab__session_code(called.out, &called.codes_out, i, 40, 4096) == codes[i];
+    for (uint32_t k = 0; k < i; k++) same += codes[k] == codes[i];
+  }
+  assert_int_equal(same, 0);
 }
 
 /* The secrets of a link depend on all that was said, and its two ends agree. */

@@ -68,6 +68,7 @@ typedef struct end {
   int allocations_left; /* negative: unlimited */
   char logged[512];
   int ups, downs, frames, refused;
+  int heads, midst; /* headers that were reported before their frames; in the midst of a frame */
   uint32_t link;
   int32_t code;
   char text[400];
@@ -145,6 +146,7 @@ static void end_poll(end *e) {
     if (event.kind == MLFAB_IO_UP) e->ups++, e->link = event.link;
     if (event.kind == MLFAB_IO_DOWN) e->downs++;
     if (event.kind == MLFAB_IO_FRAME) e->frames++;
+    if (event.kind == MLFAB_IO_HEAD) event.token ? e->midst++ : e->heads++;
     if (event.kind == MLFAB_IO_REFUSED) e->refused++;
     if (event.code) e->code = event.code;
     if (event.text) snprintf(e->text, sizeof e->text, "%s", event.text);
@@ -474,6 +476,43 @@ static void announce(int fd, uint8_t type, uint32_t bulk) {
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = type, .bulk_bytes = bulk};
   mlfab__wire_seal(head, &header, NULL);
   assert_int_equal(send(fd, head, sizeof head, MSG_NOSIGNAL), sizeof head);
+}
+
+/* In a fabric with a key a header is reported before the rest of its frame is awaited; and one with which bytes begin
+ * that come in the midst of a frame. */
+TEST(test_headers) {
+  enum { PART = 20, BULK = PART + 2 * MLFAB_HEADER_BYTES };
+  for (int keyed = 0; keyed < 2; keyed++) {
+    uint8_t head[128], other[MLFAB_HEADER_BYTES] = "MLFB\x09 and no header";
+    uint32_t bytes = frame(head, MLFAB_PROTOCOL);
+    end e;
+    unkeyed = !keyed;
+    assert_int_equal(end_open(&e, "tcp:127.0.0.1:0", "", 1), 0);
+    int fd = stranger(&e);
+    const struct piece {
+      const uint8_t *at;
+      ssize_t bytes;
+      int midst; /* reported so far */
+    } pieces[] = {{head, PART, 0}, {head, MLFAB_HEADER_BYTES, keyed}};
+    assert_int_equal(send(fd, head, bytes, MSG_NOSIGNAL), bytes);
+    UNTIL(&e, &e, e.frames == 1);
+    announce(fd, MLFAB__CHUNK, BULK);
+    UNTIL(&e, &e, tcp()->probe(e.self, e.link) == 1); /* it has come */
+    assert_int_equal(e.heads, keyed);
+    for (size_t i = 0; i < MLFAB__COUNT(pieces); i++) {
+      assert_int_equal(send(fd, pieces[i].at, (size_t)pieces[i].bytes, MSG_NOSIGNAL),
+                       pieces[i].bytes);
+      UNTIL(&e, &e, tcp()->probe(e.self, e.link) == 1);
+      assert_int_equal(e.midst, pieces[i].midst);
+    }
+    assert_int_equal(send(fd, other, sizeof other, MSG_NOSIGNAL), sizeof other);
+    UNTIL(&e, &e, e.frames == 2);
+    assert_int_equal(e.heads, keyed);
+    assert_int_equal(e.midst, keyed);
+    close(fd);
+    end_close(&e);
+  }
+  unkeyed = 0;
 }
 
 /* Before admission no large frame is accepted: neither as the first frame nor after a JOIN. */

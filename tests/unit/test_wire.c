@@ -948,6 +948,7 @@ TEST(test_golden_frame) {
 TEST(test_tags) {
   static const uint8_t tag[MLFAB__TAG_BYTES] = {0x18, 1, 2,  3,  4,  5,  6,  7,
                                                 8,    9, 10, 11, 12, 13, 14, 0x21};
+  static const uint8_t none[MLFAB__TAG_BYTES] = {0};
   mlfab__rng prng;
   frame f;
   mlfab__rng_seed(&prng, 12);
@@ -960,13 +961,21 @@ TEST(test_tags) {
     mlfab__wire_seal(f.head, &f.header, NULL);
     mlfab__wire_tag(f.head, tag);
     assert_int_equal(receive(&f), MLFAB_ERR_FRAME);
+    mlfab__wire_seal(f.head, &f.header, NULL);
+    mlfab__wire_code(f.head, 1u << 31);
+    mlfab__wire_tag(f.head, none);
+    assert_int_equal(receive(&f), MLFAB_ERR_FRAME);
     f.header.flags = MLFAB__WIRE_TAGGED;
     mlfab__wire_seal(f.head, &f.header, NULL);
     assert_int_equal(receive(&f), 0);
+    mlfab__wire_code(f.head, 0x12345678);
     memcpy(sealed, f.head, sizeof sealed);
     mlfab__wire_tag(f.head, tag);
     assert_int_equal(receive(&f), 0);
     assert_memory_equal(f.head + MLFAB__TAG_AT, tag, sizeof tag);
+    mlfab__header back;
+    mlfab__wire_open(f.head, &back);
+    assert_int_equal(back.code, 0x12345678);
     memcpy(bare, f.head, sizeof bare);
     mlfab__wire_untag(sealed);
     mlfab__wire_untag(bare);
