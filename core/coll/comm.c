@@ -63,7 +63,7 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
     tell.called = in->number < mlfab__comm_called(comm);
     if (mlfab__plain_past(comm, in->number, &past)) {
       tell.signature = past.signature;
-      mlfab__plain_words(tell.text, &past);
+      mlfab__plain_words(tell.text, &past, comm->config->workers);
     }
   } else {
     const mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
@@ -82,14 +82,14 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *
   if (in->epoch == 0) {
     if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
         comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm))
-      comm->missing = in->rank;
+      comm->missing = in->rank, comm->missing_waits = in->waits != 0;
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
   mlfab__comm_slot *slot = in->channel ? NULL : mlfab__comm_slot_of(comm, in->number);
   if (object) object->missing = in->rank;
-  if (slot) slot->missing = in->rank;
+  if (slot) slot->missing = in->rank, slot->missing_waits = in->waits != 0;
 }
 
 /* 0, FRAME, or 1: not of this role. */

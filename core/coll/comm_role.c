@@ -219,9 +219,10 @@ static const mlfab__role trees_row = {
     .free = mlfab__trees_free,
 };
 
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node, mlfab__barrier_server *barrier) {
   mlfab__membership *membership;
   if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
+  membership->barrier = barrier;
   mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
