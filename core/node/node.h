@@ -484,6 +484,8 @@ struct mlfab_node {
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
+  uint64_t misfits; /* processes whose settings are not this node's; why the last one was refused */
+  char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers; /* by node id; server 0 only */

@@ -95,10 +95,18 @@ def test_a_rank_outside_the_world():
 
 @over_all
 def test_worlds_that_disagree(transport):
+    """Each of them names the setting, both values and both ranks; so does server 0 when it waits in vain."""
     at = address(transport)
-    serving = server(at, WORKERS=2)
-    fails(probe(at, WORKERS=3), "WORLD", "2", "3")
-    end(serving)
+    for more, there, here in (dict(WORKERS=3), "MLFAB_WORKERS", "3 at worker 1, 2 at server 0"), \
+                             (dict(WORKERS_MAX=4), "MLFAB_WORKERS_MAX", "4 at worker 1, 2 at server 0"), \
+                             (dict(SERVERS=2), "MLFAB_SERVERS", "2 at worker 1, 1 at server 0"), \
+                             (dict(SCHEDULER="beside"), "MLFAB_SCHEDULER", "beside at worker 1, none at server 0"):
+        serving = server(at, TIMEOUT_MS=4000, LOG="warn")
+        fails(probe(at, RANK=1, **more), "WORLD", there, here)
+        result = finish(serving)
+        told = steps(result)["open"]
+        expect(told[0] == "MLFAB_ERR_TIMEOUT" and there in told[3] and here in told[3], "server 0 tells it, too", result)
+        expect(here in result.err, "and logs it at once", result)
 
 
 @over_all
