@@ -1975,6 +1975,9 @@ typedef struct mlfab_transport {
   int (*lend)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
               uint32_t bulk_bytes, uint64_t token);
   uint32_t (*keeps)(void *self, char *whom, size_t room);
+  /* For the error of a call that has waited in vain: what hinders this process's connections now ("the path to ...
+   * loses large packets"). 1 and a text, or 0. May be NULL. */
+  int (*trouble)(void *self, char *text, size_t room);
 } mlfab_transport;
 
 struct iovec; /* <sys/uio.h> */

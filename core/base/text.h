@@ -22,4 +22,7 @@ MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes)
 MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
                                          size_t room);
 
+/* Why an address, of TCP unless it begins otherwise, does not parse. */
+MLFAB__INTERNAL const char *mlfab__address_fault(const char *address);
+
 #endif

@@ -201,7 +201,8 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
+                                             uint64_t now_ns) {
   char waited[24];
   uint64_t since;
   if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
@@ -209,8 +210,8 @@ MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, u
   if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
     comm->now_ns = now_ns;
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank,
-                     "worker %u cannot be reached, says worker %u after %s", rank, comm->rank,
-                     mlfab__duration(waited, now_ns - since));
+                     "worker %u cannot be reached, says worker %u after %s%s%.100s", rank,
+                     comm->rank, mlfab__duration(waited, now_ns - since), *why ? ": " : "", why);
   }
   return 1;
 }

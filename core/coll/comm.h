@@ -209,7 +209,8 @@ MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
                                            const mlfab__frame_in *frame, uint64_t now_ns);
 /* There is no link of ours to this worker: 1 when one is wanted. After MLFAB__COMM_PATIENCE heartbeats that is a
  * failure. */
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
+                                             uint64_t now_ns);
 /* 1 when mlfab__comm_tick is to be called. */
 MLFAB__INTERNAL int mlfab__comm_waits(const void *self);
 /* Four times a heartbeat, while mlfab__comm_waits. */

@@ -56,8 +56,8 @@ static void comm_role_gone(void *self, mlfab__at at, int left) {
   }
 }
 
-static int comm_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
+static int comm_role_wants(void *self, mlfab__at at, const char *why) {
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, why, at.now_ns);
 }
 
 static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {

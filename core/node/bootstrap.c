@@ -775,7 +775,7 @@ static void bootstrap_tell_missing(mlfab_node *node) {
 }
 
 static void bootstrap_timeout(mlfab_node *node) {
-  char text[280], waited[24];
+  char text[296], waited[24];
   mlfab__duration(waited, node->now_ns - node->opened_ns);
   int32_t rank = 0;
   int is_server = 1;
@@ -806,7 +806,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);
   } else {
-    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.80s (%.100s)",
+    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.64s (%.140s)",
              waited, node->config.coordinator,
              node->join_why[0] ? node->join_why : "no connection");
   }
