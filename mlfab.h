@@ -1018,9 +1018,10 @@ enum mlfab_push_flags {
 
 typedef struct mlfab_push_options {
   uint32_t size;
-  /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1. A whole number when the model
-   * has an I64 tensor. 0 is refused (ARGUMENT), because options that nobody initialised have it; -0.0, minus a learning
-   * rate of 0, means 0. */
+  /* 1, set by MLFAB_PUSH_OPTIONS_INIT. In options without it, scale 0 is a forgotten member: refused (ARGUMENT). */
+  uint32_t initialised;
+  /* SGD: w <- w + scale * u. For a gradient it is minus the learning rate. Initially 1; 0 means 0. A whole number
+   * when the model has an I64 tensor. */
   double scale;
   uint32_t flags;   /* MLFAB_PUSH_* */
   uint32_t ack;     /* MLFAB_ACK_*: when the push is done; 0: as config.ack says */
@@ -1037,9 +1038,9 @@ typedef struct mlfab_push_options {
   uint64_t iteration;
 } mlfab_push_options;
 
-/* scale is 1, all other members 0. */
+/* scale and `initialised` are 1, all other members 0. */
 #define MLFAB_PUSH_OPTIONS_INIT \
-  { sizeof(mlfab_push_options), 1.0, 0, 0, 0.0, 0, 0, 0, 0.0, 0 }
+  { sizeof(mlfab_push_options), 1, 1.0, 0, 0, 0.0, 0, 0, 0, 0.0, 0 }
 /* Sets *options to the same. */
 MLFAB_API void mlfab_push_options_init(mlfab_push_options *options);
 
@@ -1995,6 +1996,9 @@ typedef struct mlfab_transport {
   int (*lend)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
               uint32_t bulk_bytes, uint64_t token);
   uint32_t (*keeps)(void *self, char *whom, size_t room);
+  /* For the error of a call that has waited in vain: what hinders this process's connections now ("the path to ...
+   * loses large packets"). 1 and a text, or 0. May be NULL. */
+  int (*trouble)(void *self, char *text, size_t room);
 } mlfab_transport;
 
 struct iovec; /* <sys/uio.h> */

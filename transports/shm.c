@@ -1799,6 +1799,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
                                         NULL, /* there is no network link to measure */
                                         shm_probe,
                                         NULL,
+                                        NULL,
                                         NULL};
   return &table;
 }

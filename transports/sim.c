@@ -1229,6 +1229,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_sim(void) {
       sim_measure,
       sim_probe,
       NULL,
+      NULL,
       NULL};
   return &table;
 }

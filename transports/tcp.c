@@ -633,6 +633,8 @@ static int tcp_code_of(int number) {
 
 static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
   const char *why = link->session ? self->layer->why(link->session) : "";
+  if (!*why && number == ETIMEDOUT && link->state == TCP_LINK_OPEN)
+    why = "nothing that was sent is acknowledged (cut off, or the path loses large packets: MTU)";
   tcp_link_end(self, link, tcp_code_of(number), *why ? why : mlfab__reason(number));
 }
 
@@ -1259,7 +1261,8 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
   int status = tcp_parse(self, first, &dial);
   if (status < 0)
-    return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
+    return MLFAB__FAIL(options->error, status, "listen at %s: %s", wanted,
+                       mlfab__address_fault(wanted));
   int named = status > 0;
   if (named) status = tcp_await_name(self, options, &dial);
   if (status) return status;
@@ -1818,11 +1821,35 @@ static int tcp_is_tls(const tcp_self *self, const tcp_link *link) {
   return 1;
 }
 
+/* Do the staged bytes begin unlike any frame? Enough of them for tcp_is_tls, too. */
+static int tcp_is_foreign(const tcp_link *link) {
+  static const uint8_t magic[4] = {MLFAB__MAGIC & 0xff, MLFAB__MAGIC >> 8 & 0xff,
+                                   MLFAB__MAGIC >> 16 & 0xff, MLFAB__MAGIC >> 24};
+  return !link->frame && link->stage && link->stage_end - link->stage_at >= 2 * sizeof magic &&
+         memcmp(tcp_payload(link->stage) + link->stage_at, magic, sizeof magic) != 0;
+}
+
+/* Another program, in its own words. */
+static const char *tcp_foreign(const tcp_link *link, char text[128]) {
+  enum { QUOTED = 40 };
+  const uint8_t *at = tcp_payload(link->stage) + link->stage_at;
+  size_t bytes = mlfab__min(link->stage_end - link->stage_at, QUOTED);
+  size_t n = (size_t)snprintf(text, 128, "it is another program: it says \"");
+  for (size_t i = 0; i < bytes && at[i] != '\r' && at[i] != '\n'; i++)
+    text[n++] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '.');
+  text[n++] = '"';
+  text[n] = 0;
+  return text;
+}
+
 /* A frame does not parse, or the input has ended. */
 static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
+  char text[128];
   if (tcp_is_tls(self, link))
     tcp_link_end(self, link, MLFAB_ERR_JOB,
                  "it speaks TLS, and this process does not (config.transport)");
+  else if (tcp_is_foreign(link))
+    tcp_link_end(self, link, code, tcp_foreign(link, text));
   else
     tcp_link_end(self, link, code, mlfab_error_text(code));
 }
@@ -1834,6 +1861,7 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   int begins = !link->frame;
   if (begins) {
     uint64_t header[MLFAB_HEADER_BYTES / 8];
+    if (tcp_is_foreign(link)) return MLFAB_ERR_FRAME; /* it may be shorter than a header */
     if (staged < sizeof header) return 0;
     memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
     int status = mlfab_frame_check(header, &link->head_bytes, &link->bulk_bytes);
@@ -2316,6 +2344,7 @@ enum {
   TCP_INFO_SND_MSS = 16,    /* u32 */
   TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
   TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
+  TCP_INFO_LAST_RECV = 52,  /* u32, milliseconds since data have come */
   TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
   TCP_INFO_PROBE_WANTED = 60,
   TCP_INFO_ACKED = 120,        /* u64, bytes */
@@ -2379,7 +2408,18 @@ static int tcp_probe_network(int fd) {
   if (info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer)) return MLFAB_ERR_AGAIN;
   return 0;
 }
+/* 1: what was sent is not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or not known. */
+static unsigned tcp_look_at_path(int fd) {
+  enum { REPEATED = 2, FRESH_MS = 5000 };
+  uint8_t info[TCP_INFO_PROBE_WANTED];
+  socklen_t room = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
+  unsigned lost =
+      info[TCP_INFO_RETRANSMITS] >= REPEATED && tcp_info_number(info + TCP_INFO_UNACKED, 4);
+  return lost | (tcp_info_number(info + TCP_INFO_LAST_RECV, 4) < FRESH_MS ? 2 : 0);
+}
 #else
+static unsigned tcp_look_at_path(int fd) { return (void)fd, 0; }
 static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
 
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
@@ -2416,6 +2456,42 @@ static int tcp_probe(void *opaque, uint32_t id) {
   if (fed) return 1;
   if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
+}
+
+/* Do these sockets lead to the same host? */
+static int tcp_same_host(int one, int other) {
+  tcp_endpoint a, b;
+  memset(&a, 0, sizeof a);
+  memset(&b, 0, sizeof b);
+  a.bytes = b.bytes = sizeof a.at.storage;
+  if (getpeername(one, &a.at.any, &a.bytes) || getpeername(other, &b.at.any, &b.bytes) ||
+      a.at.any.sa_family != b.at.any.sa_family)
+    return 0;
+  return a.at.any.sa_family == AF_INET6
+             ? !memcmp(&a.at.v6.sin6_addr, &b.at.v6.sin6_addr, sizeof a.at.v6.sin6_addr)
+             : a.at.any.sa_family == AF_INET && a.at.v4.sin_addr.s_addr == b.at.v4.sin_addr.s_addr;
+}
+
+/* Large packets are lost on a path, if a link gets nothing through to a host from which data come. */
+static int tcp_trouble(void *opaque, char *text, size_t room) {
+  const tcp_self *self = opaque;
+  for (uint32_t i = 0; i < self->slot_count; i++) {
+    const tcp_link *lost = self->slots[i].link;
+    if (!lost || lost->state != TCP_LINK_OPEN || !(tcp_look_at_path(lost->fd) & 1)) continue;
+    for (uint32_t k = 0; k < self->slot_count; k++) {
+      const tcp_link *link = self->slots[k].link;
+      if (!link || link->state != TCP_LINK_OPEN || !tcp_same_host(lost->fd, link->fd) ||
+          !(tcp_look_at_path(link->fd) & 2))
+        continue;
+      snprintf(
+          text, room,
+          "small packets pass on the path to %.60s, and large ones are lost: compare the MTU of "
+          "all interfaces on it",
+          lost->name);
+      return 1;
+    }
+  }
+  return 0;
 }
 
 /* Adds one link's window to this host's measurement, and begins the link's next window. */
@@ -2636,7 +2712,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .fd = tcp_fd,
                                         .arm = tcp_arm,
                                         .measure = tcp_measure,
-                                        .probe = tcp_probe};
+                                        .probe = tcp_probe,
+                                        .trouble = tcp_trouble};
   return &table;
 }
 

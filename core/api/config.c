@@ -665,6 +665,11 @@ MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_e
   int chosen = made.sync != 0 && made.consistency.size == 0;
   int code = config_environment(&made, &initial, config_model, MLFAB__COUNT(config_model), error_p);
   if (code) return code;
+  if (made.consistency.kind == MLFAB_SYNC_PSSP &&
+      made.consistency.kind != options->consistency.kind && !config_variable("MLFAB_CHANCE") &&
+      !(options->consistency.chance > 0.0))
+    return config_bad(error_p, "MLFAB_CONSISTENCY", "pssp",
+                      "needs MLFAB_CHANCE: without it no pull waits");
   if (chosen) made.consistency = options->consistency;
   if (!chosen) made.consistency.size = sizeof made.consistency;
   *options = made;

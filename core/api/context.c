@@ -494,11 +494,51 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
 static _Thread_local mlfab_error context_error;
 static _Thread_local uint64_t context_error_of;
 
+/* Does this process lack the descriptors of one more connection (of shared memory: three)? 0, or their limit. */
+static unsigned long context_starves(void) {
+  struct rlimit limit;
+  int fds[4], n = 0, number = 0;
+  for (; n < 4 && !number; n += number ? 0 : 2) {
+#if defined(__linux__)
+    number = pipe2(&fds[n], O_CLOEXEC) ? errno : 0;
+#else
+    number = pipe(&fds[n]) ? errno : 0;
+#endif
+  }
+  while (n > 0) (void)close(fds[--n]);
+  return number == EMFILE && !getrlimit(RLIMIT_NOFILE, &limit) ? (unsigned long)limit.rlim_cur : 0;
+}
+
+MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error) {
+  char text[200] = "";
+  if (error->code != MLFAB_ERR_TIMEOUT && error->code != MLFAB_ERR_PEER_DEAD &&
+      error->code != MLFAB_ERR_PEER_CLOSED)
+    return;
+  unsigned long most = ctx->simulated ? 0 : context_starves();
+  if (most > 0)
+    snprintf(
+        text, sizeof text,
+        "this process has no descriptors left for connections: raise its limit (ulimit -n is %lu)",
+        most);
+  for (uint32_t t = 0; t < ctx->ntransports && !text[0]; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    if (MLFAB__HAS(transport->table, mlfab_transport, trouble) && transport->table->trouble &&
+        !transport->table->trouble(transport->self, text, sizeof text))
+      text[0] = 0;
+  }
+  if (!text[0] || strstr(error->text, text)) return;
+  /* The cause counts more than the end of a long text. */
+  size_t bytes = strlen(text), most_at = sizeof error->text - bytes - 3, at = strlen(error->text);
+  at = mlfab__min(at, most_at);
+  snprintf(error->text + at, sizeof error->text - at, "; %s", text);
+}
+
 /* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
  * the call failed. What another thread has already taken is not. */
 static void context_take_error(mlfab *ctx) {
   mlfab_error *last = &ctx->node->requests.last;
   if (last->code == 0 || last->reserved) return;
+  mlfab__context_trouble(ctx, last);
   context_error = *last;
   context_error_of = ctx->number;
   last->reserved = 1;

@@ -252,6 +252,8 @@ MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx);
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
 /* 1 inside a function of mlfab_on_done, which must not wait: sets the error. */
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
+/* With the lock: adds what hinders this process's connections to the error of a call that has waited in vain. */
+MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);

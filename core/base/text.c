@@ -3,6 +3,7 @@
  * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
 #include "text.h"
 
+#include <errno.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,7 @@ MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p) {
 }
 
 MLFAB__INTERNAL const char *mlfab__reason(int number) {
+  if (number == EMFILE) return "Too many open files (raise the limit: ulimit -n)";
   text_locale l = text_enter();
   const char *text = strerror(number);
   text_leave(l);
@@ -103,4 +105,15 @@ MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p) {
   if (restarts > 65535) return 0;
   *bytes_p = (size_t)(mark - job);
   return restarts;
+}
+
+MLFAB__INTERNAL const char *mlfab__address_fault(const char *address) {
+  const char *host = !strncmp(address, "tcp:", 4) ? address + 4 : address;
+  const char *end = host[0] == '[' ? strchr(host, ']') : host,
+             *colon = end ? strrchr(end, ':') : NULL;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4) || !end || !host[0])
+    return mlfab_error_text(MLFAB_ERR_ADDRESS);
+  if (!colon || colon[1] < '0' || colon[1] > '9') return "it has no port (tcp:HOST:PORT)";
+  return strtoul(colon + 1, NULL, 10) - 1 > 65534 ? "its port is not in 1..65535"
+                                                  : mlfab_error_text(MLFAB_ERR_ADDRESS);
 }

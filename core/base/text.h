@@ -25,5 +25,7 @@ MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint
 /* A job's name may end with "~N": its launcher has started it again N times. N, at most 65535, or 0; *bytes_p: of the name
  * before it. */
 MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p);
+/* Why an address, of TCP unless it begins otherwise, does not parse. */
+MLFAB__INTERNAL const char *mlfab__address_fault(const char *address);
 
 #endif

@@ -141,7 +141,8 @@ static void checkpoint_gone(void *self, mlfab__at at, int left) {
   if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer);
 }
 
-static int checkpoint_wants(void *self, mlfab__at at) {
+static int checkpoint_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   const mlfab__checkpoint *c = self;
   if (at.kind != MLFAB__LINK_RESHARD) return 0;
   if (c->lead) return mlfab__lead_wants(c->lead, at.peer);

@@ -4,6 +4,8 @@
 
 #include "../node/node.h"
 
+#include <stdio.h>
+
 /* --- server 0 --- */
 
 static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
@@ -13,6 +15,8 @@ static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint6
 
 static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_t missing) {
   mlfab__waiting waiting = {.kind = MLFAB__REQUEST_BARRIER, .rank = missing};
+  if (missing != MLFAB_NO_RANK && server->entries[missing].elsewhere)
+    snprintf(waiting.text, sizeof waiting.text, ", which waits in a collective instead");
   MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
 }
 
@@ -91,6 +95,18 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
       barrier_blame(server, w, missing);
   }
   server->missing = missing;
+}
+
+MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker) {
+  return barrier_waits(server, &server->entries[worker]);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
+                                              int waits) {
+  if (server->entries[worker].elsewhere == waits) return;
+  server->entries[worker].elsewhere = waits != 0;
+  for (uint32_t w = 0; server->missing == (int32_t)worker && w < server->workers; w++)
+    if (barrier_waits(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
 }
 
 /* A worker's event changes its entry, and perhaps what is over. */
@@ -220,7 +236,8 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
+                                                 mlfab__barrier_server **barrier_p) {
   mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__barrier_server *server = role->self;
@@ -238,6 +255,7 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
                                                .port = &server->port,
                                                .workers = 1,
                                                .touch = &server->touch});
+  *barrier_p = server;
   return 0;
 }
 

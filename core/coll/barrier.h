@@ -26,6 +26,7 @@
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
+  uint8_t elsewhere;    /* it waits in a collective */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
   uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
@@ -52,7 +53,12 @@ typedef struct mlfab__barrier_worker {
 } mlfab__barrier_worker;
 
 /* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node,
+                                                 mlfab__barrier_server **barrier_p);
+/* For errors: does this worker wait in a barrier? It does, or does not, wait in a collective. */
+MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
+                                              int waits);
 MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
                                           mlfab__barrier_worker **barrier_p);
 /* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */

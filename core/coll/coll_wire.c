@@ -15,7 +15,7 @@ WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(obje
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
 WIRE_META(membership_call, N(epoch) N(channel) N(number))
 WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
-WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
+WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank) N(waits))
 WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
 WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
 WIRE_META(coll,

@@ -76,6 +76,7 @@ typedef struct
   uint32_t epoch, channel;
   uint64_t number;
   int32_t rank;
+  uint32_t waits; /* 1: that rank waits in a barrier */
 } mlfab__membership_missing;
 
 typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */

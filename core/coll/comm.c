@@ -63,7 +63,7 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
     tell.called = in->number < mlfab__comm_called(comm);
     if (mlfab__plain_past(comm, in->number, &past)) {
       tell.signature = past.signature;
-      mlfab__plain_words(tell.text, &past);
+      mlfab__plain_words(tell.text, &past, comm->config->workers);
     }
   } else {
     const mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
@@ -82,14 +82,14 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *
   if (in->epoch == 0) {
     if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
         comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm))
-      comm->missing = in->rank;
+      comm->missing = in->rank, comm->missing_waits = in->waits != 0;
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
   mlfab__comm_slot *slot = in->channel ? NULL : mlfab__comm_slot_of(comm, in->number);
   if (object) object->missing = in->rank;
-  if (slot) slot->missing = in->rank;
+  if (slot) slot->missing = in->rank, slot->missing_waits = in->waits != 0;
 }
 
 /* 0, FRAME, or 1: not of this role. */
@@ -201,7 +201,8 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
+                                             uint64_t now_ns) {
   char waited[24];
   uint64_t since;
   if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
@@ -209,8 +210,8 @@ MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, u
   if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
     comm->now_ns = now_ns;
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank,
-                     "worker %u cannot be reached, says worker %u after %s", rank, comm->rank,
-                     mlfab__duration(waited, now_ns - since));
+                     "worker %u cannot be reached, says worker %u after %s%s%.100s", rank,
+                     comm->rank, mlfab__duration(waited, now_ns - since), *why ? ": " : "", why);
   }
   return 1;
 }

@@ -83,9 +83,10 @@ typedef struct mlfab__comm {
   uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
   mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
   mlfab__membership_go go;
-  uint64_t in_ns;  /* since when the epoch stands */
-  int32_t missing; /* whom the epoch to come waits for, says server 0 */
-  uint32_t left;   /* 1: members have left; the first call that one of them has not called */
+  uint64_t in_ns;        /* since when the epoch stands */
+  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
+  uint8_t missing_waits; /* it waits in a barrier */
+  uint32_t left;         /* 1: members have left; the first call that one of them has not called */
   uint64_t left_calls, left_ns;
   int32_t left_rank;
   /* Failures. */
@@ -208,7 +209,8 @@ MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
                                            const mlfab__frame_in *frame, uint64_t now_ns);
 /* There is no link of ours to this worker: 1 when one is wanted. After MLFAB__COMM_PATIENCE heartbeats that is a
  * failure. */
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
+                                             uint64_t now_ns);
 /* 1 when mlfab__comm_tick is to be called. */
 MLFAB__INTERNAL int mlfab__comm_waits(const void *self);
 /* Four times a heartbeat, while mlfab__comm_waits. */

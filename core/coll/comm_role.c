@@ -56,8 +56,8 @@ static void comm_role_gone(void *self, mlfab__at at, int left) {
   }
 }
 
-static int comm_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
+static int comm_role_wants(void *self, mlfab__at at, const char *why) {
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, why, at.now_ns);
 }
 
 static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
@@ -219,9 +219,10 @@ static const mlfab__role trees_row = {
     .free = mlfab__trees_free,
 };
 
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node, mlfab__barrier_server *barrier) {
   mlfab__membership *membership;
   if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
+  membership->barrier = barrier;
   mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);

@@ -331,9 +331,16 @@ static int32_t membership_missing(const mlfab__membership *membership) {
   return fresh;
 }
 
+/* Does this rank wait in a barrier? */
+static uint32_t membership_waits(const mlfab__membership *membership, int32_t rank) {
+  return membership->barrier && rank != MLFAB_NO_RANK &&
+         mlfab__barrier_waits(membership->barrier, (uint32_t)rank);
+}
+
 /* Tells the workers that wait which rank is missing, when it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
-  mlfab__membership_missing missing = {0, 0, 0, membership_missing(membership)};
+  int32_t rank = membership_missing(membership);
+  mlfab__membership_missing missing = {0, 0, 0, rank, membership_waits(membership, rank)};
   uint8_t meta[32];
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -341,8 +348,10 @@ static void membership_tell_missing(mlfab__membership *membership) {
     int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING
                     ? entry->asked
                     : entry->member && (entry->ready || entry->fresh);
-    if (!waits || entry->left || entry->missing == missing.rank) continue;
-    entry->missing = missing.rank;
+    if (!waits || entry->left || (entry->missing == rank && entry->missing_waits == missing.waits))
+      continue;
+    entry->missing = rank;
+    entry->missing_waits = (uint8_t)missing.waits;
     membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
   }
 }
@@ -434,7 +443,8 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
 /* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
-  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank};
+  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank,
+                                       membership_waits(membership, rank)};
   uint8_t meta[32];
   inquiry->open = 0;
   membership_post_all(membership, MLFAB__MEMBERSHIP_MISSING, meta,
@@ -478,9 +488,16 @@ static void membership_compare(mlfab__membership *membership) {
     return;
   }
   uint32_t worker = (uint32_t)(odd - membership->entries);
-  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
-                     "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
-                     odd->words, (uint32_t)(usual - membership->entries), usual->words);
+  uint32_t other = (uint32_t)(usual - membership->entries);
+  if (!strcmp(odd->words, usual->words))
+    membership_verdict(
+        membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
+        "calls differ: worker %u and worker %u have called %.120s, with other options", worker,
+        other, odd->words);
+  else
+    membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
+                       "calls differ: worker %u has called %.100s, worker %u %.100s", worker,
+                       odd->words, other, usual->words);
 }
 
 /* 1 when the call under inquiry waits for this member. Nobody begins a call while a worker finishes, and a worker that
@@ -679,7 +696,7 @@ static int membership_is_full(mlfab__membership *membership, uint32_t worker,
 
 /* Tells the workers that join whose objects they wait for. */
 static void membership_tell_kept(mlfab__membership *membership) {
-  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper};
+  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper, 0};
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || entry->missing == missing.rank) continue;
@@ -964,9 +981,24 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   }
 }
 
+/* Tells the barrier which workers wait in a collective: for the epoch that forms, or in the call of the last inquiry. */
+static void membership_tell_barrier(mlfab__membership *membership, uint64_t now_ns) {
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  int fresh =
+      inquiry->asked_ns && now_ns - inquiry->asked_ns < 3 * membership->config->heartbeat_ns;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    int waits = membership->phase == MLFAB__MEMBERSHIP_RUNNING
+                    ? fresh && entry->told && entry->called && entry->signature != 0
+                    : entry->asked || entry->member;
+    mlfab__barrier_elsewhere(membership->barrier, w, waits);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  if (membership->barrier) membership_tell_barrier(membership, now_ns);
   if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);

@@ -93,6 +93,7 @@
 #include "../base/env.h"
 #include "../node/mirrored.h"
 #include "../node/role.h"
+#include "barrier.h"
 #include "coll_wire.h"
 
 enum mlfab__membership_phase {
@@ -121,10 +122,11 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
-  int32_t missing; /* who it was told is missing */
-  uint32_t place;  /* of a member: in `order` */
-  uint32_t lead;   /* the lowest rank among the members of its host */
-  double rate;     /* that the host's link carries, bytes a second; 0: not known */
+  int32_t missing; /* who it was told is missing, and whether that rank waits in a barrier */
+  uint8_t missing_waits;
+  uint32_t place; /* of a member: in `order` */
+  uint32_t lead;  /* the lowest rank among the members of its host */
+  double rate;    /* that the host's link carries, bytes a second; 0: not known */
   /* The inquiry. */
   uint8_t told, called;
   uint64_t signature;
@@ -143,7 +145,8 @@ typedef struct mlfab__membership_inquiry {
 typedef struct mlfab__membership {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port port; /* peers are workers */
+  mlfab__port port;               /* peers are workers */
+  mlfab__barrier_server *barrier; /* of this node: for errors that say who waits where; or NULL */
   uint32_t workers;
   enum mlfab__membership_phase phase;
   uint32_t epoch; /* that stands, or was the last */
@@ -171,7 +174,8 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
                                            const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__membership_free(void *self);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
+                                             mlfab__barrier_server *barrier);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,

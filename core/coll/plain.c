@@ -106,8 +106,8 @@ MLFAB__INTERNAL void mlfab__plain_fail(mlfab__comm *comm, const mlfab__comm_slot
   char words[MLFAB__TEXT_MAX];
   const mlfab__comm_past past = mlfab__plain_describe(slot);
   if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
-  mlfab__comm_fail(comm, code, rank, "%.120s: worker %d %.90s", mlfab__plain_words(words, &past),
-                   (int)rank, what);
+  mlfab__comm_fail(comm, code, rank, "%.120s: worker %d %.90s",
+                   mlfab__plain_words(words, &past, comm->config->workers), (int)rank, what);
 }
 
 MLFAB__INTERNAL void mlfab__plain_end_all(mlfab__comm *comm) {
@@ -491,10 +491,10 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
 /* The rank that this call waits for, or MLFAB_NO_RANK, and why as far as known. */
 static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
                              const char **why_p) {
-  *why_p = "has not called it";
+  *why_p = slot->missing_waits ? "waits in a barrier instead" : "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
   if (comm->phase != MLFAB__COMM_IN || mlfab__comm_number(slot) >= comm->limit) {
-    *why_p = "takes no part yet";
+    *why_p = comm->missing_waits ? "waits in a barrier instead" : "takes no part yet";
     return comm->missing;
   }
   *why_p = "is awaited";
@@ -567,7 +567,7 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, i
     if (slot) {
       int32_t rank = plain_awaited(comm, slot, &why);
       const mlfab__comm_past past = mlfab__plain_describe(slot);
-      mlfab__plain_words(words, &past);
+      mlfab__plain_words(words, &past, comm->config->workers);
       plain_withdraw(comm, request, code, words, "number", mlfab__comm_number(slot), rank, why);
     }
   } else {

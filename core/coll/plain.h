@@ -94,7 +94,8 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   uint64_t serial, signature, count;
   mlfab_request request;
   uint64_t stuck_ns;
-  int32_t missing; /* who server 0 says has not called */
+  int32_t missing;       /* who server 0 says has not called */
+  uint8_t missing_waits; /* it waits in a barrier */
   mlfab__engine_run run;
 } mlfab__comm_slot;
 
@@ -121,9 +122,9 @@ MLFAB__INTERNAL void mlfab__plain_take_inputs(const struct mlfab__comm *comm,
 MLFAB__INTERNAL uint64_t mlfab__plain_signature(const struct mlfab__comm *comm,
                                                 const mlfab__comm_call *call, uint64_t count);
 MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot);
-/* The call in words. Returns text. */
+/* The call of so many ranks in words, of at most 120 bytes. Returns text. */
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
-                                               const mlfab__comm_past *past);
+                                               const mlfab__comm_past *past, uint32_t ranks);
 
 /* --- plain.c: its life --- */
 

@@ -17,8 +17,30 @@ MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call) {
 
 /* --- calls in words --- */
 
+/* Appends the counts of the ranks, as far as there is room: " (counts 1024 x 3, 2048)". Returns the length. */
+static size_t plain_words_counts(char *text, size_t n, const uint64_t *counts, uint32_t ranks) {
+  enum { MOST = 80 };
+  const char *before = " (counts ";
+  for (uint32_t r = 0, end; r < ranks; r = end, before = ", ") {
+    unsigned long long count = counts[r];
+    for (end = r + 1; end < ranks && counts[end] == count;) end++;
+    if (n > MOST) {
+      n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", ...");
+      break;
+    }
+    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, "%s%llu", before, count);
+    if (end > r + 1) n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, " x %u", end - r);
+  }
+  return n + (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ")");
+}
+
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
-                                               const mlfab__comm_past *past) {
+                                               const mlfab__comm_past *past, uint32_t ranks) {
+  static const char *const algorithms[] = {[MLFAB_ALGORITHM_RING] = "RING",
+                                           [MLFAB_ALGORITHM_HALVING] = "HALVING",
+                                           [MLFAB_ALGORITHM_DOUBLING] = "DOUBLING",
+                                           [MLFAB_ALGORITHM_TREE] = "TREE",
+                                           [MLFAB_ALGORITHM_PLANNED] = "PLANNED"};
   unsigned long long count = past->count;
   if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
@@ -36,6 +58,10 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
              mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
   }
   size_t n = strlen(text);
+  if (past->has_counts) n = plain_words_counts(text, n, past->counts, ranks);
+  if (past->algorithm > MLFAB_ALGORITHM_AUTO && (size_t)past->algorithm < MLFAB__COUNT(algorithms))
+    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", algorithm %s",
+                          algorithms[past->algorithm]);
   if (past->tag)
     snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
   return text;

@@ -158,7 +158,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
     if (silent < 5 * beat && !late) return;
     mlfab__node_hang_up(node, index,
                         link->closing                   ? "closed"
-                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
+                        : link->kind == MLFAB__LINK_NEW ? "said nothing; it may be another program"
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");

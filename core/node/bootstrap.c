@@ -113,42 +113,85 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
-static const char *bootstrap_kernels(uint32_t kernels) {
-  return kernels == MLFAB_KERNELS_OWN     ? "own"
-         : kernels == MLFAB_KERNELS_CBLAS ? "cblas"
-                                          : "unknown here";
+/* A setting that has to be the same at all nodes: its name, where users give it, and its values at the caller and here. */
+typedef struct bootstrap_setting {
+  const char *name, *variable;
+  uint64_t there, here;
+  const char *const *words; /* or NULL: numbers */
+  uint64_t count;           /* of words */
+} bootstrap_setting;
+
+static const char *bootstrap_value(char text[24], const bootstrap_setting *s, uint64_t value) {
+  if (s->words && value < s->count) return s->words[value];
+  snprintf(text, 24, s->words ? "unknown (%llu)" : "%llu", (unsigned long long)value);
+  return text;
 }
 
-/* Settings that have to be the same at all nodes, and of which each node has its own whether it has a number or not, so
- * that a difference is always a mistake. Kernels: norms, by which updates are clipped and judged, have other bits with
- * cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without the others, and the other copy
- * begins after 5 of its own. */
-static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
-                                 size_t room) {
-  const mlfab_config *c = &node->config;
-  char who[40] = "a process that joins";
+static void bootstrap_who(char who[40], const mlfab__join *join) {
+  snprintf(who, 40, "a process that joins");
   if (join->rank != MLFAB_NO_RANK)
-    snprintf(who, sizeof who, "%s %d",
+    snprintf(who, 40, "%s %d",
              join->roles & MLFAB_ROLE_WORKER    ? "worker"
              : join->roles & MLFAB_ROLE_SERVER  ? "server"
              : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
                                                 : "scheduler",
              (int)join->rank);
-  if (join->kernels != c->kernels) {
-    snprintf(text, room,
-             "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
-             bootstrap_kernels(join->kernels), who, bootstrap_kernels(c->kernels));
-    return MLFAB_ERR_WORLD;
-  }
-  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
-    mlfab__format(
-        text, room,
-        "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
-        "server 0",
-        (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
+}
+
+/* 0; or WORLD, and a text with the first setting that differs, both values and both ranks. */
+static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
+                             const bootstrap_setting *settings, size_t n, char *text, size_t room) {
+  char who[40], there[24], here[24];
+  bootstrap_who(who, join);
+  for (size_t i = 0; i < n; i++) {
+    const bootstrap_setting *s = &settings[i];
+    if (s->there == s->here) continue;
+    snprintf(text, room, "the configurations differ: %s (%s) is %s at %s, %s at server 0%s",
+             s->name, s->variable, bootstrap_value(there, s, s->there), who,
+             bootstrap_value(here, s, s->here),
+             node->config.dedicated ? "" : " (worker 0's process)");
     return MLFAB_ERR_WORLD;
   }
   return 0;
+}
+
+/* Settings of which each node has its own whether it has a number or not. Kernels: norms, by which updates are clipped
+ * and judged, have other bits with cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without
+ * the others, and the other copy begins after 5 of its own. */
+static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
+                                 size_t room) {
+  static const char *const kernels[] = {"own", "cblas"};
+  const mlfab_config *c = &node->config;
+  const bootstrap_setting settings[] = {
+      {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)}};
+  int code = bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
+  if (code || !c->replicas || join->heartbeat_ns == c->heartbeat_ns) return code;
+  char who[40];
+  bootstrap_who(who, join);
+  mlfab__format(
+      text, room,
+      "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
+      "server 0",
+      (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
+  return MLFAB_ERR_WORLD;
+}
+
+/* The settings that describe the world. */
+static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join, char *text,
+                                 size_t room) {
+  static const char *const schedulers[] = {"none", "beside", "own"};
+  const mlfab_config *c = &node->config;
+  const bootstrap_setting settings[] = {
+      {"scheduler", "MLFAB_SCHEDULER", join->scheduler, c->scheduler, schedulers,
+       MLFAB__COUNT(schedulers)},
+      {"workers", "MLFAB_WORKERS, or the launcher's number of processes", join->founders,
+       node->founders, NULL, 0},
+      {"workers_max", "MLFAB_WORKERS_MAX", join->workers, c->workers, NULL, 0},
+      {"replicas", "MLFAB_REPLICAS", join->replicas, c->replicas, NULL, 0},
+      {"dedicated", "MLFAB_DEDICATED", join->dedicated, c->dedicated, NULL, 0},
+      {"servers", "MLFAB_SERVERS", join->founding, node->founding, NULL, 0},
+      {"servers_max", "MLFAB_SERVERS_MAX", join->servers, c->servers, NULL, 0}};
+  return bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
 }
 
 /* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
@@ -159,51 +202,26 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
     return MLFAB_ERR_REFUSED;
   }
-  if (join->scheduler != c->scheduler) {
-    snprintf(text, room, "the configurations differ: scheduler is %u at %d, %u at server 0",
-             join->scheduler, (int)join->rank, c->scheduler);
+  if (bootstrap_judge_alike(node, join, text, room) ||
+      bootstrap_judge_world(node, join, text, room))
     return MLFAB_ERR_WORLD;
-  }
-  if (bootstrap_judge_alike(node, join, text, room)) return MLFAB_ERR_WORLD;
-  if (join->workers != c->workers || join->founders != node->founders) {
-    snprintf(text, room,
-             "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
-             (int)join->rank, join->founders, join->workers, node->founders, c->workers);
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->replicas != c->replicas) {
-    snprintf(text, room, "the configurations differ: replicas is %u at %d, %u at server 0",
-             join->replicas, (int)join->rank, c->replicas);
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->servers != c->servers || join->dedicated != c->dedicated) {
-    snprintf(text, room,
-             "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
-             (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
-             c->workers, c->servers, c->dedicated ? "dedicated" : "");
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->founding != node->founding) {
-    snprintf(text, room,
-             "the configurations differ: %d has %u servers, servers_max %u; server 0 has %u, %u",
-             (int)join->rank, join->founding, join->servers, node->founding, c->servers);
-    return MLFAB_ERR_WORLD;
-  }
   int own = join->roles == MLFAB_ROLE_SCHEDULER;
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
   if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
       (own && c->scheduler != MLFAB_SCHEDULER_OWN) ||
       (join->roles == MLFAB_ROLE_REPLICA && !c->replicas)) {
-    snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
-             c->workers, c->servers);
+    snprintf(
+        text, room,
+        "rank %d (MLFAB_RANK, or the launcher's) is not in the world of %u workers, %u servers",
+        (int)join->rank, c->workers, c->servers);
     return MLFAB_ERR_RANK_RANGE;
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
   if (join->roles == MLFAB_ROLE_REPLICA) *id_p += c->servers;
   if (own) *id_p = node->nodes - 1;
   if (*id_p == node->id) {
-    snprintf(text, room, "this rank is server 0's own process");
+    snprintf(text, room, "worker 0 is this process of server 0 already: two have MLFAB_RANK 0");
     return MLFAB_ERR_RANK_TAKEN;
   }
   return 0;
@@ -385,9 +403,21 @@ static void bootstrap_server_came(mlfab_node *node, uint32_t server) {
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) bootstrap_tell_all(node, server, MLFAB_EVENT_JOINED);
 }
 
+/* Refuses a process whose settings are not this node's: the log, and an error of this node, tell whom. */
+static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                             const char *text) {
+  uint64_t n = ++node->misfits;
+  snprintf(node->misfit, sizeof node->misfit, "%s", text);
+  node->strange = node->misfit;
+  if ((n & (n - 1)) == 0)
+    mlfab__log(&node->env, MLFAB_LOG_WARN, "a process was refused (%llu so far): %s",
+               (unsigned long long)n, text);
+  mlfab__node_refuse(node, link, code, rank, text);
+}
+
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
-  char text[160];
+  char text[232];
   uint32_t id = 0;
   if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
@@ -396,7 +426,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
   if (asks && bootstrap_judge_alike(node, &join, text, sizeof text)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
+    bootstrap_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
     return;
   }
   if (asks) {
@@ -408,7 +438,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (!node->is_coordinator)
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
   if (code) {
-    mlfab__node_refuse(node, link, code, join.rank, text);
+    bootstrap_refuse(node, link, code, join.rank, text);
     return;
   }
   /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
@@ -751,7 +781,7 @@ static void bootstrap_tell_missing(mlfab_node *node) {
 }
 
 static void bootstrap_timeout(mlfab_node *node) {
-  char text[280], waited[24];
+  char text[296], waited[24];
   mlfab__duration(waited, node->now_ns - node->opened_ns);
   int32_t rank = 0;
   int is_server = 1;
@@ -785,7 +815,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);
   } else {
-    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.80s (%.100s)",
+    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.64s (%.140s)",
              waited, node->config.coordinator,
              node->join_why[0] ? node->join_why : "no connection");
   }

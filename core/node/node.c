@@ -401,7 +401,7 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
   } else if (called < routes) {
     mlfab__server_link_failed(node, (uint32_t)called, why);
   } else {
-    mlfab__peer_link_failed(node, called - routes);
+    mlfab__peer_link_failed(node, called - routes, why);
   }
 }
 
@@ -442,7 +442,8 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
 static void node_cannot_dial(mlfab_node *node, int code) {
   char text[MLFAB__TEXT_MAX + 128];
   snprintf(text, sizeof text, "joining: cannot dial %s: %s", node->join_address,
-           mlfab_error_text(code));
+           code == MLFAB_ERR_ADDRESS ? mlfab__address_fault(node->join_address)
+                                     : mlfab_error_text(code));
   mlfab__node_fail(node, code, 0, 1, text);
 }
 

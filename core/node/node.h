@@ -295,6 +295,7 @@ typedef struct mlfab__peer_link {
   uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
   uint64_t since_ns, retry_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
+  char why[96]; /* the last call that failed */
 } mlfab__peer_link;
 
 /* Where a server is, as WELCOME or MEMBER told. */
@@ -498,6 +499,8 @@ struct mlfab_node {
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
+  uint64_t misfits; /* processes whose settings are not this node's; why the last one was refused */
+  char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers; /* by node id; server 0 only */
@@ -654,7 +657,8 @@ MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
                                      mlfab__greeting *greeting);
 MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer);
 MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
-MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer);
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
+                                      const char *why);
 /* A transport returned the bulk with this token, which includes the role. */
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
@@ -717,7 +721,7 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
 /* Our call succeeded (returns 0 when the link is no longer wanted, else 1), or failed. */
 MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank);
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why);
 /* MEET came on a new link. */
 MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
                                            const mlfab__frame_in *frame);

@@ -116,10 +116,12 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank) {
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why) {
   mlfab__peer_link *hop =
       rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
-  if (hop && hop->connecting) hop_later(node, hop);
+  if (!hop || !hop->connecting) return;
+  snprintf(hop->why, sizeof hop->why, "%s", why ? why : "");
+  hop_later(node, hop);
 }
 
 MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
@@ -187,6 +189,7 @@ MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w)) mlfab__peer_link_want(node, w);
+    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : ""))
+      mlfab__peer_link_want(node, w);
   }
 }

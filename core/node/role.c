@@ -186,10 +186,11 @@ MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer
   }
 }
 
-MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer) {
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
+                                      const char *why) {
   int wanted = 0;
   ROLE_EACH(role, node, kind) {
-    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns});
+    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns}, why);
   }
   return wanted;
 }

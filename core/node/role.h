@@ -94,8 +94,8 @@ typedef struct mlfab__role {
   /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come; of a
    * server: or another process has come, which has nothing. */
   void (*gone)(void *self, mlfab__at at, int left);
-  /* Does the role want a link to this peer? The node asks if there is none. */
-  int (*wants)(void *self, mlfab__at at);
+  /* Does the role want a link to this peer? The node asks if there is none. why: of the last call that failed, or "". */
+  int (*wants)(void *self, mlfab__at at, const char *why);
 
   /* tick: at every look at the clock. deadline: when the next one is due. */
   void (*tick)(void *self, uint64_t now_ns);

@@ -66,7 +66,7 @@ MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t r
   if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* So that server 0 notices when it goes. */
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
-  return mlfab__roles_want(node, kind, server);
+  return mlfab__roles_want(node, kind, server, "");
 }
 
 MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t index) {

@@ -131,7 +131,8 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
 #else
   (void)error;
 #endif
-  if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node);
+  mlfab__barrier_server *barrier = NULL;
+  if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node, &barrier);
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
 #endif
@@ -146,7 +147,7 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
-  if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
 #endif
 #if MLFAB_WITH_REPLICA
   if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);

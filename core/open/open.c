@@ -115,7 +115,7 @@ static mlfab__context_choice open_choice(const mlfab_config *c, const mlfab_tran
 static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                     mlfab_error *error) {
   const mlfab_transport *own = c->transport;
-  if (own->abi != MLFAB_TRANSPORT_ABI || own->size < sizeof *own)
+  if (own->abi != MLFAB_TRANSPORT_ABI || own->size < offsetof(mlfab_transport, trouble))
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "the transport was built for another version of mlfab_transport");
   if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
@@ -343,6 +343,7 @@ static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_e
   /* The node has the deadline for joining, and its error says which ranks are missing. */
   mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
+  if (code != 1 && error_p) mlfab__context_trouble(ctx, error_p);
   mlfab__context_leave(ctx);
   if (code == 1) {
     *ctx_p = ctx;

@@ -560,7 +560,8 @@ static void reshard_tick(void *self, uint64_t now_ns) {
   if (now_ns >= reshard_deadline(self)) reshard_late(self, now_ns);
 }
 
-static int reshard_wants(void *self, mlfab__at at) {
+static int reshard_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   const mlfab__reshard *r = self;
   if (at.kind != MLFAB__LINK_RESHARD) return 0;
   if (reshard_busy(r)) return !r->at[at.peer].away;

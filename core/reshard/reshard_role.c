@@ -50,7 +50,8 @@ static void reshard_server_role_gone(void *self, mlfab__at at, int left) {
   if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_server_dead(self, at.peer);
 }
 
-static int reshard_server_role_wants(void *self, mlfab__at at) {
+static int reshard_server_role_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_server_wants(self, at.peer);
 }
 

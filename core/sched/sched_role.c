@@ -118,8 +118,9 @@ static void scheduler_role_gone(void *self, mlfab__at at, int left) {
   mlfab__scheduler_lost(self, at.peer, at.now_ns);
 }
 
-static int scheduler_role_wants(void *self, mlfab__at at) {
+static int scheduler_role_wants(void *self, mlfab__at at, const char *why) {
   (void)at;
+  (void)why;
   (void)self;
   return 1;
 }

@@ -736,12 +736,10 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   const char *text = NULL;
   double scale = options->scale;
   uint64_t bits;
-  memcpy(&bits, &scale, sizeof bits);
-  if (bits == 0)
+  memcpy(&bits, &scale, sizeof bits); /* 0: +0.0. Minus a learning rate of 0 is -0.0 */
+  if (bits == 0 && !options->initialised)
     code = MLFAB_ERR_ARGUMENT,
-    text =
-        "scale is 0, as in options that nobody initialised (MLFAB_PUSH_OPTIONS_INIT sets 1); "
-        "an update by nothing has scale -0.0";
+    text = "scale is 0, and nobody initialised the options: begin with MLFAB_PUSH_OPTIONS_INIT";
   if (!mlfab__finite(scale)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
   if (!(options->clip_norm >= 0.0) || !mlfab__finite(options->clip_norm)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";

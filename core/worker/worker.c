@@ -126,6 +126,11 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_mod
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: sync says %s, consistency.kind %s: set one of them",
                        mlfab__sync_name(o->sync), mlfab__sync_name(sync->kind));
+  if (o->sync == MLFAB_SYNC_PSSP && sync->size == 0)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_ARGUMENT,
+        "model_start: sync = MLFAB_SYNC_PSSP leaves `chance` at 0, and no pull would "
+        "wait: set `consistency`");
   return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 

@@ -63,7 +63,8 @@ static void worker_role_gone(void *self, mlfab__at at, int left) {
     mlfab__worker_dead(self, at.peer, at.now_ns);
 }
 
-static int worker_role_wants(void *self, mlfab__at at) {
+static int worker_role_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   return at.kind == MLFAB__LINK_SERVER || mlfab__worker_hop_wanted(self, at.peer);
 }
 

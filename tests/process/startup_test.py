@@ -101,10 +101,18 @@ def test_a_rank_outside_the_world():
 
 @over_all
 def test_worlds_that_disagree(transport):
+    """Each of them names the setting, both values and both ranks; so does server 0 when it waits in vain."""
     at = address(transport)
-    serving = server(at, WORKERS=2)
-    fails(probe(at, WORKERS=3), "WORLD", "2", "3")
-    end(serving)
+    for more, there, here in (dict(WORKERS=3), "MLFAB_WORKERS", "3 at worker 1, 2 at server 0"), \
+                             (dict(WORKERS_MAX=4), "MLFAB_WORKERS_MAX", "4 at worker 1, 2 at server 0"), \
+                             (dict(SERVERS=2), "MLFAB_SERVERS", "2 at worker 1, 1 at server 0"), \
+                             (dict(SCHEDULER="beside"), "MLFAB_SCHEDULER", "beside at worker 1, none at server 0"):
+        serving = server(at, TIMEOUT_MS=4000, LOG="warn")
+        fails(probe(at, RANK=1, **more), "WORLD", there, here)
+        result = finish(serving)
+        told = steps(result)["open"]
+        expect(told[0] == "MLFAB_ERR_TIMEOUT" and there in told[3] and here in told[3], "server 0 tells it, too", result)
+        expect(here in result.err, "and logs it at once", result)
 
 
 @over_all
@@ -368,8 +376,54 @@ def test_a_master_that_does_not_resolve(rank, error):
 
 
 def test_an_address_that_does_not_parse():
-    for at in ("tcp:127.0.0.1", "tcp:127.0.0.1:99999", "pigeon:coop", "tcp:"):
-        fails(probe(at, TIMEOUT_MS=5000), "ADDRESS|CONFIG")
+    """Of a worker and of server 0, which listens there."""
+    for at, why in (("tcp:127.0.0.1", "has no port"), ("tcp:127.0.0.1:", "has no port"), ("tcp:[::1]", "has no port"),
+                    ("tcp:127.0.0.1:99999", "1..65535"), ("pigeon:coop", ""), ("tcp:", "does not parse")):
+        fails(probe(at, TIMEOUT_MS=5000), "ADDRESS|CONFIG", why)
+        fails(server(at, TIMEOUT_MS=5000), "ADDRESS|CONFIG", why)
+
+
+@cases((b"HTTP/1.0 400 Bad request syntax\r\nServer: x\r\n\r\n", 'another program: it says "HTTP/1.0 400 Bad request syntax"', True),
+       (b"SSH-2.0-another\r\n", 'another program: it says "SSH-2.0-another"', False),
+       (b"\x00\xff" * 5, 'another program: it says "."', True),
+       (b"", "said nothing; it may be another program", False))
+def test_another_program_at_the_address(says, why, closes):
+    held = []
+
+    def talk(listener):
+        while True:
+            try:
+                held.append(listener.accept()[0])
+                held[-1].sendall(says)
+                if closes:
+                    held[-1].close()
+            except OSError:
+                return
+
+    why = why.replace('"."', '"' + "." * 10 + '"')
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=talk, args=(listener,), daemon=True).start()
+        fails(probe("tcp:127.0.0.1:%d" % listener.getsockname()[1], TIMEOUT_MS=4000), "TIMEOUT", why)
+
+
+@cases("tcp", "shm")
+def test_too_few_descriptors(transport):
+    """The process that runs out of them says so."""
+    at = address(transport)
+    serving = start("sh", "-c", "ulimit -n %d; exec %s" % (9 if transport == "shm" else 7, helper("probe")),
+                    env=place(at, ROLE="server", TIMEOUT_MS=4000, TRANSPORT=transport))
+    others = [probe(at, TIMEOUT_MS=60000), probe(at, RANK=1, TIMEOUT_MS=60000)]
+    fails(serving, "TIMEOUT", "no descriptors left", "ulimit -n is ")
+    end(*others)
+
+
+def test_no_route():
+    """In a network without interfaces."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, for a network of its own")
+    nowhere = start("unshare", "--net", helper("probe"),
+                    env=place("tcp:192.0.2.1:1234", ALLOW_INSECURE=1, KEY=ONE, TRANSPORT="tcp", TIMEOUT_MS=2000))
+    fails(nowhere, "TIMEOUT", "192.0.2.1:1234: Network is unreachable")
 
 
 def test_tcp_needs_a_key():

@@ -53,6 +53,21 @@ static void test_norm_is_checked(void **state) {
   }
 }
 
+/* Scale 0 in options without the mark of MLFAB_PUSH_OPTIONS_INIT is a forgotten member. A scale of 0 that was meant goes. */
+static void test_scale_of_nobody(void **state) {
+  (void)state;
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  FAILS(&t, MLFAB_ERR_ARGUMENT, PUSH, BUFS(buffer(0, weights)),
+        .options = &(mlfab_push_options){.size = sizeof options});
+  assert_non_null(strstr(talk_error(&t), "scale is 0"));
+  assert_non_null(strstr(talk_error(&t), "MLFAB_PUSH_OPTIONS_INIT"));
+  options.scale = 0.0;
+  push_with(0, &options);
+  HEAR_PUSH(&t, SERVER(0), m->scale >= 0.0 && m->scale <= 0.0);
+  push_with(1, &(mlfab_push_options){.size = sizeof options, .scale = -0.0});
+  HEAR_PUSH(&t, SERVER(1), m->scale >= 0.0 && m->scale <= 0.0);
+}
+
 /* Which large updates are planned. The others come with bytes. */
 static void test_what_is_planned(void **state) {
   (void)state;
@@ -939,6 +954,7 @@ int main(void) {
       OPEN(test_announce),
       OPEN(test_clip_sparse),
       OPEN(test_norm_is_checked),
+      OPEN(test_scale_of_nobody),
       cmocka_unit_test(test_what_is_planned),
       cmocka_unit_test(test_first_weights),
       OPEN(test_planned_takes_no_credit),

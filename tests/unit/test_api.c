@@ -465,9 +465,11 @@ static void spoil_nothing(mlfab_config *c) { (void)c; }
 static void spoil_address(mlfab_config *c) { strcpy(c->coordinator, "sim:1"); }
 
 TEST(test_misfits) {
-  misfit(2, spoil_workers, MLFAB_ERR_WORLD, "configurations differ");
-  misfit(2, spoil_servers, MLFAB_ERR_WORLD, "configurations differ");
-  misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "configurations differ");
+  misfit(2, spoil_workers, MLFAB_ERR_WORLD,
+         "processes) is 5 at worker 1, 2 at server 0 (worker 0's process)");
+  misfit(2, spoil_servers, MLFAB_ERR_WORLD,
+         "servers (MLFAB_SERVERS) is 2 at worker 1, 1 at server 0");
+  misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "(MLFAB_DEDICATED) is 1 at worker 1, 0 at server 0");
   misfit(2, spoil_job, MLFAB_ERR_JOB, "job");
   misfit(2, spoil_key, MLFAB_ERR_JOB, "this job has none (MLFAB_KEY)");
   misfit(3, spoil_nothing, MLFAB_ERR_RANK_TAKEN, "worker 1");

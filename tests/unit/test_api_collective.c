@@ -519,10 +519,59 @@ TEST(test_sizes_differ) {
       for (uint32_t i = 0; i < RANKS; i++) {
         EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH);
         said(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd, "an allreduce of 39 F32 (SUM)");
+        if (how == 2)
+          said(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd, "39 F32 (SUM), algorithm RING, worker");
       }
       adds_up(&w);
       world_close(&w);
     }
+  }
+}
+
+/* Allgathers whose blocks differ, with the same sum; the text has both lists. */
+TEST(test_blocks_differ) {
+  static float data[RANKS][COUNT];
+  uint64_t even[RANKS] = {4, 4, 4}, odd[RANKS] = {4, 7, 1};
+  mlfab_request r[RANKS];
+  world w;
+  begin(&w, RANKS);
+  adds_up(&w);
+  for (uint32_t i = 0; i < RANKS; i++)
+    OK(w.node[i],
+       mlfab_allgather_start(w.node[i], data[i], i == 2 ? odd : even, MLFAB_F32, NULL, &r[i]));
+  for (uint32_t i = 0; i < RANKS; i++) {
+    EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH);
+    said(w.node[i], MLFAB_ERR_MISMATCH, 2,
+         "worker 2 has called an allgather of 12 F32 (counts 4, 7, 1)");
+    said(w.node[i], MLFAB_ERR_MISMATCH, 2, "worker 0 an allgather of 12 F32 (counts 4 x 3)");
+  }
+  adds_up(&w);
+  world_close(&w);
+}
+
+/* One worker is in a barrier, the others in a collective: each deadline says where the other waits, before the first epoch and
+ * in it. */
+TEST(test_barrier_and_collective) {
+  for (int within = 0; within < 2; within++) {
+    int64_t x[RANKS] = {0};
+    mlfab_request r[RANKS];
+    world w;
+    mlfab_collective o = with(0, 0);
+    begin(&w, RANKS);
+    if (within) adds_up(&w);
+    o.timeout_ns = 10ull * WORLD_S;
+    for (uint32_t i = 0; i < RANKS; i++) {
+      mlfab_vec one = {&x[i], 1};
+      if (i == 1)
+        OK(w.node[i], mlfab_barrier_start(w.node[i], &o, &r[i]));
+      else
+        OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, &o, &r[i]));
+    }
+    EXPECT(w.node[1], mlfab_wait(w.node[1], r[1], 0, NULL), MLFAB_ERR_TIMEOUT);
+    said(w.node[1], MLFAB_ERR_TIMEOUT, 0, "worker 0, which waits in a collective instead");
+    EXPECT(w.node[0], mlfab_wait(w.node[0], r[0], 0, NULL), MLFAB_ERR_TIMEOUT);
+    said(w.node[0], MLFAB_ERR_TIMEOUT, 1, "worker 1 waits in a barrier instead");
+    world_close(&w);
   }
 }
 

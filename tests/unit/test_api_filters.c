@@ -108,6 +108,8 @@ TEST(test_wrong_models) {
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT, "consistency.size");
   o = model_of(ssp), o.sync = MLFAB_SYNC_BSP; /* two models at once */
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT, "set one of them");
+  o = (mlfab_model_options)MLFAB_MODEL_OPTIONS_INIT, o.sync = MLFAB_SYNC_PSSP;
+  REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT, "chance");
   o = model_of(sync_of(MLFAB_SYNC_USER));
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "pull_condition");
   o = model_of(sync_of(MLFAB_SYNC_DROP)), o.deterministic = 1;

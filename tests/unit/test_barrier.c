@@ -106,7 +106,8 @@ static int open_all(void **state) {
   (void)state;
   memset(&F, 0, sizeof F);
   open_node(&F.node);
-  assert_int_equal(mlfab__barrier_server_attach(&F.node), 0);
+  mlfab__barrier_server *server;
+  assert_int_equal(mlfab__barrier_server_attach(&F.node, &server), 0);
   F.server = F.node.roles[0].self;
   F.server->port = (mlfab__port){.post = server_post, .drop = server_drop};
   for (uint32_t w = 0; w < WORKERS; w++) open_worker(w);

@@ -97,7 +97,7 @@ static const codec codecs[] = {
     CODEC_TEXT(membership_over, text, 3 * 4 + 2),
     CODEC(membership_call, 2 * 4 + 8),
     CODEC_TEXT(membership_tell, text, 3 * 4 + 2 * 8 + 2),
-    CODEC(membership_missing, 3 * 4 + 8),
+    CODEC(membership_missing, 4 * 4 + 8),
     CODEC(membership_leave, 2 * 4 + 8),
     CODEC(membership_finish, 3 * 4 + 8),
     CODEC(coll, 4 * 4 + 5 * 8),
