@@ -223,7 +223,8 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
   mlfab__store *view = &moment->view;
   mlfab__image_chunk chunk;
   view->blocks = server->store.blocks; /* may have grown since */
-  if (!mlfab__image_next(view, moment->owners, server->number, server->config->chunk_bytes,
+  if (!mlfab__image_next(view, moment->owners, server->number,
+                         moment->chunk ? moment->chunk : server->config->chunk_bytes,
                          &moment->cursor, &chunk))
     return 0;
   const mlfab__shard_slice *s = &view->slices[chunk.slice];

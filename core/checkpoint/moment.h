@@ -30,7 +30,8 @@ typedef struct mlfab__moment_room { /* numbers of elements that the arrays have 
 typedef struct mlfab__moment {
   mlfab__env *env;
   struct mlfab__server *server;
-  int complete; /* with PEER records, which files do not have; set it before pin */
+  int complete;   /* with PEER records, which files do not have; set it before pin */
+  uint32_t chunk; /* the most bulk of a record; 0: that of the configuration */
   int pinned;
   uint64_t at; /* store.changes when it was pinned */
   mlfab__checkpoint_head head;

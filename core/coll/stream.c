@@ -8,6 +8,7 @@ typedef struct stream_message {
   const uint8_t *bytes;
   uint64_t n, cookie;
   uint64_t first, frames; /* numbers of its frames: first .. first + frames - 1 */
+  uint32_t chunk;         /* most bytes of a frame */
   uint32_t lent;          /* frames of which the link has borrowed the bulk */
   uint8_t copied;
   uint8_t callers; /* the bytes are a caller's */
@@ -126,7 +127,6 @@ MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch
   streams->ranks = ranks;
   streams->members = members;
   streams->epoch = epoch;
-  streams->chunk = (uint32_t)mlfab__max(streams->config->chunk_bytes / 64 * 64, 64);
   return 0;
 }
 
@@ -176,7 +176,9 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   message->n = n;
   message->cookie = cookie;
   message->first = stream->queued + 1;
-  message->frames = n > 0 ? (n - 1) / streams->chunk + 1 : 1;
+  message->chunk =
+      mlfab__port_chunk(&streams->links, streams->ranks[member], streams->config->chunk_bytes);
+  message->frames = n > 0 ? (n - 1) / message->chunk + 1 : 1;
   message->copied = (uint8_t)copy;
   message->callers = how == MLFAB__STREAM_CALLERS;
   stream->queued += message->frames;
@@ -197,16 +199,18 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   if (!stream || stream->asking || stream->next > stream->queued) return 0;
   const stream_message *message = stream_at(stream, stream->cursor);
   if (stream_waits(stream, message)) return 0;
-  uint64_t at = (stream->next - message->first) * streams->chunk;
+  uint64_t at = (stream->next - message->first) * message->chunk;
   mlfab__coll head = message->head;
   head.epoch = streams->epoch;
   head.seq = stream->next;
   head.offset += at;
   frame->type = MLFAB__COLL;
   frame->meta_bytes = mlfab__encode_coll(frame->meta, &head);
-  frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
+  frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, message->chunk);
   frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
-  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? stream->cursor + 1 : 0;
+  int lends = mlfab__port_lends(&streams->links, rank, streams->config->chunk_bytes,
+                                frame->bulk_bytes, MLFAB__STREAM_COPY);
+  frame->token = lends ? stream->cursor + 1 : 0;
   frame->callers = message->callers;
   frame->slot = streams->epoch;
   frame->note[0] = stream->next;

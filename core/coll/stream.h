@@ -72,7 +72,6 @@ typedef struct mlfab__streams {
   uint32_t *member_of;    /* by rank, plus one; 0: not a member */
   mlfab__lane **streams;  /* by member, NULL until it is first used */
   uint64_t bytes_waiting; /* of all messages that are not acknowledged */
-  uint32_t chunk;         /* most bytes of a frame */
   uint64_t serial;        /* above all serials of earlier epochs */
   /* Copied messages. A block that was lent may be read by the transport until it has heard of the detach: so no
    * block is freed before `trim`, when all actions that are due have been carried out. */

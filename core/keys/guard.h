@@ -20,7 +20,7 @@
  * Invariants
  *  (1) No frame reaches the node or its roles on a link that is not proven.
  *  (2) A frame with a wrong tag closes its link at once and is counted (frames_refused). It changes nothing else.
- *  (3) A caller that is not proven costs its link (below 280 bytes with its timer) and nothing after it: the called
+ *  (3) A caller that is not proven costs its link (below 288 bytes with its timer) and nothing after it: the called
  *      node keeps the number of its nonce only, and reads the rest again in PROOF. It ends after 2 s (alive.c).
  *  (4) REFUSE before the proof may come from anybody. It ends the call, and joining too when it says that the keys
  *      differ; this side does not show its text.

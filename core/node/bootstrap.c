@@ -824,7 +824,8 @@ static void bootstrap_timeout(mlfab_node *node) {
 
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
   if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  if (node->now_ns - node->opened_ns >= node->config.timeout_ns) {
+  /* Time in which this process did not run does not count (node.h, Pauses). */
+  if (node->now_ns - node->opened_ns >= mlfab__add_sat(node->config.timeout_ns, node->asleep_ns)) {
     bootstrap_timeout(node);
     return;
   }

@@ -257,6 +257,7 @@ MLFAB__INTERNAL void mlfab__node_free_links(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
     mlfab__free(&node->env, node->links[i].claim, node->links[i].claim_bytes);
+    mlfab__free(&node->env, node->links[i].pace, sizeof *node->links[i].pace);
     if (node->links[i].session) node->guard->end(node, &node->links[i]);
   }
   mlfab__map_free(&node->env, &node->by_id);
@@ -374,6 +375,7 @@ MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index) {
   mlfab__node_unclaim(node, link);
   if (link->id) mlfab__map_remove(&node->by_id, link->id);
   mlfab__free(&node->env, link->queue, link->queue_room);
+  mlfab__free(&node->env, link->pace, sizeof *link->pace);
   if (link->session) node->guard->end(node, link);
   uint8_t listed = link->listed;
   memset(link, 0, sizeof *link);

@@ -521,6 +521,7 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       break;
     case MLFAB_IO_SENT:
       if (!mlfab__node_link(node, event->link, &index)) break;
+      mlfab__outbox_left(node, index);
       mlfab__roles_returned(node, node->links[index].kind, node->links[index].peer, event->token);
       break;
     case MLFAB_IO_MEASURED:
@@ -732,7 +733,7 @@ static void node_scan(mlfab_node *node) {
 }
 
 static void node_scan_joining(mlfab_node *node) {
-  uint64_t until_ns = mlfab__add_sat(node->opened_ns, node->config.timeout_ns);
+  uint64_t until_ns = mlfab__add_sat(node->opened_ns + node->asleep_ns, node->config.timeout_ns);
   mlfab__bootstrap_tick(node);
   if (node->phase < MLFAB__BOOTSTRAP_READY)
     mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0,

@@ -135,6 +135,15 @@
  *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Nor do deadlines of requests.
  *  (3) A node that runs rarely, because its user drives it or its processor is busy, notices the dead: after few looks.
  *
+ * Pacing. On a slow link a heartbeat, or a vote, must not wait behind bulks for long. So the node measures how many bytes a
+ * link takes in a beat, and bounds the bulk of a frame (mlfab__port_chunk) and the bulks that have not left:
+ *
+ *    FREE --a frame with a bulk and a token is handed over--> TIMED: a fourth of a beat of bulk may follow --it has left-->
+ *    FREE, with a new measurement: the bytes up to that frame, and the time that they took
+ *
+ * A smaller measurement holds at once, a larger one counts as at most twice the last. So the first frame of a link goes
+ * alone, and a fast link has no bounds after it. A link inside the host has none.
+ *
  * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
  * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
  * it has heard and sent since, acts if necessary, and arms the timer again for the earliest time at which it may
@@ -220,6 +229,16 @@ enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
 /* Why a link was closed: because of silence; for a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
+/* See Pacing. */
+typedef struct mlfab__pace {
+  uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
+  uint32_t handed, left; /* frames with a bulk and a token that were handed over; that have left */
+  uint32_t blind;        /* large bulks have no token, so that nothing can be measured */
+  uint32_t timed;        /* the one of `handed` that is timed; 0: none */
+  uint64_t since_ns;     /* when it was handed over, ... */
+  uint64_t upto, behind; /* ... bulk up to its end that had not left, and bulk behind it */
+} mlfab__pace;
+
 typedef struct mlfab__link {
   uint8_t kind;
   uint8_t self;             /* one end of a pair inside this node: 1 + its bit in self_due */
@@ -243,6 +262,7 @@ typedef struct mlfab__link {
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
+  mlfab__pace *pace; /* NULL: no bulk was sent yet, or the link needs none */
   uint64_t heard_ns, sent_ns;
   uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
@@ -691,6 +711,11 @@ MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int 
  * there is none. taken: the frame was sent, and its source advances. */
 MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
+/* Pacing: a frame with a token has left; a loan was taken back, so that its frame may not be reported; the most bulk of a
+ * frame. */
+MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab__link *link);
 
 /* --- claim.c: heartbeats, and numbers claimed by two processes --- */
 

@@ -2,6 +2,83 @@
  * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 #include "node.h"
 
+/* --- pacing: see node.h --- */
+
+enum {
+  OUTBOX_PARTS = 4,    /* of a beat: a chunk takes one */
+  OUTBOX_LEAST = 4096, /* the smallest bound of a chunk */
+  /* bytes a second, until there is a measurement: a first chunk takes a beat */
+  OUTBOX_SLOWEST = 131072
+};
+
+/* Only a transport that can be probed says early that a frame has left. */
+static int outbox_paces(const mlfab__link *link) {
+  return !link->self && link->caps & MLFAB_CAP_PROBE && !(link->caps & MLFAB_CAP_LOCAL);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab__link *link) {
+  uint64_t most = node->config.chunk_bytes, chunk = most;
+  if (!outbox_paces(link)) return (uint32_t)most;
+  if (link->pace && link->pace->blind) return (uint32_t)most;
+  if (!link->pace || link->pace->per_beat == 0)
+    chunk = (uint64_t)((double)OUTBOX_SLOWEST * (double)node->config.heartbeat_ns / 1e9);
+  else
+    chunk = link->pace->per_beat / OUTBOX_PARTS;
+  chunk = mlfab__max(chunk, OUTBOX_LEAST) / 64 * 64;
+  return (uint32_t)mlfab__min(chunk, most);
+}
+
+static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
+  const mlfab__pace *pace = link->pace;
+  if (!pace || pace->timed == 0) return 0;
+  return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
+}
+
+/* A bulk was handed over. Without memory, the link is not paced. */
+static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
+  if (frame->bulk_bytes == 0 || !outbox_paces(link)) return;
+  if (!link->pace) link->pace = mlfab__alloc(&node->env, sizeof *link->pace);
+  mlfab__pace *pace = link->pace;
+  if (!pace) return;
+  pace->blind |= frame->token == 0 && pace->per_beat == 0 && pace->handed == 0 &&
+                 frame->bulk_bytes >= mlfab__outbox_chunk(node, link) / 2;
+  if (pace->timed == 0 && frame->token == 0) return;
+  if (pace->timed == 0 && pace->left == pace->handed) pace->behind = 0;
+  pace->behind += frame->bulk_bytes;
+  if (frame->token == 0) return;
+  pace->handed++;
+  if (pace->timed != 0) return;
+  pace->timed = pace->handed;
+  pace->since_ns = node->now_ns;
+  pace->upto = pace->behind;
+  pace->behind = 0;
+}
+
+MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  mlfab__pace *pace = link->pace;
+  if (!pace || pace->left == pace->handed) return;
+  pace->left++;
+  if (pace->timed == 0 || pace->left < pace->timed) return;
+  double took_ns = (double)mlfab__max(node->now_ns - pace->since_ns, 1);
+  double per_beat = (double)pace->upto * (double)node->config.heartbeat_ns / took_ns;
+  if (pace->per_beat > 0 && per_beat > 2.0 * (double)pace->per_beat)
+    per_beat = 2.0 * (double)pace->per_beat;
+  pace->per_beat = per_beat < 1e15 ? mlfab__max((uint64_t)per_beat, 1) : (uint64_t)1e15;
+  pace->timed = pace->blind = 0;
+  if (pace->left == pace->handed) pace->left = pace->handed = 0;
+  mlfab__node_ready_link(node, index);
+}
+
+MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index) {
+  mlfab__pace *pace = node->links[index].pace;
+  if (!pace || pace->timed == 0) return;
+  pace->handed = pace->left = pace->timed = 0;
+  mlfab__node_ready_link(node, index);
+}
+
+/* --- the next frame --- */
+
 /* Asks the roles on this link, the urgent ones first and the others in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
@@ -46,7 +123,7 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     node->out = MLFAB__OUT_WELCOME;
     return 1;
   }
-  return link->greeted && !link->closing && outbox_ask(node, link);
+  return link->greeted && !link->closing && !outbox_full(node, link) && outbox_ask(node, link);
 }
 
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
@@ -67,6 +144,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
     link->welcome = 0;
   } else {
     link->turn = node->out_turn;
+    outbox_handed(node, link, frame);
     role->taken(role->self, (mlfab__at){link->kind, link->peer, node->now_ns}, frame);
   }
   node->out = MLFAB__OUT_NONE;

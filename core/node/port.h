@@ -46,7 +46,17 @@ typedef struct mlfab__port {
    * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
    * silent. */
   uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
+  /* The most bulk of a frame to the peer (node.h, Pacing). NULL: not bounded. */
+  uint32_t (*chunk)(const void *self, uint32_t peer);
 } mlfab__port;
+
+/* The size of a chunk for this peer: at most `most`. */
+static inline uint32_t mlfab__port_chunk(const mlfab__port *port, uint32_t peer, uint32_t most) {
+  return port->chunk ? (uint32_t)mlfab__min(most, port->chunk(port->self, peer)) : most;
+}
+
+/* Heartbeats that a transfer to a peer may stand while the peer's heartbeats come: what it holds is wanted elsewhere. */
+enum { MLFAB__PORT_STANDS_BEATS = 10 };
 
 /* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
  * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
@@ -58,6 +68,14 @@ MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, 
 /* When to ask again. */
 MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
                                                uint64_t patience_ns, uint64_t most_ns);
+
+/* Is this bulk lent to the transport? One of at most `copied` bytes is copied, unless chunks for this peer are as small: the
+ * node measures with what is lent. */
+static inline int mlfab__port_lends(const mlfab__port *port, uint32_t peer, uint32_t most,
+                                    uint64_t bytes, uint32_t copied) {
+  uint32_t chunk = mlfab__port_chunk(port, peer, most);
+  return bytes > copied || (chunk < most && bytes >= chunk / 2);
+}
 
 /* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,

@@ -31,6 +31,7 @@ static void role_detach(void *self, uint32_t peer, uint64_t token) {
   if (index == MLFAB__NO_LINK || to->node->links[index].self) return;
   mlfab__node_act(to->node, MLFAB_ACTION_DETACH, to->node->links[index].id,
                   token | (uint64_t)to->role << MLFAB__ROLE_SHIFT);
+  mlfab__outbox_detached(to->node, index);
 }
 
 static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
@@ -45,22 +46,34 @@ static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
   if (index == MLFAB__NO_LINK) return MLFAB__NEVER;
   mlfab__link *link = &to->node->links[index];
   if (link->self) return 0;
-  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. */
-  int asks = !heartbeats && link->caps & MLFAB_CAP_PROBE;
   uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
-  uint64_t looked_ns = asks ? link->asked_ns : mlfab__max(link->heard_ns, link->asked_ns);
-  if (asks && !link->probing) {
+  /* Of a frame that is not complete nobody tells. */
+  if (!(link->caps & MLFAB_CAP_PROBE)) return to->node->now_ns - moved_ns;
+  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. Every answer is
+   * a reason to look again, so it is asked four times a beat at most. */
+  uint64_t looked_ns = heartbeats ? mlfab__max(link->heard_ns, link->asked_ns) : link->asked_ns;
+  uint64_t told_ns = mlfab__max(link->asked_ns, link->moved_ns);
+  if (!heartbeats && !link->probing &&
+      to->node->now_ns - told_ns >= to->node->config.heartbeat_ns / 4) {
     link->probing = 1;
     mlfab__node_act(to->node, MLFAB_ACTION_PROBE, link->id, 0);
   }
   return looked_ns < moved_ns ? 0 : looked_ns - moved_ns;
 }
 
+static uint32_t role_chunk(const void *self, uint32_t peer) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  return index == MLFAB__NO_LINK ? UINT32_MAX
+                                 : mlfab__outbox_chunk(to->node, &to->node->links[index]);
+}
+
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
   assert(node->noutlets < MLFAB__OUTLETS);
   mlfab__outlet *to = &node->outlets[node->noutlets++];
   *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
-  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event, role_silent};
+  return (mlfab__port){to,          role_post,  role_ready,  role_drop,
+                       role_detach, role_event, role_silent, role_chunk};
 }
 
 /* --- the table --- */

@@ -34,6 +34,7 @@ static void copy_unsend(mlfab__copy *c) {
 }
 
 static void copy_fetch(mlfab__copy *c) {
+  c->moment.chunk = mlfab__port_chunk(&c->port, c->peer, c->node->config.chunk_bytes);
   c->ready = mlfab__moment_next(&c->moment, c->meta + MLFAB__MOMENT_FRAME_BYTES, &c->record);
   if (c->ready) c->port.ready(c->port.self, c->peer);
 }
@@ -607,12 +608,13 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) 
   c->node = node;
   c->server = server;
   c->port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
+  const mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
   c->self = node->is_replica ? MLFAB__VOTER_B : MLFAB__VOTER_A;
   c->other = node->is_replica ? MLFAB__VOTER_A : MLFAB__VOTER_B;
   c->peer = c->other * servers + server->number;
   server->asleep = 1;
   c->meta = mlfab__alloc(&node->env, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
-  int code = mlfab__voters_init(&c->voters, node, &c->port, server->number, 1);
+  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1);
   if (!code && !c->meta) code = MLFAB_ERR_MEMORY;
   if (!code) code = mlfab__keeper_attach(server, node->config.div_max);
   if (code) return code;

@@ -95,7 +95,7 @@ MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
     if (!part->mirrored.port) continue;
     part->port = *part->mirrored.port;
     *part->mirrored.port = (mlfab__port){part,          mirror_post,  mirror_ready, mirror_drop,
-                                         mirror_detach, mirror_event, NULL};
+                                         mirror_detach, mirror_event, NULL,         NULL};
   }
   return 0;
 }

@@ -50,7 +50,11 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
 }
 
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns) {
-  return now_ns - vote->peers[other].heard_ns >= MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  const mlfab__vote_peer *peer = &vote->peers[other];
+  uint64_t patience_ns = MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  if (now_ns - peer->heard_ns < patience_ns) return 0;
+  return other == vote->self || peer->empty || !vote->quiet ||
+         vote->quiet(vote->user, other) >= patience_ns;
 }
 
 MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns) {
@@ -201,7 +205,7 @@ MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
   uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
-  return mlfab__min(due, silent_ns);
+  return silent_ns > vote->said_ns ? mlfab__min(due, silent_ns) : due;
 }
 
 /* --- messages --- */
@@ -249,6 +253,7 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
     return;
   mlfab__vote_peer *peer = &vote->peers[from];
   if (!in->empty) peer->heard_ns = now_ns;
+  peer->empty = in->empty != 0;
   if (peer->nonce != in->nonce) peer->sent_ns = 0;
   peer->nonce = in->nonce;
   if (in->sent_ns > peer->sent_ns) peer->sent_ns = in->sent_ns;

@@ -33,6 +33,9 @@
  * A voter that did not run for a time, with the others perhaps, counts them as heard when it runs again (node.h, Pauses):
  * it helps another copy later than it might. Its own lease has ended by its clock, and a new echo gives it back.
  *
+ * A voter is heard as long as bytes of its link come, also those of a frame that is not complete: on a slow link a vote
+ * waits behind a state. Leases count votes only.
+ *
  * An empty copy (a new process, without the image) grants, but does not serve, and counts as silent: its number and
  * its stored record are those of a process whose data are gone.
  *
@@ -84,6 +87,7 @@ typedef struct mlfab__vote_peer {
   uint64_t lease_ns;       /* our clock, in our last message that it echoed; 0: none */
   uint32_t floor;          /* its largest epoch */
   uint8_t told;            /* UNKNOWN: it has told what it knows */
+  uint8_t empty;           /* its last message was that of an empty copy */
 } mlfab__vote_peer;
 
 typedef struct mlfab__vote {
@@ -107,6 +111,9 @@ typedef struct mlfab__vote {
   void *user;
   void (*send)(void *user, uint32_t to, const mlfab__vote_message *message);
   void (*store)(void *user, const mlfab__vote_record *record);
+  /* How long the link from another voter has been without a byte: its votes may wait behind a state. NULL: as long as
+   * without a vote. */
+  uint64_t (*quiet)(void *user, uint32_t from);
 } mlfab__vote;
 
 /* stored: what this voter's disk has, or NULL. fresh: the fabric is being formed, so there is nothing to remember.
@@ -130,7 +137,7 @@ MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote);
 /* Does this copy serve, as far as it knows? May it acknowledge updates now? */
 MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote);
 MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns);
-/* Has this voter not heard the other one for 5 beats? */
+/* Has this voter not heard the other one for 5 beats, nor a byte of its link? */
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns);
 
 #endif

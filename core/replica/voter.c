@@ -25,6 +25,12 @@ static void voter_send(void *user, uint32_t to, const mlfab__vote_message *messa
   MLFAB__POST(port, voter_of(shard, to), MLFAB__VOTE, vote_frame, &frame);
 }
 
+static uint64_t voter_quiet(void *user, uint32_t from) {
+  const mlfab__voter_shard *shard = user;
+  const mlfab__port *in = &shard->voters->in;
+  return in->silent(in->self, voter_of(shard, from), 0);
+}
+
 static void voter_store(void *user, const mlfab__vote_record *record) {
   mlfab__voter_shard *shard = user;
   shard->stored = *record;
@@ -71,6 +77,7 @@ static void voter_begin(mlfab__voters *voters) {
     s->vote.user = s;
     s->vote.send = voter_send;
     s->vote.store = voter_store;
+    s->vote.quiet = voters->in.silent ? voter_quiet : NULL;
     mlfab__vote_begin(&s->vote, voter_part(voters, node->voter), node->config.heartbeat_ns,
                       node->nonce, s->stored.epoch ? &s->stored : NULL, node->fresh, node->now_ns);
     if (s->stored.epoch)
@@ -203,8 +210,9 @@ MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters) {
 /* --- open and close --- */
 
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
-                                       const mlfab__port *port, uint32_t first, uint32_t n) {
-  *voters = (mlfab__voters){.node = node, .port = *port, .n = n};
+                                       const mlfab__port *port, const mlfab__port *in,
+                                       uint32_t first, uint32_t n) {
+  *voters = (mlfab__voters){.node = node, .port = *port, .in = *in, .n = n};
   voters->file_bytes = voter_file_bytes(n);
   voters->shards = mlfab__alloc_array(&node->env, n, sizeof *voters->shards);
   voters->bytes = mlfab__alloc(&node->env, voters->file_bytes);

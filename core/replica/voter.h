@@ -34,6 +34,7 @@ typedef struct mlfab__voter_shard {
 typedef struct mlfab__voters {
   mlfab_node *node;
   mlfab__port port; /* peers are voters */
+  mlfab__port in;   /* their links to us, on which their votes come */
   mlfab__filer *filer;
   uint32_t n, copies; /* shards; copies: of all servers */
   mlfab__voter_shard *shards;
@@ -44,9 +45,10 @@ typedef struct mlfab__voters {
   char path[MLFAB__RECORD_PATH];
 } mlfab__voters;
 
-/* `n` shards from `first` on. Errors: MEMORY. Afterwards free works in any case. */
+/* `n` shards from `first` on; `port` and `in` are copied. Errors: MEMORY. Afterwards free works in any case. */
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
-                                       const mlfab__port *port, uint32_t first, uint32_t n);
+                                       const mlfab__port *port, const mlfab__port *in,
+                                       uint32_t first, uint32_t n);
 MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
 /* A VOTE from this voter. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,

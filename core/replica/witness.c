@@ -41,5 +41,6 @@ MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node) {
   mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
-  return mlfab__voters_init(role->self, node, &port, 0, node->config.servers);
+  mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
+  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers);
 }

@@ -207,7 +207,8 @@ static void reshard_server_hold(mlfab__server *server) {
 static int reshard_server_seek(const mlfab__server *server, uint32_t to,
                                mlfab__image_cursor *cursor, mlfab__image_chunk *chunk) {
   return mlfab__image_next(&server->store, server->move.under_way->owners, to,
-                           server->config->chunk_bytes, cursor, chunk);
+                           mlfab__port_chunk(&server->move.across, to, server->config->chunk_bytes),
+                           cursor, chunk);
 }
 
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uint32_t to) {

@@ -55,13 +55,16 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
 
 /* A token: the accumulator, the loan, and a serial number that identifies stale tokens. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *accumulator, uint64_t at,
-                                             mlfab__frame_out *frame) {
+                                             const mlfab__accumulator *accumulator, int up,
+                                             uint32_t peer, uint64_t at, mlfab__frame_out *frame) {
+  int lends =
+      mlfab__port_lends(up ? &aggregator->up : &aggregator->down, peer,
+                        aggregator->config->chunk_bytes, frame->bulk_bytes, MLFAB__AGGREGATOR_COPY);
   uint64_t slot = 0;
   frame->slot = (uint32_t)(accumulator - aggregator->accumulators);
   frame->bulk = aggregator->ghost ? NULL : accumulator->data + at;
   frame->token = 0;
-  if (aggregator->ghost || frame->bulk_bytes <= MLFAB__AGGREGATOR_COPY) return;
+  if (aggregator->ghost || !lends) return;
   while (accumulator->loans[slot].serial != 0) slot++;
   uint32_t serial = aggregator->serials + 1 ? aggregator->serials + 1 : 1;
   frame->token = (uint64_t)frame->slot << 40 | slot << 32 | serial;

@@ -335,7 +335,9 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
   uint64_t upto = mlfab__min(released, added);
   uint64_t n = upto > group->sent ? upto - group->sent : 0;
   if (group->state != MLFAB__ACCUMULATOR_ADDING || (group->whole && added < group->bytes)) return 0;
-  if (n >= aggregator->config->chunk_bytes) return aggregator->config->chunk_bytes;
+  uint32_t chunk =
+      mlfab__port_chunk(&aggregator->up, group->server, aggregator->config->chunk_bytes);
+  if (n >= chunk) return chunk;
   return upto == released ? (uint32_t)n : 0;
 }
 
@@ -715,7 +717,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uin
   frame->type = MLFAB__FORWARD;
   frame->bulk_bytes = aggregator_forwardable(aggregator, best);
   frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
-  mlfab__aggregator_offer(aggregator, best, best->sent, frame);
+  mlfab__aggregator_offer(aggregator, best, 1, server, best->sent, frame);
   if (best->packed) frame->bulk = best->stream + best->sent;
   return 1;
 }
@@ -738,6 +740,7 @@ MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint6
   if (loan.serial == 0 || loan.serial != (uint32_t)token) return;
   accumulator->loans[slot].serial = 0;
   accumulator->lent--;
+  if (accumulator->top == 0) accumulator->since_ns = aggregator->now_ns;
   if (loan.up) {
     aggregator->up.ready(aggregator->up.self, loan.peer);
   } else if (accumulator->state == MLFAB__ACCUMULATOR_HANDING && loan.age == accumulator->age) {
@@ -748,26 +751,32 @@ MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint6
 
 /* --- time --- */
 
-/* When member k will be named, unless it sends something before. */
-static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
-                                   const mlfab__accumulator *group, uint32_t k) {
+/* Is this member awaited? */
+static int aggregator_awaits(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
+                             uint32_t k) {
   const mlfab__addend *addend = &group->addends[k];
   int absent = addend->granted == 0 && k == group->head &&
                !mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation);
-  if (aggregator_owed(aggregator, group, addend) == 0 && !absent) return MLFAB__NEVER;
-  return mlfab__add_sat(addend->since_ns, 3 * aggregator->config->heartbeat_ns);
+  return absent || aggregator_owed(aggregator, group, addend) > 0;
 }
 
+/* Names a member that is awaited, and whose link is silent. */
 static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
-  uint64_t patience = 3 * aggregator->config->heartbeat_ns;
+  uint64_t beat = aggregator->config->heartbeat_ns, now_ns = aggregator->now_ns;
+  const mlfab__port *down = &aggregator->down;
   for (uint32_t k = group->head; k < group->naddends && (k <= group->head || k < group->top); k++) {
-    if (aggregator_overdue(aggregator, group, k) > aggregator->now_ns) continue;
+    mlfab__addend *addend = &group->addends[k];
+    if (!aggregator_awaits(aggregator, group, k) ||
+        !mlfab__port_stalled(down, addend->worker, 0, addend->since_ns, now_ns, 3 * beat,
+                             aggregator->config->silent_death_ns))
+      continue;
     aggregator->stats->transfers_revoked++;
-    aggregator_fail(aggregator, group, &group->addends[k], MLFAB_ERR_PEER_DEAD);
+    aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
     return;
   }
   /* Bulks of the last use do not come back: treat their link as dead. */
-  if (group->top == 0 && group->lent > 0 && aggregator->now_ns - group->since_ns >= patience)
+  if (group->top == 0 && group->lent > 0 &&
+      now_ns - group->since_ns >= MLFAB__PORT_STANDS_BEATS * beat)
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
@@ -799,7 +808,7 @@ MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint6
 }
 
 MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator) {
-  uint64_t deadline = MLFAB__NEVER;
+  uint64_t deadline = MLFAB__NEVER, beat = aggregator->config->heartbeat_ns;
   uint32_t k;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     const mlfab__accumulator *a = &aggregator->accumulators[i];
@@ -808,14 +817,28 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
     if (a->state != MLFAB__ACCUMULATOR_ADDING) continue;
     if (a->packed && a->head == a->naddends && !a->encoded) return 0;
     for (k = a->head; k < a->naddends && (k <= a->head || k < a->top); k++) {
-      deadline = mlfab__min(deadline, aggregator_overdue(aggregator, a, k));
+      if (!aggregator_awaits(aggregator, a, k)) continue;
+      uint64_t at_ns = mlfab__port_stalls_at(a->addends[k].since_ns, aggregator->now_ns, 3 * beat,
+                                             aggregator->config->silent_death_ns);
+      deadline = mlfab__min(deadline, at_ns);
     }
     if (a->top == 0 && a->lent > 0)
-      deadline =
-          mlfab__min(deadline, mlfab__add_sat(a->since_ns, 3 * aggregator->config->heartbeat_ns));
+      deadline = mlfab__min(deadline, mlfab__add_sat(a->since_ns, MLFAB__PORT_STANDS_BEATS * beat));
   }
   /* A member waits for spare capacity of the in-link. */
   if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
     deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
   return deadline;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint64_t late_ns,
+                                             uint64_t now_ns) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    mlfab__later(&a->since_ns, late_ns, now_ns);
+    for (uint32_t k = 0; a->state == MLFAB__ACCUMULATOR_ADDING && k < a->naddends; k++)
+      mlfab__later(&a->addends[k].since_ns, late_ns, now_ns);
+    for (uint32_t k = 0; a->state == MLFAB__ACCUMULATOR_HANDING && k < a->nrecipients; k++)
+      mlfab__later(&a->recipients[k].since_ns, late_ns, now_ns);
+  }
 }

@@ -247,6 +247,9 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator,
                                                   const mlfab__frame_out *frame);
 /* A bulk came back, on either kind of link. A token that is no longer lent is ignored. */
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
+/* mlfab__role.awake */
+MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint64_t late_ns,
+                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
 
@@ -263,8 +266,8 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
                                             uint32_t peer);
 /* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *accumulator, uint64_t at,
-                                             mlfab__frame_out *frame);
+                                             const mlfab__accumulator *accumulator, int up,
+                                             uint32_t peer, uint64_t at, mlfab__frame_out *frame);
 /* The transport took the frame, which ends at `end` in the accumulator: records the loan. 1 when there is
  * one. */
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,

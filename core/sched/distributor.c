@@ -324,7 +324,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
   frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
   frame->bulk_bytes = record->bulk;
   frame->note[0] = (uint64_t)(recipient - best->recipients);
-  mlfab__aggregator_offer(aggregator, best, record->at, frame);
+  mlfab__aggregator_offer(aggregator, best, 0, member, record->at, frame);
   return 1;
 }
 
@@ -352,7 +352,7 @@ MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
 
 MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
                                              mlfab__accumulator *spread) {
-  uint64_t now = aggregator->now_ns;
+  uint64_t now = aggregator->now_ns, beat = aggregator->config->heartbeat_ns;
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     mlfab__recipient *recipient = &spread->recipients[i];
     int active = recipient->state == MLFAB__RECIPIENT_ACTIVE;
@@ -366,7 +366,9 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
         (recipient->state != MLFAB__RECIPIENT_WAITING ||
          mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation)))
       continue;
-    if (now - recipient->since_ns < 3 * aggregator->config->heartbeat_ns) continue;
+    if (!mlfab__port_stalled(&aggregator->down, recipient->worker, 1, recipient->since_ns, now,
+                             3 * beat, MLFAB__PORT_STANDS_BEATS * beat))
+      continue;
     aggregator->stats->transfers_revoked++;
     distributor_give_up(aggregator, spread, recipient, MLFAB_ERR_PEER_DEAD);
     if (spread->state == MLFAB__ACCUMULATOR_FREE) return;

@@ -52,6 +52,10 @@ static void aggregator_role_tick(void *self, uint64_t now_ns) {
   mlfab__aggregator_tick(self, now_ns);
 }
 
+static void aggregator_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__aggregator_awake(self, late_ns, now_ns);
+}
+
 static uint64_t aggregator_role_deadline(const void *self) {
   return mlfab__aggregator_deadline(self);
 }
@@ -83,6 +87,7 @@ static const mlfab__role aggregator_row = {
     .lost = aggregator_role_lost,
     .gone = aggregator_role_gone,
     .tick = aggregator_role_tick,
+    .awake = aggregator_role_awake,
     .deadline = aggregator_role_deadline,
     .settle = aggregator_role_settle,
     .free = aggregator_role_free,

@@ -137,7 +137,7 @@ static uint32_t spread_frames(const mlfab__server *server, const mlfab__server_p
   for (uint32_t i = 0; i < pull->segments_used; i++) {
     const mlfab__segment *segment = &pull->segments[i];
     for (uint64_t at = 0; at < segment->bytes; frames++)
-      at += mlfab__serve_cut(server, segment, at, &slice);
+      at += mlfab__serve_cut(server, segment, at, pull->chunk, &slice);
   }
   return frames;
 }
@@ -160,6 +160,7 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
   mlfab__serve_fill(server, aggregator, own, MLFAB__SPREAD_BIT | ++server->sched->spreads,
                     first->segments, first->segments_used, first->bytes);
   own->held = MLFAB__PULL_FOR_TURN;
+  own->chunk = mlfab__port_chunk(&server->port, aggregator, server->config->chunk_bytes);
   own->place = place;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__server_pull *pull = mlfab__serve_find(server, members[i].worker, members[i].request);
@@ -273,7 +274,10 @@ static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
   if (pull->spread == 0) {
     uint64_t spread = pull->request;
-    if (pull->held != MLFAB__PULL_GOES || silent_ns < 3 * beat) return;
+    if (pull->held != MLFAB__PULL_GOES ||
+        !mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
+                             3 * beat, MLFAB__PORT_STANDS_BEATS * beat))
+      return;
     spread_abandon(server, pull->worker, spread);
     spread_dissolve(server, pull->worker, spread, 0);
   } else if (silent_ns >= 4 * beat && !mlfab__serve_find(server, pull->aggregator, pull->spread)) {

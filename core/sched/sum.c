@@ -288,12 +288,14 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
                                                 const mlfab__accumulator *group) {
   uint64_t upto = mlfab__min(group->released, group->length), n = 0;
   if (!group->encoded) return 0;
+  uint32_t chunk =
+      mlfab__port_chunk(&aggregator->up, group->server, aggregator->config->chunk_bytes);
   while (group->sent + n < upto) {
     uint64_t at = group->sent + n;
     uint32_t bytes;
     memcpy(&bytes, group->stream + at + SUM_AT_BODY, sizeof bytes);
     bytes += MLFAB__PACKET_HEADER;
-    int large = n > 0 && n + bytes > aggregator->config->chunk_bytes;
+    int large = n > 0 && n + bytes > chunk;
     if (large || bytes > upto - at) break;
     n += bytes;
   }

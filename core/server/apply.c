@@ -1049,10 +1049,12 @@ MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker) 
 
 MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
   mlfab__incoming *head = server->apply.head;
-  uint64_t silent = head ? server->now_ns - head->last_byte_ns : 0;
   if (head && head->group && server->apply.applying == MLFAB__APPLY_NONE) {
     /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
-    if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
+    if (mlfab__port_stalled(&server->port, head->aggregator, 1, head->last_byte_ns, server->now_ns,
+                            5 * server->heartbeat_ns,
+                            MLFAB__PORT_STANDS_BEATS * server->heartbeat_ns))
+      server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
              mlfab__port_stalled(&server->port, head->worker, 0, head->last_byte_ns, server->now_ns,
                                  3 * server->heartbeat_ns, server->config->silent_death_ns)) {
@@ -1075,10 +1077,9 @@ MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
   if (!server->apply.head) return MLFAB__NEVER;
   const mlfab__incoming *head = server->apply.head;
   uint64_t beat = server->heartbeat_ns;
-  uint64_t deadline = head->group
-                          ? head->last_byte_ns + 5 * beat
-                          : mlfab__port_stalls_at(head->last_byte_ns, server->now_ns, 3 * beat,
-                                                  server->config->silent_death_ns);
+  uint64_t deadline = mlfab__port_stalls_at(
+      head->last_byte_ns, server->now_ns, (head->group ? 5 : 3) * beat,
+      head->group ? MLFAB__PORT_STANDS_BEATS * beat : server->config->silent_death_ns);
   int more = server->scheduled && server->queue.last != server->apply.head;
   return more ? mlfab__min(deadline, mlfab__meter_due(&server->apply.meter)) : deadline;
 }

@@ -365,7 +365,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
 
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
-                                          uint32_t *slice_p) {
+                                          uint32_t most, uint32_t *slice_p) {
   const mlfab__store *store = &server->store;
   uint64_t offset = segment->offset + in_segment;
   *slice_p = store->local[mlfab__layout_slice_at(&server->layout, offset)];
@@ -373,7 +373,7 @@ MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
   uint64_t in_slice = offset - s->offset, at = in_slice % store->block_bytes;
   uint64_t bytes = mlfab__min(segment->bytes - in_segment,
                               mlfab__min(store->block_bytes - at, s->bytes - in_slice));
-  return (uint32_t)mlfab__min(bytes, server->config->chunk_bytes);
+  return (uint32_t)mlfab__min(bytes, most);
 }
 
 /* --- frames --- */
@@ -455,7 +455,11 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
                        mlfab__frame_out *frame) {
   const mlfab__store *store = &server->store;
   const mlfab__segment *segment = &pull->segments[pull->segment];
-  uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, &slice);
+  const uint32_t most =
+      pull->request & MLFAB__SPREAD_BIT
+          ? pull->chunk
+          : mlfab__port_chunk(&server->port, pull->worker, server->config->chunk_bytes);
+  uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, most, &slice);
   model->offset = segment->offset + pull->in_segment;
   if (pull->slice == MLFAB__NO_BLOCK) mlfab__blocks_pin(server, pull, slice);
   const mlfab__shard_slice *s = &store->slices[slice];
@@ -645,7 +649,8 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;
     if (!mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
-                             3 * server->heartbeat_ns, server->config->silent_death_ns))
+                             3 * server->heartbeat_ns,
+                             MLFAB__PORT_STANDS_BEATS * server->heartbeat_ns))
       continue;
     mlfab__blocks_restart(server, pull);
     pull->progress_ns = server->now_ns;

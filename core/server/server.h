@@ -127,8 +127,9 @@ typedef struct mlfab__server_pull {
   int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
-  uint64_t place;     /* its order among the pulls placed by plans; 0: not placed */
-  uint64_t spread;    /* the spread that forwards it, or 0: answered directly */
+  uint32_t chunk;  /* of a spread, whose members know its number of frames: the most bulk of one */
+  uint64_t place;  /* its order among the pulls placed by plans; 0: not placed */
+  uint64_t spread; /* the spread that forwards it, or 0: answered directly */
   uint32_t aggregator;
   /* number of its newest route, ascending over the server; workers ignore frames of older ones */
   uint32_t attempt;
@@ -813,10 +814,10 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uin
 MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
                                        mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes);
-/* Size of the next frame of a segment, and its slice (index into store.slices). */
+/* Size of the next frame of a segment, at most `most`, and its slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
-                                          uint32_t *slice_p);
+                                          uint32_t most, uint32_t *slice_p);
 /* Is this server answering it now? */
 static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&

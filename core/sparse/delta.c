@@ -268,7 +268,10 @@ static uint64_t delta_fill(delta_frame *f, uint32_t slice, uint64_t at, uint64_t
 
 static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
                              uint64_t end, uint32_t *plain, mlfab__frame_out *frame) {
-  uint32_t room = (uint32_t)mlfab__min(server->config->chunk_bytes, MLFAB__SPARSE_APPLY_ROOM) & ~7u;
+  uint32_t room = (uint32_t)mlfab__min(
+                      mlfab__port_chunk(&server->port, pull->worker, server->config->chunk_bytes),
+                      MLFAB__SPARSE_APPLY_ROOM) &
+                  ~7u;
   delta_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
   if (pull->cached && pull->sinces[pull->slice] > 0) {
     f.tags = &server->store.tags[pull->slice];

@@ -612,6 +612,14 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
+/* The most bulk of a frame of the part, which goes to its server or to an aggregator. */
+static uint64_t push_chunk_bytes(const mlfab__worker *worker, uint32_t server,
+                                 const mlfab__part *part) {
+  int hops = part->aggregator != MLFAB__NO_NODE;
+  return mlfab__port_chunk(hops ? &worker->hop : &worker->port, hops ? part->aggregator : server,
+                           worker->config->chunk_bytes);
+}
+
 /* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
  * piece ends at the end of a page, so that the later ones begin at pages: a transport can avoid copying whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
@@ -627,7 +635,8 @@ static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgo
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     if (source->data) *data_p = source->data + (from - source->offset);
-    uint64_t chunk = worker->config->chunk_bytes, over = (from - source->offset) % PUSH_PAGE;
+    uint64_t chunk = push_chunk_bytes(worker, server, part);
+    uint64_t over = (from - source->offset) % PUSH_PAGE;
     return mlfab__min(to - from, mlfab__min(most, chunk > PUSH_PAGE ? chunk - over : chunk));
   }
   return 0;
@@ -1270,8 +1279,10 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
 }
 
 /* Does the transport borrow the bulk? It copies a small one. */
-static int push_lends(const mlfab__frame_out *frame) {
-  return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
+static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
+                      const mlfab__frame_out *frame) {
+  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
+                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
 }
 
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
@@ -1292,7 +1303,8 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     }
     if (!found) continue;
     frame->slot = worker->order[i];
-    frame->token = push_lends(frame) ? push_token(worker, update) : 0;
+    frame->token =
+        push_lends(worker, &worker->port, server, frame) ? push_token(worker, update) : 0;
     frame->callers = push_is_callers(worker, update);
     return 1;
   }
@@ -1344,7 +1356,9 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       if (!push_granted_piece(worker, s, update, frame)) continue;
       frame->slot = worker->order[i];
       frame->note[0] = s;
-      frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      frame->token = push_lends(worker, &worker->hop, aggregator, frame)
+                         ? push_hop_token(worker, update, s)
+                         : 0;
       frame->callers = push_is_callers(worker, update);
       return 1;
     }

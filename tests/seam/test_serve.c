@@ -814,9 +814,9 @@ static const struct scene {
      "ask 1-3/6; spread 1-3/6 0; take 0/S 10; cancel 1-3/6; fails 0 1; idle 0; over;"
      "ask 1-3/7; spread 1-3/7 0; done 1-3/7; fails 0 1; idle 0; over"},
 
-    /* A distributor that reads nothing has failed after three beats, and is told so. */
+    /* A distributor that reads nothing has failed after ten beats, though it sends heartbeats, and is told so. */
     {"the distributor is stuck",
-     "ask 1-3; spread 1-3 0; take 0/S 10; wait 11; idle 1; wait 1; fails 0 1; idle 0; take 1; take "
+     "ask 1-3; spread 1-3 0; take 0/S 10; wait 39; idle 1; wait 1; fails 0 1; idle 0; take 1; take "
      "2; take 3; over"},
 
     /* A distributor that reads other frames meanwhile is not stuck. */

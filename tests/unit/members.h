@@ -76,9 +76,9 @@ static void take(void *user, void *memory, size_t bytes) {
 
 static void open_member(uint32_t rank) {
   worker *me = &w->workers[rank];
-  mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event, NULL};
-  mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event, NULL};
-  mlfab__port in = {me, down_post, no_ready, down_drop, no_detach, no_event, NULL};
+  mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
+  mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event, NULL, NULL};
+  mlfab__port in = {me, down_post, no_ready, down_drop, no_detach, no_event, NULL, NULL};
   memset(&me->requests, 0, sizeof me->requests);
   me->requests.timeout_ns = w->config.timeout_ns;
   assert_int_equal(
@@ -108,7 +108,7 @@ static void open_links(uint32_t n, uint64_t seed) {
   w->config.chunk_bytes = 64u << chance(10);
   w->config.model_max_bytes = 1 << 30;
   w->now = 1;
-  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event, NULL};
+  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
 }
 

@@ -553,7 +553,7 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->config.heartbeat_ns = BEAT;
   w->config.order_by_rate = chance(2);
   w->now = 1;
-  mlfab__port port = {w, host_post, no_ready, any_drop, no_detach, no_event, NULL};
+  mlfab__port port = {w, host_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
   w->server = &w->own;
   assert_int_equal(mlfab__membership_init(w->server, &w->env, &w->config, &port), 0);
   for (uint32_t i = 0; i < n; i++) {

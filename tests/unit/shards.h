@@ -100,7 +100,7 @@ static inline shard *shard_new(const shard_setting *setting) {
   const mlfab_env env = {
       .size = sizeof env, .user = s, .allocate = shard_allocate, .release = shard_release};
   const mlfab__port port = {s,           shard_post, shard_ready, shard_drop, shard_detach,
-                            shard_event, NULL};
+                            shard_event, NULL,       NULL};
   assert_int_equal(mlfab__env_init(&s->env, &env), 0);
   mlfab_config_init(&s->config);
   s->config.workers = SHARD_WORKERS;

@@ -48,7 +48,7 @@ static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, u
 
 static int open_scheduler(void **state) {
   static fixture f;
-  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL};
+  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL, NULL};
   memset(&f, 0, sizeof f);
   assert_int_equal(mlfab__env_init(&f.env, NULL), 0);
   mlfab_config_init(&f.config);

@@ -74,7 +74,7 @@ static void side_open(side *s, int replica) {
   s->shard = shard_new(&setting);
   assert_int_equal(mlfab__copy_attach(s->node, &s->shard->server), 0);
   s->copy = role_of(s)->self;
-  s->copy->port = (mlfab__port){s, on_post, on_ready, on_drop, on_detach, on_event, NULL};
+  s->copy->port = (mlfab__port){s, on_post, on_ready, on_drop, on_detach, on_event, NULL, NULL};
   s->copy->voters.port = s->copy->port;
   role_of(s)->tick(s->copy, BEAT);
 }

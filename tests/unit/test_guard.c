@@ -806,7 +806,7 @@ TEST(test_cost_of_strangers) {
       if (asks) assert_int_equal(n.heard_type, MLFAB__ANSWER);
     }
     uint64_t each = (n.held_bytes - before) / STRANGERS;
-    if (each > 280) fail_msg("a stranger costs %u bytes", (unsigned)each);
+    if (each > 288) fail_msg("a stranger costs %u bytes", (unsigned)each);
     for (uint64_t end = began + 5 * BEAT - 60000000; n.now < end;) turn();
     run(6 * BEAT);
     for (int i = 0; i < STRANGERS; i++) assert_false(n.link[link[i]].up);

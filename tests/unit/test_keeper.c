@@ -292,7 +292,7 @@ static void wake(void) {
 /* ---- a seed ---- */
 
 static void open_world(uint64_t seed) {
-  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL};
+  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL, NULL};
   memset(&f, 0, sizeof f);
   f.seed = seed;
   mlfab__rng_seed(&f.rng, seed);
@@ -468,7 +468,7 @@ TEST(test_refused) {
   open_world(1);
   mlfab__server_free(&f.server);
   f.seed = 0;
-  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL};
+  mlfab__port port = {&f, port_post, port_ready, port_drop, port_detach, port_event, NULL, NULL};
   assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
   assert_int_equal(mlfab__keeper_attach(&f.server, NAN), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__keeper_attach(&f.server, -1.0), MLFAB_ERR_ARGUMENT);

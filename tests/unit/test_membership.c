@@ -565,7 +565,7 @@ static void test_too_many(void **state) {
   assert_int_equal(mlfab__env_init(&env, NULL), 0);
   mlfab_config_init(&config);
   config.workers = MLFAB__MEMBERSHIP_MEMBERS_MAX + 1;
-  mlfab__port port = {&count, count_post, no_ready, any_drop, no_detach, no_event, NULL};
+  mlfab__port port = {&count, count_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
   mlfab__membership_ask in = {.host = 1};
   mlfab__frame_in frame = {MLFAB__MEMBERSHIP, mlfab__encode_membership_ask(meta, &in), 0, meta,
                            NULL};
@@ -620,7 +620,7 @@ static void test_one_too_many_joins(void **state) {
   config.heartbeat_ns = BEAT;
   memset(&c, 0, sizeof c);
   c.joiner = MLFAB__MEMBERSHIP_MEMBERS_MAX;
-  mlfab__port port = {&c, crowd_post, no_ready, any_drop, no_detach, no_event, NULL};
+  mlfab__port port = {&c, crowd_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__membership_init(&c.membership, &env, &config, &port), 0);
   mlfab__membership_gone(&c.membership, c.joiner, MLFAB__NEVER_HERE, 1);
   mlfab__membership_ask ask = {.host = 1};

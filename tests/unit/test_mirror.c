@@ -151,7 +151,7 @@ static int line_arrive(copy *from) {
 static void copy_open(copy *c) {
   c->ready = c->to.up = 0;
   c->to.count = 0;
-  mlfab__port port = {w, host_post, no_ready, any_drop, no_detach, no_event, NULL};
+  mlfab__port port = {w, host_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__membership_init(&c->membership, &w->env, &w->config, &port), 0);
   const mlfab__mirrored parts[2] = {mlfab__membership_mirrored(&c->membership),
                                     {.name = "known",
@@ -160,7 +160,7 @@ static void copy_open(copy *c) {
                                      .encode = known_encode,
                                      .decode = known_decode,
                                      .touch = &c->known}};
-  const mlfab__port out = {c, out_post, out_ready, any_drop, no_detach, no_event, NULL};
+  const mlfab__port out = {c, out_post, out_ready, any_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__mirror_init(&c->mirror, &w->env, parts, 2, &out, 0), 0);
 }
 

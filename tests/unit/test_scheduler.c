@@ -94,7 +94,7 @@ static void release(void *user, void *memory, size_t bytes) {
 }
 
 static int begin(fixture *f, uint32_t workers, uint32_t servers) {
-  mlfab__port port = {f, port_post, port_ready, port_drop, port_detach, port_event, NULL};
+  mlfab__port port = {f, port_post, port_ready, port_drop, port_detach, port_event, NULL, NULL};
   mlfab_env env = {.size = sizeof env, .allocate = allocate, .release = release, .user = f};
   assert_int_equal(mlfab__env_init(&f->env, &env), 0);
   mlfab_config_init(&f->config);

@@ -205,7 +205,7 @@ static void frame(uint32_t worker, uint8_t type, uint32_t bytes, const void *bul
 }
 
 static void begin(uint64_t bytes, uint32_t slices, uint32_t block, int shares) {
-  mlfab__port port = {&f, post, ready, drop, detach, event, NULL};
+  mlfab__port port = {&f, post, ready, drop, detach, event, NULL, NULL};
   mlfab__tensor_info info = {0, MLFAB_F32, bytes / 4};
   uint8_t infos[MLFAB__TENSOR_INFO_BYTES];
   mlfab__define d;
@@ -862,7 +862,7 @@ static void move(uint32_t step_, uint32_t attempt) {
 
 /* A new store, although all slices stay. */
 static void renew_store(uint32_t attempt) {
-  f.server.move.across = (mlfab__port){&f, post, ready, drop, detach, event, NULL};
+  f.server.move.across = (mlfab__port){&f, post, ready, drop, detach, event, NULL, NULL};
   move(MLFAB__MOVE_PREPARE, attempt);
   move(MLFAB__MOVE_SEND, attempt);
   move(MLFAB__MOVE_INSTALL, attempt);

@@ -103,7 +103,7 @@ static void open_voter(int fresh) {
   f.node.nonce = ++restarts;
   f.node.actions = f.actions;
   f.node.actions_room = ACTIONS;
-  assert_int_equal(mlfab__voters_init(&f.voters, &f.node, &port, 0, SHARDS), 0);
+  assert_int_equal(mlfab__voters_init(&f.voters, &f.node, &port, &port, 0, SHARDS), 0);
   mlfab__disk_init(&f.disk, &f.node.env, &f.files->table, NULL, NULL);
 }
 
