@@ -500,12 +500,13 @@ static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
   story->backlog = backlog;
 }
 
-/* When the first byte of an item leaves its worker, or is sent to it; 0 if that takes no time. */
-static double batch_start(const mlfab__scheduler *s, uint32_t item) {
+/* When the first byte of an item leaves its worker, or is sent to it; or of its sum. 0 if that takes no time. */
+static double batch_start(const mlfab__scheduler *s, uint32_t item, int sum) {
   double start = mlfab__network_never();
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-    const mlfab__leg *own = &mlfab__scheduler_part(s, item, s->batch_servers[j])->own;
-    if (own->n > 0 && own->stretches[0].from < start) start = own->stretches[0].from;
+    const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
+    const mlfab__leg *leg = sum ? &part->sum : &part->own;
+    if (leg->n > 0 && leg->stretches[0].from < start) start = leg->stretches[0].from;
   }
   return mlfab__finite(start) ? start : 0.0;
 }
@@ -541,10 +542,10 @@ static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
       if (arrive > told->arrive) told->arrive = arrive;
       if (end > told->end) told->end = end;
     }
-    if (!s->items[i].group) told->ready = kind == MLFAB__TRANSFER_PUSH ? 0.0 : told->end;
+    told->ready = batch_start(s, i, 1);
     if (told->end > commit) commit = told->end;
     told->commit = kind == MLFAB__TRANSFER_PUSH ? commit : told->end;
-    told->start = batch_start(s, i);
+    told->start = batch_start(s, i, 0);
     i = s->items[i].next;
   }
 }
@@ -558,7 +559,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   batch_story(s, kind, 0.0);
   for (uint32_t i = 0; i < s->nbatch; i++) {
     mlfab__told *told = batch_note(s, s->batch[i]);
-    told->ready = told->end = told->commit = told->arrive = mlfab__network_never();
+    told->end = told->commit = told->arrive = mlfab__network_never();
     for (uint32_t j = 0; j < s->nbatch_servers; j++) {
       mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
       part->own = (mlfab__leg){.left = (double)part->bytes, .since_ns = s->now_ns, .lost = 1};
@@ -645,7 +646,7 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
   mlfab__item *item = &s->items[i];
   mlfab__told *told = batch_note(s, i);
   told->reason = p->reason;
-  told->arrive = p->arrive, told->ready = p->ready, told->end = p->end, told->commit = p->commit;
+  told->arrive = p->arrive, told->end = p->end, told->commit = p->commit;
   told->delay = p->delay;
   if (p->fate == MLFAB__PLAN_DROPPED) told->dropped = 1;
   if (p->reason == MLFAB__UNREACHABLE) {
@@ -659,8 +660,9 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
     batch_place_part(s, i, j, grouped ? p->group - 1 : MLFAB__NO_NODE);
   }
   item->delay = p->delay > 0 ? (uint64_t)p->delay : 0;
-  told->start = batch_start(s, i);
+  told->start = batch_start(s, i, 0);
   if (grouped) {
+    told->ready = batch_start(s, i, 1);
     told->group = p->group_number;
     told->aggregator = s->aggregators[(p->group - 1) * m];
     item->group = groups + p->group_number;
@@ -778,8 +780,7 @@ static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members)
     told->group = d->q;
     told->aggregator = part->aggregator;
   }
-  told->ready = told->arrive;
-  told->start = batch_start(s, s->batch[i]);
+  told->start = batch_start(s, s->batch[i], 0);
   mlfab__scheduler_place(s, s->batch[i]);
 }
 

@@ -92,8 +92,10 @@ static void explain_item(explain_text *t, uint32_t kind, const mlfab__told *told
   }
   if (!told->dropped && mlfab__finite(told->end)) {
     explain_put(t, ", start %.9f", told->start);
-    if (told->group)
-      explain_put(t, kind == MLFAB__TRANSFER_PUSH ? ", arrive %.9f" : ", there %.9f", told->arrive);
+    if (told->group && kind == MLFAB__TRANSFER_PUSH)
+      explain_put(t, ", arrive %.9f, sum from %.9f", told->arrive, told->ready);
+    else if (told->group)
+      explain_put(t, ", there %.9f", told->arrive);
     explain_put(t, ", end %.9f, commit %.9f", told->end, told->commit);
   }
   if (kind == MLFAB__TRANSFER_PUSH) explain_put(t, ", delay %lld", (long long)told->delay);

@@ -120,10 +120,11 @@ typedef struct talk {
   mlfab_node *node;
   mlfab_config config; /* complete as far as the harness needs it */
   uint64_t now;
-  const talk_frame *heard;          /* by the last HEAR */
-  mlfab__hello_ack hello_ack;       /* the node's last answer to a played HELLO */
-  char log[512];                    /* its last line */
-  uint64_t bytes, calls, fail_from; /* memory: in use; allocations; from this one on all fail */
+  const talk_frame *heard;    /* by the last HEAR */
+  mlfab__hello_ack hello_ack; /* the node's last answer to a played HELLO */
+  char log[512];              /* its last line */
+  /* Memory: in use; allocations; from this one on all fail; this one fails. */
+  uint64_t bytes, calls, fail_from, fail_at;
   talk_loan *loans;
   uint32_t nloans, detached;        /* detached: loans that the node has taken back so far */
   uint32_t incarnation[TALK_NODES]; /* of played nodes; so is nonce */
@@ -878,7 +879,7 @@ static inline mlfab_stats talk_stats(const talk *t) {
 static inline void *talk_allocate(void *user, size_t bytes) {
   talk *t = user;
   t->calls++;
-  if (t->fail_from && t->calls >= t->fail_from) return NULL;
+  if ((t->fail_from && t->calls >= t->fail_from) || t->calls == t->fail_at) return NULL;
   t->bytes += bytes;
   return malloc(bytes);
 }

@@ -1,0 +1,305 @@
+/* test_barrier.c - the barrier: server 0 among three workers that the test plays, and a worker whose server it plays. */
+#include "core/base/request.h"
+#include "talk.h"
+
+enum { WORKERS = 3 };
+#define NOBODY MLFAB_NO_RANK
+
+static talk t;
+
+/* --- server 0 --- */
+
+static uint64_t done[WORKERS];   /* the last barrier that each worker knows to be over */
+static int met[WORKERS];         /* others have come to a barrier that a guest asks for */
+static int32_t awaited[WORKERS]; /* the worker that each was told to wait for */
+
+static void serve(uint32_t workers) {
+  talk_init(&t);
+  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
+                                .roles = MLFAB_ROLE_SERVER,
+                                .workers = workers,
+                                .workers_max = WORKERS,
+                                .dedicated = 1});
+  for (uint32_t w = 0; w < WORKERS; w++) {
+    done[w] = 0;
+    met[w] = 0;
+    awaited[w] = NOBODY;
+    talk_skip(&t, WORKER(w));
+  }
+}
+
+static void hear_all(void) {
+  for (uint32_t w = 0; w < WORKERS; w++) {
+    for (const talk_frame *f; (f = talk_peer_of(&t, WORKER(w))->first);) {
+      if (f->header.type == MLFAB__BARRIER_DONE)
+        HEAR(&t, WORKER(w), BARRIER_DONE, barrier,
+             m->what ? met[w]++ == 0 : (done[w] = m->number) > 0);
+      else if (f->header.type == MLFAB__WAITING)
+        HEAR(&t, WORKER(w), WAITING, waiting, (awaited[w] = m->rank, m->request == 0));
+      else
+        talk_drop_frame(talk_peer_of(&t, WORKER(w)));
+    }
+  }
+}
+
+#define ASK(w, number_) SAY(&t, WORKER(w), BARRIER, barrier, .number = number_)
+#define HERE(w, number_) \
+  SAY(&t, WORKER(w), BARRIER, barrier, .number = number_, .what = MLFAB__BARRIER_HERE)
+#define DONE(first, second, third)                                                \
+  do {                                                                            \
+    hear_all();                                                                   \
+    assert_true(done[0] == (first) && done[1] == (second) && done[2] == (third)); \
+  } while (0)
+
+/* It is over when all have called, and who waits knows who has not. Who is gone or has no more data is not awaited. */
+static void test_in_turn(void **state) {
+  (void)state;
+  serve(WORKERS);
+  for (uint64_t round = 1; round <= 3; round++) {
+    ASK(1, round);
+    DONE(round - 1, round - 1, round - 1);
+    assert_int_equal(awaited[1], 0);
+    ASK(2, round);
+    DONE(round - 1, round - 1, round - 1);
+    ASK(0, round);
+    DONE(round, round, round);
+  }
+  ASK(0, 4);
+  ASK(2, 4);
+  DONE(3, 3, 3);
+  assert_true(awaited[0] == 1 && awaited[2] == 1);
+  talk_dies(&t, WORKER(1));
+  DONE(4, 3, 4);
+  ASK(0, 5);
+  DONE(4, 3, 4);
+  assert_int_equal(awaited[0], 2);
+  talk_say(&t, WORKER(2), MLFAB__DONE, 0, NULL, 0);
+  DONE(5, 3, 4);
+  talk_close(&t);
+}
+
+/* Several are open at a time: they end in the order of the calls, each when all have called as often. */
+static void test_several(void **state) {
+  (void)state;
+  serve(WORKERS);
+  for (uint64_t k = 1; k <= 4; k++)
+    for (uint32_t w = 0; w < 2; w++) ASK(w, k);
+  for (uint64_t k = 1; k <= 4; k++) {
+    DONE(k - 1, k - 1, k - 1);
+    ASK(2, k);
+    DONE(k, k, k);
+  }
+  talk_close(&t);
+}
+
+/* On a new link it is asked for again, also if it was over and the word of it is lost; a new process counts from what is
+ * over. */
+static void test_asked_again(void **state) {
+  (void)state;
+  for (uint32_t victim = 0; victim < WORKERS; victim++) {
+    serve(WORKERS);
+    for (uint32_t w = 0; w < WORKERS; w++) {
+      ASK(w, 1);
+      ASK(w, 2);
+      if (w != victim) continue;
+      talk_break(&t, WORKER(w)); /* before and after it is over */
+      talk_skip(&t, WORKER(w));
+      talk_back(&t, WORKER(w));
+      ASK(w, 2);
+      ASK(w, 2);
+    }
+    DONE(2, 2, 2);
+    talk_break(&t, WORKER(victim));
+    talk_back(&t, WORKER(victim));
+    ASK(victim, 2); /* late */
+    HEAR(&t, WORKER(victim), BARRIER_DONE, barrier, m->number == 2);
+    ASK(victim, 1);
+    HEAR(&t, WORKER(victim), BARRIER_DONE, barrier, m->number == 1);
+    talk_break(&t, WORKER(victim));
+    t.nonce[victim]++;
+    talk_join(&t, victim);
+    talk_welcomed(&t, victim);
+    talk_back(&t, WORKER(victim));
+    met[victim] = 0;
+    for (uint64_t k = 1; k <= 2; k++) { /* first as a guest, which the others meet */
+      ASK(victim, k);
+      for (uint32_t w = 0; w < WORKERS; w++)
+        if (w != victim) ASK(w, k + 2);
+      hear_all();
+      assert_int_equal(met[victim], 1);
+      if (k == 1) HERE(victim, 1);
+      DONE(victim == 0 ? k : k + 2, victim == 1 ? k : k + 2, victim == 2 ? k : k + 2);
+    }
+    talk_close(&t);
+  }
+}
+
+/* One that joins is a guest. Others that call wait until it counts, and then it is the same barrier for all. Before it
+ * calls it has no part in barriers that others have called, also when these are several: it waits for none of them, and none
+ * of them ends its call. */
+static void test_joins_behind_several(void **state) {
+  (void)state;
+  for (uint32_t way = 0; way < 3; way++) {
+    serve(2);
+    for (uint64_t k = 1; k <= 3; k++) ASK(0, k);
+    talk_join(&t, 2);
+    talk_welcomed(&t, 2);
+    talk_call(&t, WORKER(2));
+    if (way == 2) HERE(2, 0);
+    ASK(2, 1);
+    DONE(0, 0, 0);
+    ASK(1, 1);
+    hear_all();
+    assert_int_equal(met[2], way < 2);
+    DONE(way == 2, way == 2, 0);
+    if (way == 0) HERE(2, 1);
+    if (way == 1) SAY(&t, WORKER(2), BARRIER, barrier, .what = MLFAB__BARRIER_APART);
+    DONE(1, 1, way == 0);
+    for (uint64_t k = 2; k <= 3; k++) {
+      ASK(1, k);
+      if (way == 0) DONE(k - 1, k - 1, k - 1);
+      if (way == 0) ASK(2, k);
+      DONE(k, k, way == 0 ? k : 0);
+    }
+    for (uint32_t w = 0; w < 2; w++) ASK(w, 4);
+    DONE(way ? 4 : 3, way ? 4 : 3, way == 0 ? 3 : way == 2);
+    talk_close(&t);
+  }
+}
+
+/* Frames that nobody may send cost their sender its link, and change nothing. */
+static void test_bad_frames(void **state) {
+  static const struct {
+    uint64_t number;
+    uint32_t what, cut;
+  } bad[] = {{0, 0, 0}, {(uint64_t)1 << 63, 0, 0}, {UINT64_MAX, 0, 0}, {1, 3, 0}, {1, 0, 1}};
+  (void)state;
+  serve(WORKERS);
+  ASK(0, 1);
+  for (uint32_t i = 0; i < MLFAB__COUNT(bad); i++) {
+    const mlfab__barrier m = {.number = bad[i].number, .what = bad[i].what};
+    talk_say(&t, WORKER(1), MLFAB__BARRIER, mlfab__encode_barrier(t.meta, &m) - bad[i].cut, NULL,
+             0);
+    assert_int_equal(talk_peer_of(&t, WORKER(1))->closed, i + 1);
+    talk_back(&t, WORKER(1));
+  }
+  ASK(2, 1);
+  DONE(0, 0, 0);
+  ASK(1, 1);
+  DONE(1, 1, 1);
+  talk_close(&t);
+}
+
+/* --- a worker --- */
+
+static void work_as(uint32_t guest) {
+  talk_init(&t);
+  t.ack.guest = guest;
+  talk_open(&t, &(mlfab_config){.size = sizeof(mlfab_config),
+                                .roles = MLFAB_ROLE_WORKER,
+                                .workers = 2,
+                                .rank = 1,
+                                .dedicated = 1});
+}
+static void work(void) { work_as(0); }
+#define ASKS(number_) HEAR(&t, SERVER(0), BARRIER, barrier, m->number == (number_) && m->what == 0)
+
+/* Calls end in their order. On a new link the worker asks again, for the newest. */
+static void test_calls(void **state) {
+  mlfab_request calls[4];
+  (void)state;
+  work();
+  for (uint32_t k = 0; k < 4; k++) {
+    calls[k] = CALL(&t, BARRIER, .options = NULL);
+    ASKS(k + 1);
+  }
+  for (uint32_t k = 0; k < 4; k += 2) {
+    PENDING(&t, calls[k]);
+    talk_break(&t, SERVER(0));
+    talk_back(&t, SERVER(0));
+    ASKS(4);
+    SAY(&t, SERVER(0), BARRIER_DONE, barrier, .number = k + 2);
+    SAY(&t, SERVER(0), BARRIER_DONE, barrier, .number = k + 1); /* late */
+    for (uint32_t i = k; i < k + 2; i++) ENDS(&t, calls[i], 0);
+  }
+  SAY(&t, SERVER(0), BARRIER_DONE, barrier, .number = 9); /* of no call */
+  HUSH(&t, SERVER(0));
+  mlfab_request call = CALL(&t, BARRIER, .options = NULL);
+  ASKS(5);
+  PENDING(&t, call);
+  talk_close(&t);
+}
+
+/* A guest that meets others at a barrier says that it is here, as often as it is told. */
+static void test_guest_meets(void **state) {
+  (void)state;
+  work_as(1);
+  mlfab_request call = CALL(&t, BARRIER, .options = NULL);
+  ASKS(1);
+  for (int i = 0; i < 2; i++) {
+    SAY(&t, SERVER(0), BARRIER_DONE, barrier, .what = 1, .progress = 7);
+    HEAR(&t, SERVER(0), BARRIER, barrier, m->number == 1 && m->what == MLFAB__BARRIER_HERE);
+  }
+  PENDING(&t, call);
+  SAY(&t, SERVER(0), BARRIER_DONE, barrier, .number = 1);
+  ENDS(&t, call, 0);
+  talk_close(&t);
+}
+
+/* What is withdrawn and called again is the same one. */
+static void test_withdrawn(void **state) {
+  (void)state;
+  const mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 1000000};
+  work();
+  mlfab_request call = CALL(&t, BARRIER, .options = &soon);
+  ASKS(1);
+  SAY(&t, SERVER(0), WAITING, waiting, .kind = MLFAB__REQUEST_BARRIER, .rank = 0);
+  talk_wait(&t, 2000000);
+  mlfab_result result = ENDS(&t, call, MLFAB_ERR_TIMEOUT);
+  assert_int_equal(result.rank, 0);
+  assert_non_null(strstr(talk_error(&t), "barrier: the deadline passed"));
+  assert_non_null(strstr(talk_error(&t), "awaiting worker 0"));
+  call = CALL(&t, BARRIER, .options = NULL);
+  ASKS(1);
+  SAY(&t, SERVER(0), BARRIER_DONE, barrier, .number = 1);
+  ENDS(&t, call, 0);
+  call = CALL(&t, BARRIER, .options = NULL);
+  ASKS(2);
+  PENDING(&t, call);
+  talk_close(&t);
+}
+
+static void test_dead(void **state) {
+  mlfab_request calls[2];
+  (void)state;
+  work();
+  for (uint32_t k = 0; k < 2; k++) calls[k] = CALL(&t, BARRIER, .options = NULL);
+  talk_dies(&t, SERVER(0));
+  for (uint32_t k = 0; k < 2; k++)
+    assert_int_equal(ENDS(&t, calls[k], MLFAB_ERR_PEER_DEAD).rank, 0);
+  FAILS(&t, MLFAB_ERR_PEER_DEAD, BARRIER, .options = NULL);
+  assert_non_null(strstr(talk_error(&t), "barrier: server 0 is dead"));
+  talk_close(&t);
+}
+
+static void test_bad_answer(void **state) {
+  (void)state;
+  work();
+  mlfab_request call = CALL(&t, BARRIER, .options = NULL);
+  const mlfab__barrier m = {.number = 1};
+  talk_say(&t, SERVER(0), MLFAB__BARRIER_DONE, mlfab__encode_barrier(t.meta, &m) - 1, NULL, 0);
+  assert_int_equal(talk_peer_of(&t, SERVER(0))->closed, 1);
+  PENDING(&t, call);
+  talk_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_in_turn),     cmocka_unit_test(test_several),
+      cmocka_unit_test(test_asked_again), cmocka_unit_test(test_joins_behind_several),
+      cmocka_unit_test(test_bad_frames),  cmocka_unit_test(test_calls),
+      cmocka_unit_test(test_guest_meets), cmocka_unit_test(test_withdrawn),
+      cmocka_unit_test(test_dead),        cmocka_unit_test(test_bad_answer),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
