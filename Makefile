@@ -3,7 +3,7 @@
 # BUILD is the folder of a variant. Each variant compiles a source file once: `make check` runs this file again with
 # BUILD=build/asan and SAN=-fsanitize=address,undefined. WERROR=1 makes warnings errors, V=1 shows whole commands.
 # The library, its tools, the examples and the tests of a user's view link build/libmlfab.a, made of the shipped mlfab.c
-# and mlfab_sim.c. Tests of internals and simulations link the same code in parts, and so does everything under sanitizers.
+# and of build/mlfab_sim.c. Tests of internals and simulations link the same code in parts, and so does everything under sanitizers.
 
 BUILD   ?= build
 CC      ?= cc
@@ -90,10 +90,16 @@ tools: $(TOOLS)
 examples: $(EXAMPLES)
 ##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
 extras: $(EXTRAS)
-##: writes mlfab.c and mlfab_sim.c from core/ and transports/
+##: writes mlfab.c from core/ and transports/
 amalgamate:
 	$(PYTHON) amalgamate.py
 
+$(BUILD)/mlfab_sim.c: amalgamate.py $(wildcard core/base/*.[ch]) transports/sim.c
+	@mkdir -p $(@D)
+	@command -v $(PYTHON) >/dev/null || { echo 'make: $(PYTHON) was not found; it writes the simulator, $@' >&2; exit 1; }
+	@$(PYTHON) amalgamate.py --simulator $@ >/dev/null
+$(BUILD)/mlfab_sim.o: $(BUILD)/mlfab_sim.c
+	$(QUIET)$(CACHED) $(CC) $(FLAGS) -c -o $@ $<
 $(BUILD)/libmlfab.a: $(OBJECTS)
 $(LIBPARTS): $(PARTS)
 $(SHARED): $(OBJECTS)
@@ -415,6 +421,7 @@ LIBDIR ?= $(PREFIX)/lib
 D_LIB   = $(DESTDIR)$(LIBDIR)
 D_INCLUDE = $(DESTDIR)$(PREFIX)/include
 D_BIN   = $(DESTDIR)$(PREFIX)/bin
+D_SHARE = $(DESTDIR)$(PREFIX)/share/mlfab
 D_CMAKE = $(D_LIB)/cmake/mlfab
 HEADERS = mlfab.h mlfab_node.h mlfab_sim.h $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
 SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
@@ -423,8 +430,9 @@ D_MPI   = $(D_LIB)/mlfab
 MPI_LIBS = $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so)
 ##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
 install: libraries tools extras $(MPI_LIBS)
-	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_LIB)/pkgconfig $(D_CMAKE)
+	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_SHARE) $(D_LIB)/pkgconfig $(D_CMAKE)
 	$(INSTALL) -m 644 $(HEADERS) $(D_INCLUDE)
+	$(INSTALL) -m 644 $(BUILD)/mlfab_sim.c $(D_SHARE)
 	$(INSTALL) -m 644 $(BUILD)/libmlfab.a $(EXTRAS) $(D_LIB)
 	$(INSTALL) -m 755 $(SHARED).$(VERSION) $(D_LIB)/libmlfab.so.$(VERSION)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(MAJOR)
@@ -437,7 +445,7 @@ install: libraries tools extras $(MPI_LIBS)
 	$(INSTALL) -m 644 cmake/mlfabConfig.cmake $(D_CMAKE)/mlfabConfig.cmake
 ##: removes what install put there
 uninstall:
-	rm -f $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
+	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
 	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)))
 	rm -rf $(D_CMAKE) $(D_MPI)
 ##: removes build/
