@@ -69,7 +69,7 @@ PARTS      := $(patsubst %.c,$(BUILD)/%.o,$(wildcard core/*/*.c transports/*.c))
 LIBPARTS   := $(BUILD)/libparts.a
 LIBRARY    := $(if $(SAN),$(LIBPARTS),$(BUILD)/libmlfab.a)
 SHARED     := $(BUILD)/libmlfab.so
-TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(filter-out $(if $(call found,curl),,tools/mlfab-fetch.c),$(wildcard tools/*.c)))
+TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
 EXAMPLES   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 EXTRAS     := $(patsubst %,$(BUILD)/libmlfab_%.a,$(call found,tls) $(call found,curl) $(if $(TLS_LIBS),$(if $(CURL_LIBS),store)))
 
@@ -84,7 +84,7 @@ MAKEFLAGS += --no-builtin-rules
 all: libraries tools examples extras
 ##: build/libmlfab.a and build/libmlfab.so
 libraries: $(BUILD)/libmlfab.a $(SHARED)
-##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top, and mlfab-fetch if libcurl is installed
+##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top
 tools: $(TOOLS)
 ##: the programs of examples/, in build/examples/
 examples: $(EXAMPLES)
@@ -112,9 +112,7 @@ $(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote s
 
 # Planning is not in the public header, so mlfab-plan links the parts.
 $(BUILD)/mlfab-plan: $(LIBPARTS)
-$(BUILD)/mlfab-fetch: $(BUILD)/extras/mlfab_http.o
-$(BUILD)/mlfab-fetch: LIBS += $(CURL_LIBS)
-$(filter-out %-plan %-fetch,$(TOOLS)): $(LIBRARY)
+$(filter-out %-plan,$(TOOLS)): $(LIBRARY)
 $(TOOLS): $(BUILD)/%: $(BUILD)/tools/%.o
 	@$(LINK) -o $@ $^ $(LIBS)
 
@@ -439,14 +437,14 @@ install: libraries tools extras $(MPI_LIBS)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
 	$(foreach mpi,$(MPIS),$(INSTALL) -d $(D_MPI)/$(mpi) && $(INSTALL) -m 755 $(BUILD)/mpi/$(mpi)/libmlfab_mpi.so $(D_MPI)/$(mpi) &&) :
 	$(if $(MPIS),ln -sf mlfab/$(firstword $(MPIS))/libmlfab_mpi.so $(D_LIB)/libmlfab_mpi.so)
-	$(INSTALL) -m 755 $(TOOLS) $(D_BIN)
+	$(INSTALL) -m 755 $(TOOLS) tools/mlfab-fetch $(D_BIN)
 	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
 	$(SUBST) cmake/mlfabConfigVersion.cmake.in > $(D_CMAKE)/mlfabConfigVersion.cmake
 	$(INSTALL) -m 644 cmake/mlfabConfig.cmake $(D_CMAKE)/mlfabConfig.cmake
 ##: removes what install put there
 uninstall:
 	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
-	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)))
+	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)) mlfab-fetch)
 	rm -rf $(D_CMAKE) $(D_MPI)
 ##: removes build/
 clean:
