@@ -69,7 +69,7 @@ PARTS      := $(patsubst %.c,$(BUILD)/%.o,$(wildcard core/*/*.c transports/*.c))
 LIBPARTS   := $(BUILD)/libparts.a
 LIBRARY    := $(if $(SAN),$(LIBPARTS),$(BUILD)/libmlfab.a)
 SHARED     := $(BUILD)/libmlfab.so
-TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
+TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/mlfab-*.c))
 EXAMPLES   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 EXTRAS     := $(patsubst %,$(BUILD)/libmlfab_%.a,$(call found,tls) $(call found,curl) $(if $(TLS_LIBS),$(if $(CURL_LIBS),store)))
 
@@ -111,7 +111,7 @@ $(BUILD)/libmlfab_curl.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,curl http)
 $(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote sigv4 http)
 
 # Planning is not in the public header, so mlfab-plan links the parts.
-$(BUILD)/mlfab-plan: $(LIBPARTS)
+$(BUILD)/mlfab-plan: $(BUILD)/tools/replicate.o $(LIBPARTS)
 $(filter-out %-plan,$(TOOLS)): $(LIBRARY)
 $(TOOLS): $(BUILD)/%: $(BUILD)/tools/%.o
 	@$(LINK) -o $@ $^ $(LIBS)

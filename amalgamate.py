@@ -37,7 +37,7 @@ GROUPS = [
      "keys": "blake2b poly1305 keys_wire session guard",
      "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
     {"device": "resident",
-     "replica": "divergence replicate vote keeper replica_wire voter mirror mirror_role copy witness",
+     "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread disk context telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
@@ -78,7 +78,7 @@ NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"]}
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
-CEILINGS = {"": 74155, "core": 47638, "minimal": 35207}
+CEILINGS = {"": 73583, "core": 47637, "minimal": 35206}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.
