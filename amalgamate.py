@@ -70,6 +70,7 @@ SWITCHES = {
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
+    "MPI": ("the transport over MPI", "transports/mpi"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
@@ -303,6 +304,7 @@ def simulator_parts(parts):
 
 
 PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
+TABLE = re.compile(r"^MLFAB_API const mlfab_transport \*(mlfab_transport_\w+)\(void\) \{\n", re.M)
 BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
 
 
@@ -334,6 +336,8 @@ def stubs(parts):
             for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
                 functions += [prefix + stub(function, arguments, "LEFT_OUT")
                               for _, function, arguments in pattern.findall(read(part.path))]
+            functions += ["MLFAB_API const mlfab_transport *%s(void) { return NULL; }\n" % function
+                          for function in TABLE.findall(read(part.path))]
         if functions:
             left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)
             text.append("\n#if !MLFAB_WITH_%s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"

@@ -70771,6 +70771,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 /* ==============================================================================================
  * transports/mpi.h
  * ============================================================================================== */
+#if MLFAB_WITH_MPI
 /* mpi.h - what a context needs of MPI before it opens the transport: the world of processes and their roles. */
 
 #if MLFAB_WITH_MPI /* otherwise unused */
@@ -70782,10 +70783,12 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error);
 #endif
 
+#endif /* MLFAB_WITH_MPI */
 
 /* ==============================================================================================
  * transports/mpi.c
  * ============================================================================================== */
+#if MLFAB_WITH_MPI
 /* mpi.c - carries frames between the processes of an MPI job by its point-to-point messages.
  *
  * For jobs that mpirun or srun starts: every network that the MPI library knows (InfiniBand, RDMA, shared memory) is
@@ -72547,6 +72550,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 }
 
 #endif
+#endif /* MLFAB_WITH_MPI */
 
 /* ==============================================================================================
  * core/open/build_info.c
@@ -72823,6 +72827,8 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
  * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
  * one, all addresses belong to it. */
+#if MLFAB_WITH_MPI
+#endif
 #if MLFAB_WITH_KEYS
 #endif
 #if MLFAB_WITH_COLL
@@ -73579,5 +73585,12 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   (void)dag_p;
   return MLFAB_ERR_UNSUPPORTED;
 }
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_MPI
+#define LEFT_OUT "the transport over MPI (MLFAB_WITH_MPI is 0)"
+
+MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 #undef LEFT_OUT
 #endif

@@ -12,7 +12,9 @@
  * one, all addresses belong to it. */
 #include "../api/complete.h"
 #include "../api/context.h"
+#if MLFAB_WITH_MPI
 #include "../../transports/mpi.h"
+#endif
 #if MLFAB_WITH_KEYS
 #include "../api/key_source.h"
 #endif
