@@ -39,7 +39,7 @@ GROUPS = [
     {"device": "resident",
      "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
-    {"api": "complete parts key_source config calls thread disk context telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls thread context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
@@ -62,7 +62,7 @@ SWITCHES = {
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
-    "CHECKPOINT": ("checkpoints", "core/checkpoint core/api/calls_checkpoint core/api/safetensors"),
+    "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll"),
@@ -74,7 +74,7 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"]}
+NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
@@ -304,7 +304,7 @@ def simulator_parts(parts):
 
 
 PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
-TABLE = re.compile(r"^MLFAB_API const mlfab_transport \*(mlfab_transport_\w+)\(void\) \{\n", re.M)
+TABLE = re.compile(r"^MLFAB_API (const \w+ \*mlfab_\w+\(void\)) \{", re.M)
 BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
 
 
@@ -336,8 +336,8 @@ def stubs(parts):
             for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
                 functions += [prefix + stub(function, arguments, "LEFT_OUT")
                               for _, function, arguments in pattern.findall(read(part.path))]
-            functions += ["MLFAB_API const mlfab_transport *%s(void) { return NULL; }\n" % function
-                          for function in TABLE.findall(read(part.path))]
+            functions += ["MLFAB_API %s { return NULL; }\n" % function
+                          for function in sorted(set(TABLE.findall(read(part.path))))]
         if functions:
             left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)
             text.append("\n#if !MLFAB_WITH_%s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"

@@ -8364,9 +8364,18 @@ typedef struct mlfab__tap {
   void (*plan)(void *self, const mlfab__tap_plan *plan);
 } mlfab__tap;
 
-/* A role's stream of file operations: files.c. */
+/* A node's file operations: files.c. */
+typedef struct mlfab__files_table {
+  /* The operation of an action. An operation has ended. The driver did not begin one. */
+  const mlfab_file_op *(*op)(mlfab_node *node, uint64_t token);
+  void (*event)(mlfab_node *node, const mlfab_io_event *event);
+  void (*refused)(mlfab_node *node, uint64_t token, int status);
+} mlfab__files_table;
+
+/* A role's stream of file operations. */
 typedef struct mlfab__filer {
   mlfab_node *node;
+  struct mlfab__filer *next;
   void *self;
   /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
   void (*done)(void *self, const mlfab_io_event *event);
@@ -8425,8 +8434,8 @@ struct mlfab_node {
   uint32_t nsettles, nidles;
   mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
   uint32_t nmirrored;
-  mlfab__filer filers[MLFAB__FILERS];
-  uint32_t nfilers;
+  mlfab__filer *filers;            /* the newest stream first; they belong to roles */
+  const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
   struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
@@ -8620,19 +8629,6 @@ MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles the capacity of this host's links. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
-
-/* --- files.c: operations on files, which the driver carries out --- */
-
-/* A stream for a role. There is room for MLFAB__FILERS. */
-MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
-                                                void (*done)(void *self,
-                                                             const mlfab_io_event *event));
-/* Yields filer->op as an action, unless one is under way. */
-MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
-/* The operation of an action. An operation has ended. The driver did not begin one. */
-MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token);
-MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event);
-MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status);
 
 /* --- outbox.c: the next frame to send --- */
 
@@ -9556,7 +9552,7 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       node_measured(node, event->measure);
       break;
     case MLFAB_IO_FILE:
-      mlfab__files_event(node, event);
+      if (node->files) node->files->event(node, event);
       break;
     case MLFAB_IO_WRITABLE:
       if (!mlfab__node_link(node, event->link, &index)) break;
@@ -9592,7 +9588,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
                                         : node->peers_out[called - routes]->addresses;
     }
   }
-  if (queued->kind == MLFAB_ACTION_FILE) action->file = mlfab__files_op(node, queued->token);
+  if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
   node->out = MLFAB__OUT_ACTION;
 }
 
@@ -9690,7 +9686,7 @@ static void node_done_action(mlfab_node *node, int status) {
     mlfab__alive_probed(node, index, status);
   if (status == 0) return;
   if (queued.kind == MLFAB_ACTION_FILE) {
-    mlfab__files_refused(node, queued.token, status);
+    node->files->refused(node, queued.token, status);
   } else if (queued.kind == MLFAB_ACTION_CONNECT) {
     mlfab_io_event event;
     memset(&event, 0, sizeof event);
@@ -10414,26 +10410,73 @@ MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
 }
 
 /* ==============================================================================================
+ * core/node/files.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* files.h - operations on files, which a role asks for and the driver carries out. */
+
+/* Begins a stream in the memory of a role. At most MLFAB__FILERS of a node. Returns `filer`. */
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event));
+/* Yields filer->op as an action, unless one is under way. */
+MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
  * core/node/files.c
  * ============================================================================================== */
-/* files.c - a node: operations on files. See node.h.
+#if MLFAB_WITH_CHECKPOINT
+/* files.c - a node: operations on files. See files.h.
  *
  * The node does no I/O: a role asks for an operation, the node yields it as an action, and the driver reports its end
- * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's. So a late or
- * repeated report matches nothing. */
-
-MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
-                                                void (*done)(void *self,
-                                                             const mlfab_io_event *event)) {
-  assert(node->nfilers < MLFAB__FILERS);
-  mlfab__filer *filer = &node->filers[node->nfilers];
-  *filer = (mlfab__filer){.node = node, .self = self, .done = done};
-  filer->op.stream = node->nfilers++;
-  return filer;
-}
+ * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's number. So a late
+ * or repeated report matches nothing. */
 
 static uint64_t files_token(const mlfab__filer *filer) {
   return filer->asked * MLFAB__FILERS + filer->op.stream;
+}
+
+/* The stream that a token names, or NULL. */
+static mlfab__filer *files_named(const mlfab_node *node, uint64_t token) {
+  mlfab__filer *filer = node->filers;
+  while (filer && filer->op.stream != token % MLFAB__FILERS) filer = filer->next;
+  return filer;
+}
+
+static const mlfab_file_op *files_op(mlfab_node *node, uint64_t token) {
+  return &files_named(node, token)->op;
+}
+
+static void files_event(mlfab_node *node, const mlfab_io_event *event) {
+  mlfab__filer *filer = files_named(node, event->token);
+  if (!filer || !filer->busy || event->token != files_token(filer)) return;
+  filer->busy = 0;
+  filer->done(filer->self, event);
+}
+
+static void files_refused(mlfab_node *node, uint64_t token, int status) {
+  const mlfab_io_event event = {.kind = MLFAB_IO_FILE,
+                                .token = token,
+                                .code = status,
+                                .text = status == MLFAB_ERR_UNSUPPORTED
+                                            ? "the program that drives this node has no files"
+                                            : mlfab_error_text(status)};
+  files_event(node, &event);
+}
+
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event)) {
+  static const mlfab__files_table table = {files_op, files_event, files_refused};
+  uint32_t stream = node->filers ? node->filers->op.stream + 1 : 0;
+  assert(stream < MLFAB__FILERS);
+  *filer = (mlfab__filer){.node = node, .next = node->filers, .self = self, .done = done};
+  filer->op.stream = stream;
+  node->filers = filer;
+  node->files = &table;
+  return filer;
 }
 
 MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
@@ -10442,27 +10485,7 @@ MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
   filer->asked++;
   mlfab__node_act(filer->node, MLFAB_ACTION_FILE, 0, files_token(filer));
 }
-
-MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token) {
-  return &node->filers[token % MLFAB__FILERS].op;
-}
-
-MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event) {
-  mlfab__filer *filer = &node->filers[event->token % MLFAB__FILERS];
-  if (!filer->busy || event->token != files_token(filer)) return;
-  filer->busy = 0;
-  filer->done(filer->self, event);
-}
-
-MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status) {
-  const mlfab_io_event event = {.kind = MLFAB_IO_FILE,
-                                .token = token,
-                                .code = status,
-                                .text = status == MLFAB_ERR_UNSUPPORTED
-                                            ? "the program that drives this node has no files"
-                                            : mlfab_error_text(status)};
-  mlfab__files_event(node, &event);
-}
+#endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
  * core/node/outbox.c
@@ -52002,7 +52025,8 @@ typedef struct mlfab__checkpoint {
   mlfab__port across; /* to the other servers */
   mlfab__writer writer;
   mlfab__restore restore;
-  mlfab__lead *lead; /* at server 0 */
+  mlfab__lead *lead;     /* at server 0 */
+  mlfab__filer files[3]; /* of lead, writer and restore */
 } mlfab__checkpoint;
 
 /* When the server has to call `due` next. */
@@ -52183,7 +52207,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
   *c->lead = (mlfab__lead){.env = &node->env,
                            .config = &node->config,
                            .server = c->server,
-                           .filer = mlfab__files_open(node, c, checkpoint_lead_event),
+                           .filer = mlfab__files_open(&c->files[0], node, c, checkpoint_lead_event),
                            .down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
                            .across = c->across,
                            .self = c,
@@ -52205,9 +52229,10 @@ MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *se
   c->node = node;
   c->across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
   mlfab__writer_init(&c->writer, &node->env, server,
-                     mlfab__files_open(node, c, checkpoint_writer_event), c, checkpoint_written);
+                     mlfab__files_open(&c->files[1], node, c, checkpoint_writer_event), c,
+                     checkpoint_written);
   mlfab__restore_init(&c->restore, &node->env, server,
-                      mlfab__files_open(node, c, checkpoint_restore_event));
+                      mlfab__files_open(&c->files[2], node, c, checkpoint_restore_event));
   int code = node->is_coordinator ? checkpoint_lead(c, role) : 0;
   if (code) return code;
   server->save.hooks = &saver;
@@ -54020,9 +54045,9 @@ typedef struct mlfab__voter_shard {
 
 typedef struct mlfab__voters {
   mlfab_node *node;
-  mlfab__port port; /* peers are voters */
-  mlfab__filer *filer;
-  uint32_t n, copies; /* shards; copies: of all servers */
+  mlfab__port port;           /* peers are voters */
+  mlfab__filer files, *filer; /* filer NULL: without a directory */
+  uint32_t n, copies;         /* shards; copies: of all servers */
   mlfab__voter_shard *shards;
   enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
   uint64_t retry_ns; /* after an error of the file; 0: none */
@@ -54264,7 +54289,7 @@ MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
   for (uint32_t i = 0; i < n; i++)
     voters->shards[i] = (mlfab__voter_shard){.voters = voters, .shard = first + i};
   if (!node->config.vote_dir[0]) return 0;
-  voters->filer = mlfab__files_open(node, voters, voter_event);
+  voters->filer = mlfab__files_open(&voters->files, node, voters, voter_event);
   snprintf(voters->path, sizeof voters->path, "%s/votes-%016llx-%u", node->config.vote_dir,
            (unsigned long long)node->job, node->id);
   return 0;
@@ -58211,505 +58236,6 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
 }
 
 /* ==============================================================================================
- * core/api/disk.h
- * ============================================================================================== */
-/* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
- *
- * Each stream has one job:
- *
- *    FREE --begin, by the thread that drives--> ASKED --the disk's thread--> RUNS --> ENDED --take--> FREE
- *
- * The thread starts with the first job. Without threads (a simulation) `begin` runs the job itself.
- *
- * Invariants. (1) A job's buffers belong to the thread that drives while it is FREE or ENDED, else to the disk's thread;
- * only the thread that drives allocates. (2) Jobs run one at a time, in the order of their streams' turns. (3) What a
- * WRITE with LAST has ended without an error is durable: the file was synced before it was renamed, and its directory
- * afterwards. */
-
-#include <pthread.h>
-#include <stdatomic.h>
-
-enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
-
-enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
-
-typedef struct mlfab__disk_job {
-  enum mlfab__disk_phase phase;
-  uint64_t token;
-  mlfab_file_op op; /* its path and its memory are these: */
-  char path[MLFAB__DISK_PATH];
-  uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
-  size_t room, bytes;
-  int32_t code; /* the result */
-  char text[MLFAB__DISK_TEXT];
-  /* What is being written. */
-  int file; /* or -1 */
-  char part[MLFAB__DISK_PATH];
-} mlfab__disk_job;
-
-typedef struct mlfab__disk {
-  mlfab__env *env;
-  const mlfab_files *files;
-  void *self;
-  void (*ended)(void *self); /* in the disk's thread: a job has ended. NULL: no thread */
-  pthread_mutex_t lock;      /* of the phases, `stop` and `runs` */
-  pthread_cond_t asked;
-  pthread_t thread;
-  int runs, stop;
-  uint32_t turn;         /* the stream to look at first */
-  uint32_t jobs;         /* that are not FREE; the driving thread's */
-  _Atomic uint32_t news; /* that are ENDED */
-  mlfab__disk_job job[MLFAB__DISK_STREAMS];
-} mlfab__disk;
-
-/* files NULL: the system's. */
-MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
-                                      void *self, void (*ended)(void *self));
-/* Cancels the job that runs, and waits for it; the others do not begin. In a forked child (`child`) there is no thread. Files that are
- * being written are closed and stay: nobody takes them for whole. */
-MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
-/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
-MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
-/* The next job that has ended: 1, with its event, whose memory is valid until the stream's next operation. */
-MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p);
-/* Reads `bytes` from `offset` on, in the caller's thread, repeating what a signal interrupts: how many there were (fewer at
- * the end of the file), or a negative errno. */
-MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
-                                         size_t bytes, uint64_t offset);
-/* Writes why a call of the table has failed with `code`, a negative errno. */
-MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
-                                         char *text, size_t room);
-/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
- * names stays. Returns a descriptor, or a negative errno. */
-MLFAB__INTERNAL int mlfab__disk_create(const char *path);
-/* The system's files. */
-MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
-
-
-/* ==============================================================================================
- * core/api/disk.c
- * ============================================================================================== */
-/* disk.c - a context carries out file operations. See disk.h. */
-
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
-
-/* --- the system's files --- */
-
-/* O_EXCL follows no link either. */
-MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  int fd = open(path, flags, 0666);
-  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
-  return fd < 0 ? -errno : fd;
-}
-
-static int disk_open(void *user, const char *path, int create) {
-  (void)user;
-  if (create) return mlfab__disk_create(path);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  return fd < 0 ? -errno : fd;
-}
-
-/* Writing beyond the limit of file sizes raises SIGXFSZ, which the thread blocks. */
-static int64_t disk_write(void *user, int file, const void *data, size_t bytes) {
-  (void)user;
-  ssize_t n = write(file, data, bytes);
-  return n < 0 ? -errno : n;
-}
-
-static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
-  (void)user;
-  ssize_t n = pread(file, data, bytes, (off_t)offset);
-  return n < 0 ? -errno : n;
-}
-
-static int disk_sync(void *user, int file) {
-  (void)user;
-  return fsync(file) ? -errno : 0;
-}
-
-static int disk_close(void *user, int file) {
-  (void)user;
-  return close(file) ? -errno : 0;
-}
-
-static int disk_rename(void *user, const char *from, const char *to) {
-  (void)user;
-  return rename(from, to) ? -errno : 0;
-}
-
-static int disk_sync_dir(void *user, const char *path) {
-  (void)user;
-  int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return -errno;
-  int code = fsync(fd) ? -errno : 0;
-  close(fd);
-  /* A file system whose directories cannot be synced (CIFS, some FUSE).
-   * Linux gives EOPNOTSUPP the number of ENOTSUP. */
-  return code == -EINVAL || code == -ENOTSUP ? 0 : code;
-}
-
-static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
-                         size_t room) {
-  (void)user;
-  DIR *dir = opendir(path);
-  if (!dir) return -errno;
-  int64_t code = 0;
-  size_t at = 0;
-  for (;;) {
-    errno = 0;
-    const struct dirent *entry = readdir(dir);
-    if (!entry) {
-      code = errno ? -errno : (int64_t)at;
-      break;
-    }
-    size_t n = strlen(entry->d_name);
-    if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 || strchr(entry->d_name, '\n'))
-      continue;
-    if (n + 1 > room - at) {
-      code = -ERANGE;
-      break;
-    }
-    memcpy(names + at, entry->d_name, n);
-    names[at + n] = '\n';
-    at += n + 1;
-  }
-  closedir(dir);
-  return code;
-}
-
-static int disk_remove(void *user, const char *path) {
-  (void)user;
-  return unlink(path) ? -errno : 0;
-}
-
-MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
-  static const mlfab_files files = {.size = sizeof files,
-                                    .open = disk_open,
-                                    .write = disk_write,
-                                    .read = disk_read,
-                                    .sync = disk_sync,
-                                    .close = disk_close,
-                                    .rename = disk_rename,
-                                    .sync_dir = disk_sync_dir,
-                                    .list = disk_list,
-                                    .remove = disk_remove};
-  return &files;
-}
-
-MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
-
-/* --- operations: 0, or a negative errno --- */
-
-/* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
-#define DISK_REPEAT(result, call) \
-  do {                            \
-    (result) = (call);            \
-  } while ((result) == -EINTR)
-
-static int disk_write_all(const mlfab_files *files, int file, const uint8_t *data, size_t bytes) {
-  while (bytes > 0) {
-    int64_t n;
-    DISK_REPEAT(n, files->write(files->user, file, data, bytes));
-    if (n < 0) return (int)n;
-    if (n == 0 || (uint64_t)n > bytes) return -EIO;
-    data += n;
-    bytes -= (size_t)n;
-  }
-  return 0;
-}
-
-/* The directory of a path: "." without one. */
-static void disk_dir(const char *path, char dir[MLFAB__DISK_PATH]) {
-  const char *slash = strrchr(path, '/');
-  size_t n = slash ? (size_t)(slash - path) : 0;
-  snprintf(dir, MLFAB__DISK_PATH, "%.*s", (int)(n > 0 ? n : 1), slash ? path : ".");
-}
-
-static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
-  int file = job->file;
-  job->file = -1;
-  int code = files->close(files->user, file);
-  return code == -EINTR ? 0 : code;
-}
-
-/* Makes what was written durable, and only then gives it its name. */
-static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
-  char dir[MLFAB__DISK_PATH];
-  int code = 0;
-  DISK_REPEAT(code, files->sync(files->user, job->file));
-  if (!code) code = disk_close_file(files, job);
-  if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
-  disk_dir(job->path, dir);
-  if (!code) DISK_REPEAT(code, files->sync_dir(files->user, dir));
-  if (!code) job->part[0] = 0;
-  return code;
-}
-
-static int disk_run_write(const mlfab_files *files, mlfab__disk_job *job) {
-  if (job->op.flags & MLFAB_FILE_FIRST) {
-    if (job->file >= 0) disk_close_file(files, job);
-    snprintf(job->part, sizeof job->part, "%.512s.part", job->path);
-    DISK_REPEAT(job->file, files->open(files->user, job->part, 1));
-    if (job->file < 0) {
-      int code = job->file;
-      job->file = -1;
-      job->part[0] = 0;
-      return code;
-    }
-  }
-  if (job->file < 0) return -EBADF;
-  int code = disk_write_all(files, job->file, job->memory, job->bytes);
-  return code || !(job->op.flags & MLFAB_FILE_LAST) ? code : disk_commit(files, job);
-}
-
-static int disk_run_abort(const mlfab_files *files, mlfab__disk_job *job) {
-  int code = 0;
-  if (job->file >= 0) disk_close_file(files, job);
-  if (job->part[0]) DISK_REPEAT(code, files->remove(files->user, job->part));
-  job->part[0] = 0;
-  return code == -ENOENT ? 0 : code;
-}
-
-MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
-                                         size_t bytes, uint64_t offset) {
-  size_t at = 0;
-  while (at < bytes) {
-    int64_t n;
-    DISK_REPEAT(n, files->read(files->user, file, (uint8_t *)data + at, bytes - at, offset + at));
-    if (n < 0) return n;
-    if ((uint64_t)n > bytes - at) return -EIO;
-    if (n == 0) break;
-    at += (size_t)n;
-  }
-  return (int64_t)at;
-}
-
-MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
-                                         char *text, size_t room) {
-  if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
-      files->explain(files->user, text, room) == 0)
-    return;
-  if (files == mlfab__disk_system() && strstr(path, "://"))
-    snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
-  else
-    snprintf(text, room, "%s", mlfab__reason(-code));
-}
-
-static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
-  int file;
-  DISK_REPEAT(file, files->open(files->user, job->path, 0));
-  if (file < 0) return file;
-  int64_t n = mlfab__disk_read(files, file, job->memory, job->op.bytes, job->op.offset);
-  files->close(files->user, file);
-  if (n < 0) return (int)n;
-  job->bytes = (size_t)n;
-  return 0;
-}
-
-static int disk_run_list(const mlfab_files *files, mlfab__disk_job *job) {
-  int64_t n;
-  DISK_REPEAT(
-      n, files->list(files->user, job->path, "checkpoint-", (char *)job->memory, DISK_LIST_BYTES));
-  if (n < 0) return (int)n;
-  if (n > DISK_LIST_BYTES) return -EIO;
-  job->bytes = (size_t)n;
-  return 0;
-}
-
-static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
-  int code = 0;
-  switch (job->op.kind) {
-    case MLFAB_FILE_WRITE:
-      code = disk_run_write(files, job);
-      break;
-    case MLFAB_FILE_ABORT:
-      code = disk_run_abort(files, job);
-      break;
-    case MLFAB_FILE_READ:
-      code = disk_run_read(files, job);
-      break;
-    case MLFAB_FILE_LIST:
-      code = disk_run_list(files, job);
-      break;
-    default:
-      DISK_REPEAT(code, files->remove(files->user, job->path));
-      if (code == -ENOENT) code = 0;
-  }
-  job->code = code == -ETIMEDOUT ? MLFAB_ERR_TIMEOUT : code ? MLFAB_ERR_IO : 0;
-  if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
-}
-
-/* --- the thread --- */
-
-static void disk_cancel(const mlfab_files *files, int on) {
-  if (MLFAB__HAS(files, mlfab_files, cancel) && files->cancel) files->cancel(files->user, on);
-}
-
-/* The next job that was asked for, or NULL. With the lock. */
-static mlfab__disk_job *disk_next(mlfab__disk *disk) {
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
-    mlfab__disk_job *job = &disk->job[(disk->turn + i) % MLFAB__DISK_STREAMS];
-    if (job->phase != MLFAB__DISK_ASKED) continue;
-    disk->turn = (disk->turn + i + 1) % MLFAB__DISK_STREAMS;
-    return job;
-  }
-  return NULL;
-}
-
-static void *disk_thread(void *argument) {
-  mlfab__disk *disk = argument;
-  pthread_mutex_lock(&disk->lock);
-  while (!disk->stop) {
-    mlfab__disk_job *job = disk_next(disk);
-    if (!job) {
-      pthread_cond_wait(&disk->asked, &disk->lock);
-      continue;
-    }
-    job->phase = MLFAB__DISK_RUNS;
-    pthread_mutex_unlock(&disk->lock);
-    disk_run(disk->files, job);
-    pthread_mutex_lock(&disk->lock);
-    job->phase = MLFAB__DISK_ENDED;
-    atomic_fetch_add(&disk->news, 1);
-    pthread_mutex_unlock(&disk->lock);
-    disk->ended(disk->self);
-    pthread_mutex_lock(&disk->lock);
-  }
-  pthread_mutex_unlock(&disk->lock);
-  return NULL;
-}
-
-static int disk_start(mlfab__disk *disk) {
-  int code = mlfab__thread_start(&disk->thread, NULL, disk_thread, disk);
-  disk->runs = !code;
-  return code;
-}
-
-/* --- calls of the thread that drives --- */
-
-MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
-                                      void *self, void (*ended)(void *self)) {
-  memset(disk, 0, sizeof *disk);
-  disk->env = env;
-  disk->files = files ? files : mlfab__disk_system();
-  disk->self = self;
-  disk->ended = ended;
-  pthread_mutex_init(&disk->lock, NULL);
-  pthread_cond_init(&disk->asked, NULL);
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) disk->job[i].file = -1;
-}
-
-MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
-  if (!disk->env) return;
-  if (disk->runs && !child) {
-    pthread_mutex_lock(&disk->lock);
-    disk->stop = 1;
-    pthread_cond_signal(&disk->asked);
-    pthread_mutex_unlock(&disk->lock);
-    disk_cancel(disk->files, 1);
-    pthread_join(disk->thread, NULL);
-    disk_cancel(disk->files, 0);
-  }
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
-    mlfab__disk_job *job = &disk->job[i];
-    if (job->file >= 0) disk->files->close(disk->files->user, job->file);
-    mlfab__free(disk->env, job->memory, job->room);
-  }
-  /* In a child it would wait for a thread that waited there at the fork. */
-  if (!child || !disk->runs) pthread_cond_destroy(&disk->asked);
-  if (!child || !disk->runs) pthread_mutex_destroy(&disk->lock);
-  disk->env = NULL;
-}
-
-static int disk_room(mlfab__disk *disk, mlfab__disk_job *job, size_t bytes) {
-  if (bytes <= job->room) return 0;
-  uint8_t *memory = mlfab__alloc(disk->env, bytes);
-  if (!memory) return MLFAB_ERR_MEMORY;
-  mlfab__free(disk->env, job->memory, job->room);
-  job->memory = memory;
-  job->room = bytes;
-  return 0;
-}
-
-/* Copies the operation into its job. */
-static int disk_fill(mlfab__disk *disk, mlfab__disk_job *job, const mlfab_file_op *op) {
-  size_t head = op->kind == MLFAB_FILE_WRITE ? op->head_bytes : 0;
-  size_t bulk = op->kind == MLFAB_FILE_WRITE ? op->bulk_bytes : 0;
-  size_t room = op->kind == MLFAB_FILE_READ   ? op->bytes
-                : op->kind == MLFAB_FILE_LIST ? DISK_LIST_BYTES
-                                              : head + bulk;
-  if (disk_room(disk, job, room)) return MLFAB_ERR_MEMORY;
-  job->op = *op;
-  job->op.path = job->path;
-  job->op.head = job->op.bulk = NULL;
-  job->code = 0;
-  job->text[0] = 0;
-  if (op->kind != MLFAB_FILE_ABORT) snprintf(job->path, sizeof job->path, "%s", op->path);
-  if (head > 0) memcpy(job->memory, op->head, head);
-  if (bulk > 0) memcpy(job->memory + head, op->bulk, bulk);
-  job->bytes = head + bulk;
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token) {
-  if (op->stream >= MLFAB__DISK_STREAMS || op->kind == 0 || op->kind > MLFAB_FILE_REMOVE ||
-      op->bytes > DISK_READ_MAX ||
-      (op->kind != MLFAB_FILE_ABORT && (!op->path || strlen(op->path) >= MLFAB__DISK_PATH - 8)))
-    return MLFAB_ERR_ARGUMENT;
-  mlfab__disk_job *job = &disk->job[op->stream];
-  pthread_mutex_lock(&disk->lock);
-  int code = job->phase == MLFAB__DISK_FREE ? 0 : MLFAB_ERR_AGAIN;
-  pthread_mutex_unlock(&disk->lock);
-  if (!code) code = disk_fill(disk, job, op);
-  if (!code && disk->ended && !disk->runs) code = disk_start(disk);
-  if (code) return code;
-  job->token = token;
-  disk->jobs++;
-  if (!disk->ended) {
-    disk_run(disk->files, job);
-    job->phase = MLFAB__DISK_ENDED;
-    atomic_fetch_add(&disk->news, 1);
-    return 0;
-  }
-  pthread_mutex_lock(&disk->lock);
-  job->phase = MLFAB__DISK_ASKED;
-  pthread_cond_signal(&disk->asked);
-  pthread_mutex_unlock(&disk->lock);
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p) {
-  mlfab__disk_job *job = NULL;
-  if (atomic_load(&disk->news) == 0) return 0;
-  pthread_mutex_lock(&disk->lock);
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS && !job; i++)
-    if (disk->job[i].phase == MLFAB__DISK_ENDED) job = &disk->job[i];
-  if (job) job->phase = MLFAB__DISK_FREE;
-  pthread_mutex_unlock(&disk->lock);
-  if (!job) return 0;
-  atomic_fetch_sub(&disk->news, 1);
-  disk->jobs--;
-  int reads = job->op.kind == MLFAB_FILE_READ || job->op.kind == MLFAB_FILE_LIST;
-  memset(event_p, 0, sizeof *event_p);
-  event_p->kind = MLFAB_IO_FILE;
-  event_p->token = job->token;
-  event_p->code = job->code;
-  event_p->text = job->code ? job->text : NULL;
-  event_p->bulk = reads ? job->memory : NULL;
-  event_p->bulk_bytes = reads ? (uint32_t)job->bytes : 0;
-  return 1;
-}
-
-/* ==============================================================================================
  * core/api/context.h
  * ============================================================================================== */
 /* context.h - a context, for the files of this group.
@@ -58766,6 +58292,16 @@ typedef struct mlfab__context_sharing {
    * arena. 1: the node has something to send. */
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
+
+/* File operations in a thread of their own: disk.c, which has the contracts. */
+typedef struct mlfab__context_files {
+  struct mlfab__disk *(*open)(mlfab__env *env, const mlfab_files *files, void *self,
+                              void (*ended)(void *self));
+  void (*close)(struct mlfab__disk *disk, int child);
+  int (*begin)(struct mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
+  int (*take)(struct mlfab__disk *disk, mlfab_io_event *event_p);
+  int (*waits)(struct mlfab__disk *disk);
+} mlfab__context_files;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
 
@@ -58881,7 +58417,8 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  mlfab__disk disk;
+  const mlfab__context_files *files; /* NULL: not compiled in, so no role asks for a file */
+  struct mlfab__disk *disk;          /* from the first operation on */
   pthread_t thread;
   enum mlfab__context_thread thread_is;
   int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */
@@ -58934,11 +58471,12 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
- * sharing and observer may be NULL. On failure it has freed everything. */
+ * sharing, observer and files may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer, mlfab **ctx_p,
+                                        const mlfab__context_observer *observer,
+                                        const mlfab__context_files *files, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */
@@ -59244,9 +58782,18 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   return kept;
 }
 
+static void context_disk_ended(void *self);
+
+static int context_file(mlfab *ctx, const mlfab_action *action) {
+  /* A simulation has no threads: operations end at once. */
+  if (!ctx->disk)
+    ctx->disk = ctx->files->open(&ctx->env, ctx->hooks.files, ctx,
+                                 ctx->simulated ? NULL : context_disk_ended);
+  return ctx->disk ? ctx->files->begin(ctx->disk, action->file, action->token) : MLFAB_ERR_MEMORY;
+}
+
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-  if (action->kind == MLFAB_ACTION_FILE)
-    return mlfab__disk_begin(&ctx->disk, action->file, action->token);
+  if (action->kind == MLFAB_ACTION_FILE) return context_file(ctx, action);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return context_reach(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -59272,7 +58819,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
 static int context_disk(mlfab *ctx, uint64_t now) {
   mlfab_io_event event;
   int moved = 0;
-  while (ctx->disk.jobs > 0 && mlfab__disk_take(&ctx->disk, &event)) {
+  while (ctx->disk && ctx->files->take(ctx->disk, &event)) {
     mlfab_node_event(ctx->node, &event, now);
     moved = 1;
   }
@@ -59486,8 +59033,9 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  if (n == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
-    if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx->disk) : 0;
+  if (files) { /* the disk's thread signals `changed` */
+    if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
   }
   ctx->sleeping = 1;
@@ -59859,7 +59407,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->observer) ctx->observer->stop(ctx, child);
-  mlfab__disk_free(&ctx->disk, context_is_child(ctx));
+  if (ctx->disk) ctx->files->close(ctx->disk, child);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
     ctx->watches = watch->next;
@@ -59910,7 +59458,6 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
-  mlfab__disk_init(&ctx->disk, &ctx->env, ctx->hooks.files, ctx, context_disk_ended);
   ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
@@ -59961,19 +59508,20 @@ static void context_stop_thread(mlfab *ctx) {
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer, mlfab **ctx_p,
+                                        const mlfab__context_observer *observer,
+                                        const mlfab__context_files *files, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
   ctx->sharing = sharing;
   ctx->observer = observer;
+  ctx->files = files;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = observer ? observer->open(ctx, c, error) : 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
-  if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
@@ -60441,6 +59989,533 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   mlfab__context_leave(ctx);
   return code;
 }
+
+/* ==============================================================================================
+ * core/api/disk.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
+/* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
+ *
+ * Each stream has one job:
+ *
+ *    FREE --begin, by the thread that drives--> ASKED --the disk's thread--> RUNS --> ENDED --take--> FREE
+ *
+ * The thread starts with the first job. Without threads (a simulation) `begin` runs the job itself.
+ *
+ * Invariants. (1) A job's buffers belong to the thread that drives while it is FREE or ENDED, else to the disk's thread;
+ * only the thread that drives allocates. (2) Jobs run one at a time, in the order of their streams' turns. (3) What a
+ * WRITE with LAST has ended without an error is durable: the file was synced before it was renamed, and its directory
+ * afterwards. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
+
+enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
+
+typedef struct mlfab__disk_job {
+  enum mlfab__disk_phase phase;
+  uint64_t token;
+  mlfab_file_op op; /* its path and its memory are these: */
+  char path[MLFAB__DISK_PATH];
+  uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
+  size_t room, bytes;
+  int32_t code; /* the result */
+  char text[MLFAB__DISK_TEXT];
+  /* What is being written. */
+  int file; /* or -1 */
+  char part[MLFAB__DISK_PATH];
+} mlfab__disk_job;
+
+typedef struct mlfab__disk {
+  mlfab__env *env;
+  const mlfab_files *files;
+  void *self;
+  void (*ended)(void *self); /* in the disk's thread: a job has ended. NULL: no thread */
+  pthread_mutex_t lock;      /* of the phases, `stop` and `runs` */
+  pthread_cond_t asked;
+  pthread_t thread;
+  int runs, stop;
+  uint32_t turn;         /* the stream to look at first */
+  uint32_t jobs;         /* that are not FREE; the driving thread's */
+  _Atomic uint32_t news; /* that are ENDED */
+  mlfab__disk_job job[MLFAB__DISK_STREAMS];
+} mlfab__disk;
+
+/* files NULL: the system's. */
+MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
+                                      void *self, void (*ended)(void *self));
+/* Cancels the job that runs, and waits for it; the others do not begin. In a forked child (`child`) there is no thread. Files that are
+ * being written are closed and stay: nobody takes them for whole. */
+MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
+/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
+MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
+/* The next job that has ended: 1, with its event, whose memory is valid until the stream's next operation. */
+MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p);
+/* Reads `bytes` from `offset` on, in the caller's thread, repeating what a signal interrupts: how many there were (fewer at
+ * the end of the file), or a negative errno. */
+MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
+                                         size_t bytes, uint64_t offset);
+/* Writes why a call of the table has failed with `code`, a negative errno. */
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room);
+/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
+ * names stays. Returns a descriptor, or a negative errno. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path);
+/* The functions above, for a context. `open` makes a disk in memory of env, or returns NULL; `waits`: 1: operations run and none
+ * has ended, 2: one has ended, 0: there are none. */
+MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void);
+/* The system's files. */
+MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
+
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/api/disk.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
+/* disk.c - a context carries out file operations. See disk.h. */
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
+
+/* --- the system's files --- */
+
+/* O_EXCL follows no link either. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  int fd = open(path, flags, 0666);
+  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
+  return fd < 0 ? -errno : fd;
+}
+
+static int disk_open(void *user, const char *path, int create) {
+  (void)user;
+  if (create) return mlfab__disk_create(path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  return fd < 0 ? -errno : fd;
+}
+
+/* Writing beyond the limit of file sizes raises SIGXFSZ, which the thread blocks. */
+static int64_t disk_write(void *user, int file, const void *data, size_t bytes) {
+  (void)user;
+  ssize_t n = write(file, data, bytes);
+  return n < 0 ? -errno : n;
+}
+
+static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
+  (void)user;
+  ssize_t n = pread(file, data, bytes, (off_t)offset);
+  return n < 0 ? -errno : n;
+}
+
+static int disk_sync(void *user, int file) {
+  (void)user;
+  return fsync(file) ? -errno : 0;
+}
+
+static int disk_close(void *user, int file) {
+  (void)user;
+  return close(file) ? -errno : 0;
+}
+
+static int disk_rename(void *user, const char *from, const char *to) {
+  (void)user;
+  return rename(from, to) ? -errno : 0;
+}
+
+static int disk_sync_dir(void *user, const char *path) {
+  (void)user;
+  int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  int code = fsync(fd) ? -errno : 0;
+  close(fd);
+  /* A file system whose directories cannot be synced (CIFS, some FUSE).
+   * Linux gives EOPNOTSUPP the number of ENOTSUP. */
+  return code == -EINVAL || code == -ENOTSUP ? 0 : code;
+}
+
+static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
+                         size_t room) {
+  (void)user;
+  DIR *dir = opendir(path);
+  if (!dir) return -errno;
+  int64_t code = 0;
+  size_t at = 0;
+  for (;;) {
+    errno = 0;
+    const struct dirent *entry = readdir(dir);
+    if (!entry) {
+      code = errno ? -errno : (int64_t)at;
+      break;
+    }
+    size_t n = strlen(entry->d_name);
+    if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 || strchr(entry->d_name, '\n'))
+      continue;
+    if (n + 1 > room - at) {
+      code = -ERANGE;
+      break;
+    }
+    memcpy(names + at, entry->d_name, n);
+    names[at + n] = '\n';
+    at += n + 1;
+  }
+  closedir(dir);
+  return code;
+}
+
+static int disk_remove(void *user, const char *path) {
+  (void)user;
+  return unlink(path) ? -errno : 0;
+}
+
+MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
+  static const mlfab_files files = {.size = sizeof files,
+                                    .open = disk_open,
+                                    .write = disk_write,
+                                    .read = disk_read,
+                                    .sync = disk_sync,
+                                    .close = disk_close,
+                                    .rename = disk_rename,
+                                    .sync_dir = disk_sync_dir,
+                                    .list = disk_list,
+                                    .remove = disk_remove};
+  return &files;
+}
+
+/* --- operations: 0, or a negative errno --- */
+
+/* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
+#define DISK_REPEAT(result, call) \
+  do {                            \
+    (result) = (call);            \
+  } while ((result) == -EINTR)
+
+static int disk_write_all(const mlfab_files *files, int file, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    int64_t n;
+    DISK_REPEAT(n, files->write(files->user, file, data, bytes));
+    if (n < 0) return (int)n;
+    if (n == 0 || (uint64_t)n > bytes) return -EIO;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return 0;
+}
+
+/* The directory of a path: "." without one. */
+static void disk_dir(const char *path, char dir[MLFAB__DISK_PATH]) {
+  const char *slash = strrchr(path, '/');
+  size_t n = slash ? (size_t)(slash - path) : 0;
+  snprintf(dir, MLFAB__DISK_PATH, "%.*s", (int)(n > 0 ? n : 1), slash ? path : ".");
+}
+
+static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
+  int file = job->file;
+  job->file = -1;
+  int code = files->close(files->user, file);
+  return code == -EINTR ? 0 : code;
+}
+
+/* Makes what was written durable, and only then gives it its name. */
+static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
+  char dir[MLFAB__DISK_PATH];
+  int code = 0;
+  DISK_REPEAT(code, files->sync(files->user, job->file));
+  if (!code) code = disk_close_file(files, job);
+  if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
+  disk_dir(job->path, dir);
+  if (!code) DISK_REPEAT(code, files->sync_dir(files->user, dir));
+  if (!code) job->part[0] = 0;
+  return code;
+}
+
+static int disk_run_write(const mlfab_files *files, mlfab__disk_job *job) {
+  if (job->op.flags & MLFAB_FILE_FIRST) {
+    if (job->file >= 0) disk_close_file(files, job);
+    snprintf(job->part, sizeof job->part, "%.512s.part", job->path);
+    DISK_REPEAT(job->file, files->open(files->user, job->part, 1));
+    if (job->file < 0) {
+      int code = job->file;
+      job->file = -1;
+      job->part[0] = 0;
+      return code;
+    }
+  }
+  if (job->file < 0) return -EBADF;
+  int code = disk_write_all(files, job->file, job->memory, job->bytes);
+  return code || !(job->op.flags & MLFAB_FILE_LAST) ? code : disk_commit(files, job);
+}
+
+static int disk_run_abort(const mlfab_files *files, mlfab__disk_job *job) {
+  int code = 0;
+  if (job->file >= 0) disk_close_file(files, job);
+  if (job->part[0]) DISK_REPEAT(code, files->remove(files->user, job->part));
+  job->part[0] = 0;
+  return code == -ENOENT ? 0 : code;
+}
+
+MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
+                                         size_t bytes, uint64_t offset) {
+  size_t at = 0;
+  while (at < bytes) {
+    int64_t n;
+    DISK_REPEAT(n, files->read(files->user, file, (uint8_t *)data + at, bytes - at, offset + at));
+    if (n < 0) return n;
+    if ((uint64_t)n > bytes - at) return -EIO;
+    if (n == 0) break;
+    at += (size_t)n;
+  }
+  return (int64_t)at;
+}
+
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room) {
+  if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
+      files->explain(files->user, text, room) == 0)
+    return;
+  if (files == mlfab__disk_system() && strstr(path, "://"))
+    snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
+  else
+    snprintf(text, room, "%s", mlfab__reason(-code));
+}
+
+static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
+  int file;
+  DISK_REPEAT(file, files->open(files->user, job->path, 0));
+  if (file < 0) return file;
+  int64_t n = mlfab__disk_read(files, file, job->memory, job->op.bytes, job->op.offset);
+  files->close(files->user, file);
+  if (n < 0) return (int)n;
+  job->bytes = (size_t)n;
+  return 0;
+}
+
+static int disk_run_list(const mlfab_files *files, mlfab__disk_job *job) {
+  int64_t n;
+  DISK_REPEAT(
+      n, files->list(files->user, job->path, "checkpoint-", (char *)job->memory, DISK_LIST_BYTES));
+  if (n < 0) return (int)n;
+  if (n > DISK_LIST_BYTES) return -EIO;
+  job->bytes = (size_t)n;
+  return 0;
+}
+
+static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
+  int code = 0;
+  switch (job->op.kind) {
+    case MLFAB_FILE_WRITE:
+      code = disk_run_write(files, job);
+      break;
+    case MLFAB_FILE_ABORT:
+      code = disk_run_abort(files, job);
+      break;
+    case MLFAB_FILE_READ:
+      code = disk_run_read(files, job);
+      break;
+    case MLFAB_FILE_LIST:
+      code = disk_run_list(files, job);
+      break;
+    default:
+      DISK_REPEAT(code, files->remove(files->user, job->path));
+      if (code == -ENOENT) code = 0;
+  }
+  job->code = code == -ETIMEDOUT ? MLFAB_ERR_TIMEOUT : code ? MLFAB_ERR_IO : 0;
+  if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
+}
+
+/* --- the thread --- */
+
+static void disk_cancel(const mlfab_files *files, int on) {
+  if (MLFAB__HAS(files, mlfab_files, cancel) && files->cancel) files->cancel(files->user, on);
+}
+
+/* The next job that was asked for, or NULL. With the lock. */
+static mlfab__disk_job *disk_next(mlfab__disk *disk) {
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
+    mlfab__disk_job *job = &disk->job[(disk->turn + i) % MLFAB__DISK_STREAMS];
+    if (job->phase != MLFAB__DISK_ASKED) continue;
+    disk->turn = (disk->turn + i + 1) % MLFAB__DISK_STREAMS;
+    return job;
+  }
+  return NULL;
+}
+
+static void *disk_thread(void *argument) {
+  mlfab__disk *disk = argument;
+  pthread_mutex_lock(&disk->lock);
+  while (!disk->stop) {
+    mlfab__disk_job *job = disk_next(disk);
+    if (!job) {
+      pthread_cond_wait(&disk->asked, &disk->lock);
+      continue;
+    }
+    job->phase = MLFAB__DISK_RUNS;
+    pthread_mutex_unlock(&disk->lock);
+    disk_run(disk->files, job);
+    pthread_mutex_lock(&disk->lock);
+    job->phase = MLFAB__DISK_ENDED;
+    atomic_fetch_add(&disk->news, 1);
+    pthread_mutex_unlock(&disk->lock);
+    disk->ended(disk->self);
+    pthread_mutex_lock(&disk->lock);
+  }
+  pthread_mutex_unlock(&disk->lock);
+  return NULL;
+}
+
+static int disk_start(mlfab__disk *disk) {
+  int code = mlfab__thread_start(&disk->thread, NULL, disk_thread, disk);
+  disk->runs = !code;
+  return code;
+}
+
+/* --- calls of the thread that drives --- */
+
+MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
+                                      void *self, void (*ended)(void *self)) {
+  memset(disk, 0, sizeof *disk);
+  disk->env = env;
+  disk->files = files ? files : mlfab__disk_system();
+  disk->self = self;
+  disk->ended = ended;
+  pthread_mutex_init(&disk->lock, NULL);
+  pthread_cond_init(&disk->asked, NULL);
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) disk->job[i].file = -1;
+}
+
+MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
+  if (!disk->env) return;
+  if (disk->runs && !child) {
+    pthread_mutex_lock(&disk->lock);
+    disk->stop = 1;
+    pthread_cond_signal(&disk->asked);
+    pthread_mutex_unlock(&disk->lock);
+    disk_cancel(disk->files, 1);
+    pthread_join(disk->thread, NULL);
+    disk_cancel(disk->files, 0);
+  }
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
+    mlfab__disk_job *job = &disk->job[i];
+    if (job->file >= 0) disk->files->close(disk->files->user, job->file);
+    mlfab__free(disk->env, job->memory, job->room);
+  }
+  /* In a child it would wait for a thread that waited there at the fork. */
+  if (!child || !disk->runs) pthread_cond_destroy(&disk->asked);
+  if (!child || !disk->runs) pthread_mutex_destroy(&disk->lock);
+  disk->env = NULL;
+}
+
+static int disk_room(mlfab__disk *disk, mlfab__disk_job *job, size_t bytes) {
+  if (bytes <= job->room) return 0;
+  uint8_t *memory = mlfab__alloc(disk->env, bytes);
+  if (!memory) return MLFAB_ERR_MEMORY;
+  mlfab__free(disk->env, job->memory, job->room);
+  job->memory = memory;
+  job->room = bytes;
+  return 0;
+}
+
+/* Copies the operation into its job. */
+static int disk_fill(mlfab__disk *disk, mlfab__disk_job *job, const mlfab_file_op *op) {
+  size_t head = op->kind == MLFAB_FILE_WRITE ? op->head_bytes : 0;
+  size_t bulk = op->kind == MLFAB_FILE_WRITE ? op->bulk_bytes : 0;
+  size_t room = op->kind == MLFAB_FILE_READ   ? op->bytes
+                : op->kind == MLFAB_FILE_LIST ? DISK_LIST_BYTES
+                                              : head + bulk;
+  if (disk_room(disk, job, room)) return MLFAB_ERR_MEMORY;
+  job->op = *op;
+  job->op.path = job->path;
+  job->op.head = job->op.bulk = NULL;
+  job->code = 0;
+  job->text[0] = 0;
+  if (op->kind != MLFAB_FILE_ABORT) snprintf(job->path, sizeof job->path, "%s", op->path);
+  if (head > 0) memcpy(job->memory, op->head, head);
+  if (bulk > 0) memcpy(job->memory + head, op->bulk, bulk);
+  job->bytes = head + bulk;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token) {
+  if (op->stream >= MLFAB__DISK_STREAMS || op->kind == 0 || op->kind > MLFAB_FILE_REMOVE ||
+      op->bytes > DISK_READ_MAX ||
+      (op->kind != MLFAB_FILE_ABORT && (!op->path || strlen(op->path) >= MLFAB__DISK_PATH - 8)))
+    return MLFAB_ERR_ARGUMENT;
+  mlfab__disk_job *job = &disk->job[op->stream];
+  pthread_mutex_lock(&disk->lock);
+  int code = job->phase == MLFAB__DISK_FREE ? 0 : MLFAB_ERR_AGAIN;
+  pthread_mutex_unlock(&disk->lock);
+  if (!code) code = disk_fill(disk, job, op);
+  if (!code && disk->ended && !disk->runs) code = disk_start(disk);
+  if (code) return code;
+  job->token = token;
+  disk->jobs++;
+  if (!disk->ended) {
+    disk_run(disk->files, job);
+    job->phase = MLFAB__DISK_ENDED;
+    atomic_fetch_add(&disk->news, 1);
+    return 0;
+  }
+  pthread_mutex_lock(&disk->lock);
+  job->phase = MLFAB__DISK_ASKED;
+  pthread_cond_signal(&disk->asked);
+  pthread_mutex_unlock(&disk->lock);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p) {
+  mlfab__disk_job *job = NULL;
+  if (atomic_load(&disk->news) == 0) return 0;
+  pthread_mutex_lock(&disk->lock);
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS && !job; i++)
+    if (disk->job[i].phase == MLFAB__DISK_ENDED) job = &disk->job[i];
+  if (job) job->phase = MLFAB__DISK_FREE;
+  pthread_mutex_unlock(&disk->lock);
+  if (!job) return 0;
+  atomic_fetch_sub(&disk->news, 1);
+  disk->jobs--;
+  int reads = job->op.kind == MLFAB_FILE_READ || job->op.kind == MLFAB_FILE_LIST;
+  memset(event_p, 0, sizeof *event_p);
+  event_p->kind = MLFAB_IO_FILE;
+  event_p->token = job->token;
+  event_p->code = job->code;
+  event_p->text = job->code ? job->text : NULL;
+  event_p->bulk = reads ? job->memory : NULL;
+  event_p->bulk_bytes = reads ? (uint32_t)job->bytes : 0;
+  return 1;
+}
+
+static mlfab__disk *disk_new(mlfab__env *env, const mlfab_files *files, void *self,
+                             void (*ended)(void *self)) {
+  mlfab__disk *disk = mlfab__alloc(env, sizeof *disk);
+  if (disk) mlfab__disk_init(disk, env, files, self, ended);
+  return disk;
+}
+
+static void disk_delete(mlfab__disk *disk, int child) {
+  mlfab__env *env = disk->env;
+  mlfab__disk_free(disk, child);
+  mlfab__free(env, disk, sizeof *disk);
+}
+
+static int disk_waits(mlfab__disk *disk) {
+  return disk->jobs == 0 ? 0 : atomic_load(&disk->news) == 0 ? 1 : 2;
+}
+
+MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
+  static const mlfab__context_files table = {disk_new, disk_delete, mlfab__disk_begin,
+                                             mlfab__disk_take, disk_waits};
+  return &table;
+}
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
 
 /* ==============================================================================================
  * core/api/telemetry.h
@@ -62459,6 +62534,8 @@ static int calls_restored(mlfab_node *node, mlfab_checkpoint_info *info_p) {
 MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
   CONTEXT_LOOK(ctx, calls_restored(ctx->node, info_p));
 }
+
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
@@ -62733,7 +62810,8 @@ static int safetensors_load(mlfab *ctx, const char *path, const mlfab_buf *bufs,
                             const char *const *names) {
   const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *error = &ctx->node->requests.last;
-  safetensors_file f = {.files = ctx->disk.files, .file = -1};
+  safetensors_file f = {.files = ctx->hooks.files ? ctx->hooks.files : mlfab__disk_system(),
+                        .file = -1};
   if (!worker) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "load: this node is not a worker");
   if (!path || (n > 0 && !bufs))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "load: %s is NULL", path ? "bufs" : "path");
@@ -72839,6 +72917,12 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #define OPEN_SHM_COLL NULL
 #endif
 
+#if MLFAB_WITH_CHECKPOINT
+#define OPEN_FILES mlfab__disk_functions()
+#else
+#define OPEN_FILES NULL
+#endif
+
 #if MLFAB_WITH_DEVICE
 #endif
 
@@ -73106,8 +73190,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
-                               &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
+                               OPEN_FILES, ctx_p, &error);
   if (!code) open_tell();
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
@@ -73323,6 +73407,8 @@ MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
 MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
   return mlfab__error_without(in->error, LEFT_OUT);
 }
+
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return NULL; }
 
 MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
                          const char *const *names) {

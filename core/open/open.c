@@ -29,6 +29,13 @@
 #define OPEN_SHM_COLL NULL
 #endif
 
+#if MLFAB_WITH_CHECKPOINT
+#include "../api/disk.h"
+#define OPEN_FILES mlfab__disk_functions()
+#else
+#define OPEN_FILES NULL
+#endif
+
 #if MLFAB_WITH_DEVICE
 #include "../api/staging.h"
 #endif
@@ -298,8 +305,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
-                               &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
+                               OPEN_FILES, ctx_p, &error);
   if (!code) open_tell();
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
