@@ -155,7 +155,7 @@ CURL     := $(wildcard tests/extras/test_curl*.c tests/extras/curl_*.c)
 STORE    := $(wildcard tests/extras/test_s*.c tests/extras/store_*.c)
 BLAS     := $(addprefix tests/cblas/test_,kernels.c split.c fabric.c)
 # The parts that a switch changes are compiled again, and linked before the others.
-BLAS_PARTS := $(addprefix $(BUILD)/cblas/core/,kernels/kernels.o kernels/kernels_cblas.o open/compose.o open/build_info.o)
+BLAS_PARTS := $(addprefix $(BUILD)/cblas/core/,kernels/kernels.o kernels/kernels_combine.o kernels/kernels_cblas.o open/compose.o open/build_info.o)
 
 #                  sources        archives                               libraries                  needs
 $(call table,$(INTERNAL),         $(LIBPARTS),                           -lcmocka,                  cmocka)
@@ -268,7 +268,7 @@ switches: all
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
 FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/env.c base/rng.c checkpoint/record.c \
-          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/packet.c)
+          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/kernels_combine.c kernels/packet.c)
 ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
 fuzz:
 	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN=-fsanitize=fuzzer-no-link,address,undefined \

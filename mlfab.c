@@ -3037,6 +3037,11 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
  * refuse infinity and NaN; here these saturate too. The bits do not depend on compiler flags. Arrays:
  * kernels.h. */
 
+/* For MLFAB_F16 or MLFAB_BF16. */
+MLFAB__UNUSED static inline int mlfab__half_of(int dtype) {
+  return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16;
+}
+
 /* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
  * saturate. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
@@ -3228,30 +3233,6 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
 #define mlfab__kernel_norm2_by(kernels, ...) \
   mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
-/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
- * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
- * copies. `stream` as above. */
-MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
-                                                     uint32_t ndst, const void *const *in,
-                                                     uint32_t k, uint64_t n, int stream);
-#define mlfab__kernel_combine_many(...) \
-  mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
-#define mlfab__kernel_combine_many_by(kernels, ...) \
-  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
-
-/* dst = a op b. dst may be a or b; no other overlap. */
-MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
-                                                const void *a, const void *b, uint64_t n,
-                                                int stream);
-#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
-#define mlfab__kernel_combine_by(kernels, ...) \
-  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
-
-/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
-MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
-                                               uint32_t by);
-#define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
-
 /* float32 to 16 bits and back (half.h); n elements; in and out do not overlap. */
 MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
                                             uint64_t n);
@@ -3283,6 +3264,8 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
  * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
  * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
+/* kernels.c: that row for a call with this level and type, or NULL. */
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 
 /* core/kernels/kernels_x86.c goes on. */
 
@@ -3717,7 +3700,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; 
  * ============================================================================================== */
 /* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
- * For: adding a scaled update to weights, summing the data of several workers, finding NaN and infinity in
+ * For: adding a scaled update to weights, finding NaN and infinity in
  * the same pass over memory, 16-bit numbers. Not for: choosing what is added, or threads: a caller may
  * split the work.
  *
@@ -3727,11 +3710,6 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; 
  *  - The product of an update and its scale passes through an empty asm statement or a settled array before
  *    it is added, so that no compiler can contract the two into a fused multiply-add. (gcc contracts in gnu
  *    modes and has no pragma against it; clang ignores the pragma under -ffast-math.)
- *  - On x86, sums, products and quotients of collectives are asm instructions. No compiler can reassociate
- *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor keeps the
- *    first).
- *  - Minimum and maximum compare integers that ascend as the numbers do, so that neither -ffinite-math-only
- *    nor -fno-signed-zeros has an effect.
  *  - Finiteness is tested on exponent bits in integers. Adding one to an exponent of all ones carries into
  *    the sign bit; or-ing the carries keeps branches out of the loops.
  *  - The portable kernels process the unaligned ends for the rows.
@@ -3761,17 +3739,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; 
 #define KERNEL_STAGE 256u
 /* A smaller destination may still be in a cache when it is read; streaming would evict it. */
 #define KERNEL_STREAM_BYTES 65536u
-/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
 #define KERNEL_LINE 64u
-#define KERNEL_TURN 256u
-#define KERNEL_LITTLE_BYTES 32768u
-/* Copies to several destinations proceed in pieces that stay in the L1 cache. */
-#define KERNEL_COPY_BYTES 16384u
-
-#define KERNEL_F32_MOST INT32_MAX
-#define KERNEL_F32_INFINITY 0x7f800000
-#define KERNEL_F64_MOST INT64_MAX
-#define KERNEL_F64_INFINITY 0x7ff0000000000000
 
 #define KERNEL_F32_EXPONENT 0x7f800000u
 #define KERNEL_F32_ONE 0x00800000u
@@ -3810,8 +3778,6 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
 static void *kernel_at(const void *array, uint64_t bytes) {
   return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
 }
-
-static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16; }
 
 /* ---- adding an update ---- */
 
@@ -3860,8 +3826,7 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
-/* The row of cblas for this call, or NULL. */
-static const mlfab__kernels *kernel_cblas(int level, int dtype) {
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype) {
   int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
   const mlfab__kernels *row = takes ? mlfab__kernels_cblas() : NULL;
   assert((!takes || row) && "MLFAB_WITH_CBLAS is 0");
@@ -3905,7 +3870,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
-  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   if (cblas && dst != NULL && !kernel_clears(dtype, scale))
     return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
@@ -3925,7 +3890,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
+    return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
@@ -3956,7 +3921,7 @@ static double kernel_norm2_own(int level, int dtype, const void *u, uint64_t n) 
 }
 
 MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint64_t bytes = mlfab__dtype_bytes(dtype), count;
   double sum = 0.0;
   level &= ~MLFAB__KERNEL_CBLAS;
@@ -3991,13 +3956,101 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
   kernel_half_load(half, out + done, in + done, n - done);
 }
 
-/* ---- element-wise operations of collectives ---- */
+/* ---- copying ---- */
+
+MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
+  uint8_t *to = dst;
+  const uint8_t *from = src;
+#if defined(__SSE2__)
+  if (stream && bytes >= KERNEL_STREAM_BYTES) {
+    uint64_t head = (0 - (uintptr_t)to) % KERNEL_LINE, lines = (bytes - head) / KERNEL_LINE;
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    bytes -= head + lines * KERNEL_LINE;
+    for (; lines > 0; lines--, to += KERNEL_LINE, from += KERNEL_LINE) {
+      __m128i words[KERNEL_LINE / 16];
+      memcpy(words, from, sizeof words);
+      for (uint32_t i = 0; i < KERNEL_LINE / 16; i++)
+        _mm_stream_si128((__m128i *)(void *)to + i, words[i]);
+    }
+    _mm_sfence();
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
+/* ==============================================================================================
+ * core/kernels/kernels_combine.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* kernels_combine.h - element-wise operations of collectives. Layer 1. */
+
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
+ * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
+ * copies. `stream` as above. */
+MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
+                                                     uint32_t ndst, const void *const *in,
+                                                     uint32_t k, uint64_t n, int stream);
+#define mlfab__kernel_combine_many(...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_many_by(kernels, ...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
+
+/* dst = a op b. dst may be a or b; no other overlap. */
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream);
+#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_by(kernels, ...) \
+  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
+
+/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
+MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
+                                               uint32_t by);
+#define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
+
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/kernels/kernels_combine.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row. Layer 1.
+ *
+ * Invariants: as in kernels.c. Results have the same bits for every row, because:
+ *  - On x86, sums, products and quotients are asm instructions. No compiler can reassociate or contract them, divide by
+ *    a reciprocal, or exchange operands (of two NaNs the processor keeps the first).
+ *  - Minimum and maximum compare integers that ascend as the numbers do, so that neither -ffinite-math-only nor
+ *    -fno-signed-zeros has an effect. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define COMBINE_X86 1
+#else
+#define COMBINE_X86 0
+#endif
+
+/* Elements staged by the portable kernels: fits the L1 cache. */
+#define COMBINE_STAGE 256u
+/* A smaller destination may still be in a cache when it is read; streaming would evict it. */
+#define COMBINE_STREAM_BYTES 65536u
+/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
+#define COMBINE_LINE 64u
+#define COMBINE_TURN 256u
+#define COMBINE_LITTLE_BYTES 32768u
+/* Copies to several destinations proceed in pieces that stay in the L1 cache. */
+#define COMBINE_COPY_BYTES 16384u
+
+#define COMBINE_F32_MOST INT32_MAX
+#define COMBINE_F32_INFINITY 0x7f800000
+#define COMBINE_F64_MOST INT64_MAX
+#define COMBINE_F64_INFINITY 0x7ff0000000000000
 
 /* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
 /* A NaN stays one and becomes quiet, as with the processor's instruction. 65520 is halfway between the
  * largest number and the next one, which does not exist. */
-static uint16_t kernel_round_f16(uint32_t bits) {
+static uint16_t combine_round_f16(uint32_t bits) {
   uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
   float x;
   if (m > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
@@ -4006,49 +4059,49 @@ static uint16_t kernel_round_f16(uint32_t bits) {
   return mlfab__half_one(MLFAB_HALF_F16, x);
 }
 
-static uint16_t kernel_round_bf16(uint32_t bits) {
+static uint16_t combine_round_bf16(uint32_t bits) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
   return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
 /* ---- the portable kernels ---- */
 
-typedef union kernel_stage {
-  float f32[KERNEL_STAGE];
-  double f64[KERNEL_STAGE];
-  int64_t i64[KERNEL_STAGE];
-} kernel_stage;
+typedef union combine_stage {
+  float f32[COMBINE_STAGE];
+  double f64[COMBINE_STAGE];
+  int64_t i64[COMBINE_STAGE];
+} combine_stage;
 
 /* On other processors, one array after another is added to a stage: sums keep their order, but the compiler
  * chooses which of two NaNs is kept. The divisor is volatile so that the compiler does not use its
  * reciprocal. */
-#if KERNEL_X86
-#define KERNEL_SCALAR(name, real, instruction, operator) \
-  static inline real name(real a, real b) {              \
-    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));   \
-    return a;                                            \
+#if COMBINE_X86
+#define COMBINE_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) {               \
+    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));    \
+    return a;                                             \
   }
-#define KERNEL_QUOTIENT(name, real, instruction) KERNEL_SCALAR(name, real, instruction, /)
+#define COMBINE_QUOTIENT(name, real, instruction) COMBINE_SCALAR(name, real, instruction, /)
 #else
-#define KERNEL_SCALAR(name, real, instruction, operator) \
+#define COMBINE_SCALAR(name, real, instruction, operator) \
   static inline real name(real a, real b) { return a operator b; }
-#define KERNEL_QUOTIENT(name, real, instruction) \
-  static inline real name(real a, real b) {      \
-    volatile real by = b;                        \
-    return a / by;                               \
+#define COMBINE_QUOTIENT(name, real, instruction) \
+  static inline real name(real a, real b) {       \
+    volatile real by = b;                         \
+    return a / by;                                \
   }
 #endif
 
-KERNEL_SCALAR(kernel_f32_add, float, "addss", +)
-KERNEL_SCALAR(kernel_f64_add, double, "addsd", +)
-KERNEL_SCALAR(kernel_f32_multiply, float, "mulss", *)
-KERNEL_SCALAR(kernel_f64_multiply, double, "mulsd", *)
-KERNEL_QUOTIENT(kernel_f32_quotient, float, "divss")
-KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
+COMBINE_SCALAR(combine_f32_add, float, "addss", +)
+COMBINE_SCALAR(combine_f64_add, double, "addsd", +)
+COMBINE_SCALAR(combine_f32_multiply, float, "mulss", *)
+COMBINE_SCALAR(combine_f64_multiply, double, "mulsd", *)
+COMBINE_QUOTIENT(combine_f32_quotient, float, "divss")
+COMBINE_QUOTIENT(combine_f64_quotient, double, "divsd")
 
 /* An integer that orders the numbers: -0 just below +0, and NaN at the end that wins. Negative numbers
  * descend with their bits, so these are inverted. */
-#define KERNEL_STEPS(name, real, word, most, infinity)                                          \
+#define COMBINE_STEPS(name, real, word, most, infinity)                                         \
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
     memcpy(&v, &x, sizeof v);                                                                   \
@@ -4073,10 +4126,10 @@ KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
     }                                                                                           \
   }
 
-KERNEL_STEPS(kernel_f32, float, int32_t, KERNEL_F32_MOST, KERNEL_F32_INFINITY)
-KERNEL_STEPS(kernel_f64, double, int64_t, KERNEL_F64_MOST, KERNEL_F64_INFINITY)
+COMBINE_STEPS(combine_f32, float, int32_t, COMBINE_F32_MOST, COMBINE_F32_INFINITY)
+COMBINE_STEPS(combine_f64, double, int64_t, COMBINE_F64_MOST, COMBINE_F64_INFINITY)
 
-static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
+static void combine_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   switch (op) {
     case MLFAB_OP_MIN:
       for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
@@ -4095,22 +4148,23 @@ static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   }
 }
 
-static void kernel_load(int dtype, kernel_stage *stage, const void *in, uint64_t at, size_t n) {
+static void combine_load(int dtype, combine_stage *stage, const void *in, uint64_t at, size_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
-    kernel_half_load(kernel_half(dtype), stage->f32, (const uint16_t *)in + at, n);
+    for (size_t i = 0; i < n; i++)
+      stage->f32[i] = mlfab__half_back(mlfab__half_of(dtype), ((const uint16_t *)in)[at + i]);
   } else {
     uint32_t bytes = mlfab__element_bytes(dtype);
     memcpy(stage, (const char *)in + at * bytes, n * bytes);
   }
 }
 
-static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *stage, size_t n) {
+static void combine_store(int dtype, void *out, uint64_t at, const combine_stage *stage, size_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
     for (size_t i = 0; i < n; i++) {
       uint32_t bits;
       memcpy(&bits, &stage->f32[i], sizeof bits);
       ((uint16_t *)out)[at + i] =
-          dtype == MLFAB_F16 ? kernel_round_f16(bits) : kernel_round_bf16(bits);
+          dtype == MLFAB_F16 ? combine_round_f16(bits) : combine_round_bf16(bits);
     }
   } else {
     uint32_t bytes = mlfab__element_bytes(dtype);
@@ -4119,46 +4173,47 @@ static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *
 }
 
 /* Combines the elements from..to-1. */
-static void kernel_portable(int op, int dtype, void *const *dst, uint32_t ndst,
-                            const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
-  kernel_stage sum, next;
-  for (; from < to; from += KERNEL_STAGE) {
-    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
-    kernel_load(dtype, &sum, in[0], from, n);
+static void combine_portable(int op, int dtype, void *const *dst, uint32_t ndst,
+                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
+  combine_stage sum, next;
+  for (; from < to; from += COMBINE_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
+    combine_load(dtype, &sum, in[0], from, n);
     for (uint32_t j = 1; j < k; j++) {
-      kernel_load(dtype, &next, in[j], from, n);
+      combine_load(dtype, &next, in[j], from, n);
       if (dtype == MLFAB_I64)
-        kernel_i64_steps(op, sum.i64, next.i64, n);
+        combine_i64_steps(op, sum.i64, next.i64, n);
       else if (dtype == MLFAB_F64)
-        kernel_f64_steps(op, sum.f64, next.f64, n);
+        combine_f64_steps(op, sum.f64, next.f64, n);
       else
-        kernel_f32_steps(op, sum.f32, next.f32, n);
+        combine_f32_steps(op, sum.f32, next.f32, n);
     }
-    for (uint32_t d = 0; d < ndst; d++) kernel_store(dtype, dst[d], from, &sum, n);
+    for (uint32_t d = 0; d < ndst; d++) combine_store(dtype, dst[d], from, &sum, n);
   }
 }
 
-static void kernel_divide_portable(int dtype, void *data, uint32_t by, uint64_t from, uint64_t to) {
-  kernel_stage stage;
-  for (; from < to; from += KERNEL_STAGE) {
-    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
-    kernel_load(dtype, &stage, data, from, n);
+static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t from,
+                                    uint64_t to) {
+  combine_stage stage;
+  for (; from < to; from += COMBINE_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
+    combine_load(dtype, &stage, data, from, n);
     if (dtype == MLFAB_F64)
-      for (size_t i = 0; i < n; i++) stage.f64[i] = kernel_f64_quotient(stage.f64[i], by);
+      for (size_t i = 0; i < n; i++) stage.f64[i] = combine_f64_quotient(stage.f64[i], by);
     else
-      for (size_t i = 0; i < n; i++) stage.f32[i] = kernel_f32_quotient(stage.f32[i], (float)by);
-    kernel_store(dtype, data, from, &stage, n);
+      for (size_t i = 0; i < n; i++) stage.f32[i] = combine_f32_quotient(stage.f32[i], (float)by);
+    combine_store(dtype, data, from, &stage, n);
   }
 }
 
 /* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
  * cache. */
-static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
+static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
   uint64_t past = 0;
   for (uint32_t d = 0; d < ndst; d++) {
     uint32_t j = 0;
     while (j < k && in[j] != dst[d]) j++;
-    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % KERNEL_LINE == 0)
+    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % COMBINE_LINE == 0)
       past |= (uint64_t)1 << d;
   }
   return past;
@@ -4166,37 +4221,15 @@ static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *
 
 /* Splits n elements into those before the first cache line, and those for vectors. For small arrays the
  * head would cost more than alignment saves. */
-static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
-                         uint64_t *body) {
-  *head = mlfab__min(n, (0 - (uintptr_t)at) % KERNEL_LINE / bytes);
-  if (n * bytes <= KERNEL_LITTLE_BYTES) *head = 0;
-  *body = (n - *head) - (n - *head) % (KERNEL_TURN / bytes);
+static void combine_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
+                          uint64_t *body) {
+  *head = mlfab__min(n, (0 - (uintptr_t)at) % COMBINE_LINE / bytes);
+  if (n * bytes <= COMBINE_LITTLE_BYTES) *head = 0;
+  *body = (n - *head) - (n - *head) % (COMBINE_TURN / bytes);
 }
 
-MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
-  uint8_t *to = dst;
-  const uint8_t *from = src;
-#if defined(__SSE2__)
-  if (stream && bytes >= KERNEL_STREAM_BYTES) {
-    uint64_t head = (0 - (uintptr_t)to) % KERNEL_LINE, lines = (bytes - head) / KERNEL_LINE;
-    memcpy(to, from, head);
-    to += head;
-    from += head;
-    bytes -= head + lines * KERNEL_LINE;
-    for (; lines > 0; lines--, to += KERNEL_LINE, from += KERNEL_LINE) {
-      __m128i words[KERNEL_LINE / 16];
-      memcpy(words, from, sizeof words);
-      for (uint32_t i = 0; i < KERNEL_LINE / 16; i++)
-        _mm_stream_si128((__m128i *)(void *)to + i, words[i]);
-    }
-    _mm_sfence();
-  }
-#endif
-  memcpy(to, from, bytes);
-}
-
-static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
-  uint64_t most = ndst == 1 ? bytes : KERNEL_COPY_BYTES;
+static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
+  uint64_t most = ndst == 1 ? bytes : COMBINE_COPY_BYTES;
   for (uint64_t at = 0; at < bytes; at += most)
     for (uint32_t d = 0; d < ndst; d++)
       if (dst[d] != (const void *)in)
@@ -4207,31 +4240,32 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
-  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
   assert(ndst >= 1 && ndst <= MLFAB__COMBINE_MOST);
   assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
   if (k == 1) {
-    kernel_copy(dst, ndst, (const char *)in[0], n * bytes);
+    combine_copy(dst, ndst, (const char *)in[0], n * bytes);
     return;
   }
   if (cblas && (op == MLFAB_OP_SUM || op == MLFAB_OP_MEAN)) {
     for (uint64_t count; done < n; done += count) {
-      count = kernel_cblas_count(n - done);
+      count = mlfab__min(n - done, MLFAB__CBLAS_MOST);
       cblas->combine[dtype](op, dst, ndst, 0, in, k, done, done + count);
     }
     return;
   }
-  kernel_split(dst[0], n, bytes, &head, &body);
+  combine_split(dst[0], n, bytes, &head, &body);
   if (row->combine[dtype] && body > 0) {
-    uint64_t past = stream && n * bytes >= KERNEL_STREAM_BYTES ? kernel_past(dst, ndst, in, k) : 0;
-    kernel_portable(op, dtype, dst, ndst, in, k, 0, head);
+    uint64_t past =
+        stream && n * bytes >= COMBINE_STREAM_BYTES ? combine_past(dst, ndst, in, k) : 0;
+    combine_portable(op, dtype, dst, ndst, in, k, 0, head);
     done = head + body;
     row->combine[dtype](op, dst, ndst, past, in, k, head, done);
   }
-  kernel_portable(op, dtype, dst, ndst, in, k, done, n);
+  combine_portable(op, dtype, dst, ndst, in, k, done, n);
 }
 
 MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
@@ -4246,14 +4280,15 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   const mlfab__kernels *row = mlfab__kernels_row(level);
   uint64_t head, body, done = 0;
   assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
-  kernel_split(data, n, mlfab__element_bytes(dtype), &head, &body);
+  combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);
   if (row->divide[dtype] && body > 0) {
-    kernel_divide_portable(dtype, data, by, 0, head);
+    combine_divide_portable(dtype, data, by, 0, head);
     done = head + body;
     row->divide[dtype](data, by, head, done);
   }
-  kernel_divide_portable(dtype, data, by, done, n);
+  combine_divide_portable(dtype, data, by, done, n);
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/kernels/packet.h
@@ -7166,6 +7201,7 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
 /* ==============================================================================================
  * core/model/image.h
  * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
 /* image.h - the bytes of slices as one stream of chunks. Layer 3.
  *
  * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
@@ -7222,10 +7258,12 @@ typedef struct mlfab__image_part { /* zeros: EMPTY */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data);
 
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/image.c
  * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
 /* image.c - reads and writes slices as a stream of chunks. See image.h. */
 
 static int image_has(const mlfab__store *store, uint32_t kind) {
@@ -7348,6 +7386,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
   part->done = chunk->last != 0;
   return 0;
 }
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/windows.h
