@@ -3,7 +3,7 @@
 # BUILD is the folder of a variant. Each variant compiles a source file once: `make check` runs this file again with
 # BUILD=build/asan and SAN=-fsanitize=address,undefined. WERROR=1 makes warnings errors, V=1 shows whole commands.
 # The library, its tools, the examples and the tests of a user's view link build/libmlfab.a, made of the shipped mlfab.c
-# and mlfab_sim.c. Tests of internals and simulations link the same code in parts, and so does everything under sanitizers.
+# and of build/mlfab_sim.c. Tests of internals and simulations link the same code in parts, and so does everything under sanitizers.
 
 BUILD   ?= build
 CC      ?= cc
@@ -69,7 +69,7 @@ PARTS      := $(patsubst %.c,$(BUILD)/%.o,$(wildcard core/*/*.c transports/*.c))
 LIBPARTS   := $(BUILD)/libparts.a
 LIBRARY    := $(if $(SAN),$(LIBPARTS),$(BUILD)/libmlfab.a)
 SHARED     := $(BUILD)/libmlfab.so
-TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(filter-out $(if $(call found,curl),,tools/mlfab-fetch.c),$(wildcard tools/*.c)))
+TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/mlfab-*.c))
 EXAMPLES   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 EXTRAS     := $(patsubst %,$(BUILD)/libmlfab_%.a,$(call found,tls) $(call found,curl) $(if $(TLS_LIBS),$(if $(CURL_LIBS),store)))
 
@@ -84,16 +84,22 @@ MAKEFLAGS += --no-builtin-rules
 all: libraries tools examples extras
 ##: build/libmlfab.a and build/libmlfab.so
 libraries: $(BUILD)/libmlfab.a $(SHARED)
-##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top, and mlfab-fetch if libcurl is installed
+##: build/mlfab-run, mlfab-sim, mlfab-plan, mlfab-top
 tools: $(TOOLS)
 ##: the programs of examples/, in build/examples/
 examples: $(EXAMPLES)
 ##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
 extras: $(EXTRAS)
-##: writes mlfab.c and mlfab_sim.c from core/ and transports/
+##: writes mlfab.c from core/ and transports/
 amalgamate:
 	$(PYTHON) amalgamate.py
 
+$(BUILD)/mlfab_sim.c: amalgamate.py $(wildcard core/base/*.[ch]) transports/sim.c
+	@mkdir -p $(@D)
+	@command -v $(PYTHON) >/dev/null || { echo 'make: $(PYTHON) was not found; it writes the simulator, $@' >&2; exit 1; }
+	@$(PYTHON) amalgamate.py --simulator $@ >/dev/null
+$(BUILD)/mlfab_sim.o: $(BUILD)/mlfab_sim.c
+	$(QUIET)$(CACHED) $(CC) $(FLAGS) -c -o $@ $<
 $(BUILD)/libmlfab.a: $(OBJECTS)
 $(LIBPARTS): $(PARTS)
 $(SHARED): $(OBJECTS)
@@ -105,10 +111,8 @@ $(BUILD)/libmlfab_curl.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,curl http)
 $(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote sigv4 http)
 
 # Planning is not in the public header, so mlfab-plan links the parts.
-$(BUILD)/mlfab-plan: $(LIBPARTS)
-$(BUILD)/mlfab-fetch: $(BUILD)/extras/mlfab_http.o
-$(BUILD)/mlfab-fetch: LIBS += $(CURL_LIBS)
-$(filter-out %-plan %-fetch,$(TOOLS)): $(LIBRARY)
+$(BUILD)/mlfab-plan: $(BUILD)/tools/replicate.o $(LIBPARTS)
+$(filter-out %-plan,$(TOOLS)): $(LIBRARY)
 $(TOOLS): $(BUILD)/%: $(BUILD)/tools/%.o
 	@$(LINK) -o $@ $^ $(LIBS)
 
@@ -151,7 +155,7 @@ CURL     := $(wildcard tests/extras/test_curl*.c tests/extras/curl_*.c)
 STORE    := $(wildcard tests/extras/test_s*.c tests/extras/store_*.c)
 BLAS     := $(addprefix tests/cblas/test_,kernels.c split.c fabric.c)
 # The parts that a switch changes are compiled again, and linked before the others.
-BLAS_PARTS := $(addprefix $(BUILD)/cblas/core/,kernels/kernels.o kernels/kernels_cblas.o open/compose.o open/build_info.o)
+BLAS_PARTS := $(addprefix $(BUILD)/cblas/core/,kernels/kernels.o kernels/kernels_combine.o kernels/kernels_cblas.o open/compose.o open/build_info.o)
 
 #                  sources        archives                               libraries                  needs
 $(call table,$(INTERNAL),         $(LIBPARTS),                           -lcmocka,                  cmocka)
@@ -265,7 +269,7 @@ switches: all
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
 FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/env.c base/rng.c checkpoint/record.c \
-          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/packet.c)
+          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/kernels_combine.c kernels/packet.c)
 ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
 fuzz:
 	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN=-fsanitize=fuzzer-no-link,address,undefined \
@@ -416,6 +420,7 @@ LIBDIR ?= $(PREFIX)/lib
 D_LIB   = $(DESTDIR)$(LIBDIR)
 D_INCLUDE = $(DESTDIR)$(PREFIX)/include
 D_BIN   = $(DESTDIR)$(PREFIX)/bin
+D_SHARE = $(DESTDIR)$(PREFIX)/share/mlfab
 D_CMAKE = $(D_LIB)/cmake/mlfab
 HEADERS = mlfab.h mlfab_node.h mlfab_sim.h $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
 SUBST   = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
@@ -424,22 +429,23 @@ D_MPI   = $(D_LIB)/mlfab
 MPI_LIBS = $(MPIS:%=$(BUILD)/mpi/%/libmlfab_mpi.so)
 ##: headers, libraries (libmlfab_mpi.so with MPI), pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
 install: libraries tools extras $(MPI_LIBS)
-	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_LIB)/pkgconfig $(D_CMAKE)
+	$(INSTALL) -d $(D_INCLUDE) $(D_BIN) $(D_SHARE) $(D_LIB)/pkgconfig $(D_CMAKE)
 	$(INSTALL) -m 644 $(HEADERS) $(D_INCLUDE)
+	$(INSTALL) -m 644 $(BUILD)/mlfab_sim.c $(D_SHARE)
 	$(INSTALL) -m 644 $(BUILD)/libmlfab.a $(EXTRAS) $(D_LIB)
 	$(INSTALL) -m 755 $(SHARED).$(VERSION) $(D_LIB)/libmlfab.so.$(VERSION)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(MAJOR)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
 	$(foreach mpi,$(MPIS),$(INSTALL) -d $(D_MPI)/$(mpi) && $(INSTALL) -m 755 $(BUILD)/mpi/$(mpi)/libmlfab_mpi.so $(D_MPI)/$(mpi) &&) :
 	$(if $(MPIS),ln -sf mlfab/$(firstword $(MPIS))/libmlfab_mpi.so $(D_LIB)/libmlfab_mpi.so)
-	$(INSTALL) -m 755 $(TOOLS) $(D_BIN)
+	$(INSTALL) -m 755 $(TOOLS) tools/mlfab-fetch $(D_BIN)
 	$(SUBST) mlfab.pc.in > $(D_LIB)/pkgconfig/mlfab.pc
 	$(SUBST) cmake/mlfabConfigVersion.cmake.in > $(D_CMAKE)/mlfabConfigVersion.cmake
 	$(INSTALL) -m 644 cmake/mlfabConfig.cmake $(D_CMAKE)/mlfabConfig.cmake
 ##: removes what install put there
 uninstall:
-	rm -f $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
-	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)))
+	rm -f $(D_SHARE)/mlfab_sim.c $(addprefix $(D_INCLUDE)/,$(notdir $(HEADERS))) $(addprefix $(D_LIB)/,libmlfab.a libmlfab.so libmlfab.so.$(MAJOR) \
+	  libmlfab.so.$(VERSION) pkgconfig/mlfab.pc libmlfab_mpi.so $(notdir $(EXTRAS))) $(addprefix $(D_BIN)/,$(notdir $(TOOLS)) mlfab-fetch)
 	rm -rf $(D_CMAKE) $(D_MPI)
 ##: removes build/
 clean:

@@ -172,7 +172,7 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
 }
 
 /* Moves a stamp by `by_ns`, at most to now. A stamp of 0, which means none, and one in the future stay. */
-MLFAB__UNUSED static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
+static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
   if (*stamp_ns != 0 && *stamp_ns < now_ns)
     *stamp_ns = mlfab__min(mlfab__add_sat(*stamp_ns, by_ns), now_ns);
 }
@@ -3037,6 +3037,11 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
  * refuse infinity and NaN; here these saturate too. The bits do not depend on compiler flags. Arrays:
  * kernels.h. */
 
+/* For MLFAB_F16 or MLFAB_BF16. */
+MLFAB__UNUSED static inline int mlfab__half_of(int dtype) {
+  return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16;
+}
+
 /* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
  * saturate. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
@@ -3228,30 +3233,6 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
 #define mlfab__kernel_norm2_by(kernels, ...) \
   mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
-/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
- * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
- * copies. `stream` as above. */
-MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
-                                                     uint32_t ndst, const void *const *in,
-                                                     uint32_t k, uint64_t n, int stream);
-#define mlfab__kernel_combine_many(...) \
-  mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
-#define mlfab__kernel_combine_many_by(kernels, ...) \
-  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
-
-/* dst = a op b. dst may be a or b; no other overlap. */
-MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
-                                                const void *a, const void *b, uint64_t n,
-                                                int stream);
-#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
-#define mlfab__kernel_combine_by(kernels, ...) \
-  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
-
-/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
-MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
-                                               uint32_t by);
-#define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
-
 /* float32 to 16 bits and back (half.h); n elements; in and out do not overlap. */
 MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
                                             uint64_t n);
@@ -3283,6 +3264,8 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
  * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
  * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
+/* kernels.c: that row for a call with this level and type, or NULL. */
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 
 /* core/kernels/kernels_x86.c goes on. */
 
@@ -3717,7 +3700,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; 
  * ============================================================================================== */
 /* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
- * For: adding a scaled update to weights, summing the data of several workers, finding NaN and infinity in
+ * For: adding a scaled update to weights, finding NaN and infinity in
  * the same pass over memory, 16-bit numbers. Not for: choosing what is added, or threads: a caller may
  * split the work.
  *
@@ -3727,11 +3710,6 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; 
  *  - The product of an update and its scale passes through an empty asm statement or a settled array before
  *    it is added, so that no compiler can contract the two into a fused multiply-add. (gcc contracts in gnu
  *    modes and has no pragma against it; clang ignores the pragma under -ffast-math.)
- *  - On x86, sums, products and quotients of collectives are asm instructions. No compiler can reassociate
- *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor keeps the
- *    first).
- *  - Minimum and maximum compare integers that ascend as the numbers do, so that neither -ffinite-math-only
- *    nor -fno-signed-zeros has an effect.
  *  - Finiteness is tested on exponent bits in integers. Adding one to an exponent of all ones carries into
  *    the sign bit; or-ing the carries keeps branches out of the loops.
  *  - The portable kernels process the unaligned ends for the rows.
@@ -3761,17 +3739,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; 
 #define KERNEL_STAGE 256u
 /* A smaller destination may still be in a cache when it is read; streaming would evict it. */
 #define KERNEL_STREAM_BYTES 65536u
-/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
 #define KERNEL_LINE 64u
-#define KERNEL_TURN 256u
-#define KERNEL_LITTLE_BYTES 32768u
-/* Copies to several destinations proceed in pieces that stay in the L1 cache. */
-#define KERNEL_COPY_BYTES 16384u
-
-#define KERNEL_F32_MOST INT32_MAX
-#define KERNEL_F32_INFINITY 0x7f800000
-#define KERNEL_F64_MOST INT64_MAX
-#define KERNEL_F64_INFINITY 0x7ff0000000000000
 
 #define KERNEL_F32_EXPONENT 0x7f800000u
 #define KERNEL_F32_ONE 0x00800000u
@@ -3810,8 +3778,6 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
 static void *kernel_at(const void *array, uint64_t bytes) {
   return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
 }
-
-static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16; }
 
 /* ---- adding an update ---- */
 
@@ -3860,8 +3826,7 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
-/* The row of cblas for this call, or NULL. */
-static const mlfab__kernels *kernel_cblas(int level, int dtype) {
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype) {
   int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
   const mlfab__kernels *row = takes ? mlfab__kernels_cblas() : NULL;
   assert((!takes || row) && "MLFAB_WITH_CBLAS is 0");
@@ -3905,7 +3870,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
-  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   if (cblas && dst != NULL && !kernel_clears(dtype, scale))
     return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
@@ -3925,7 +3890,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
+    return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
@@ -3956,7 +3921,7 @@ static double kernel_norm2_own(int level, int dtype, const void *u, uint64_t n) 
 }
 
 MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint64_t bytes = mlfab__dtype_bytes(dtype), count;
   double sum = 0.0;
   level &= ~MLFAB__KERNEL_CBLAS;
@@ -3991,13 +3956,101 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
   kernel_half_load(half, out + done, in + done, n - done);
 }
 
-/* ---- element-wise operations of collectives ---- */
+/* ---- copying ---- */
+
+MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
+  uint8_t *to = dst;
+  const uint8_t *from = src;
+#if defined(__SSE2__)
+  if (stream && bytes >= KERNEL_STREAM_BYTES) {
+    uint64_t head = (0 - (uintptr_t)to) % KERNEL_LINE, lines = (bytes - head) / KERNEL_LINE;
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    bytes -= head + lines * KERNEL_LINE;
+    for (; lines > 0; lines--, to += KERNEL_LINE, from += KERNEL_LINE) {
+      __m128i words[KERNEL_LINE / 16];
+      memcpy(words, from, sizeof words);
+      for (uint32_t i = 0; i < KERNEL_LINE / 16; i++)
+        _mm_stream_si128((__m128i *)(void *)to + i, words[i]);
+    }
+    _mm_sfence();
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
+/* ==============================================================================================
+ * core/kernels/kernels_combine.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* kernels_combine.h - element-wise operations of collectives. Layer 1. */
+
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
+ * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
+ * copies. `stream` as above. */
+MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
+                                                     uint32_t ndst, const void *const *in,
+                                                     uint32_t k, uint64_t n, int stream);
+#define mlfab__kernel_combine_many(...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_many_by(kernels, ...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
+
+/* dst = a op b. dst may be a or b; no other overlap. */
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream);
+#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_by(kernels, ...) \
+  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
+
+/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
+MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
+                                               uint32_t by);
+#define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
+
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/kernels/kernels_combine.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row. Layer 1.
+ *
+ * Invariants: as in kernels.c. Results have the same bits for every row, because:
+ *  - On x86, sums, products and quotients are asm instructions. No compiler can reassociate or contract them, divide by
+ *    a reciprocal, or exchange operands (of two NaNs the processor keeps the first).
+ *  - Minimum and maximum compare integers that ascend as the numbers do, so that neither -ffinite-math-only nor
+ *    -fno-signed-zeros has an effect. */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define COMBINE_X86 1
+#else
+#define COMBINE_X86 0
+#endif
+
+/* Elements staged by the portable kernels: fits the L1 cache. */
+#define COMBINE_STAGE 256u
+/* A smaller destination may still be in a cache when it is read; streaming would evict it. */
+#define COMBINE_STREAM_BYTES 65536u
+/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
+#define COMBINE_LINE 64u
+#define COMBINE_TURN 256u
+#define COMBINE_LITTLE_BYTES 32768u
+/* Copies to several destinations proceed in pieces that stay in the L1 cache. */
+#define COMBINE_COPY_BYTES 16384u
+
+#define COMBINE_F32_MOST INT32_MAX
+#define COMBINE_F32_INFINITY 0x7f800000
+#define COMBINE_F64_MOST INT64_MAX
+#define COMBINE_F64_INFINITY 0x7ff0000000000000
 
 /* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
 /* A NaN stays one and becomes quiet, as with the processor's instruction. 65520 is halfway between the
  * largest number and the next one, which does not exist. */
-static uint16_t kernel_round_f16(uint32_t bits) {
+static uint16_t combine_round_f16(uint32_t bits) {
   uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
   float x;
   if (m > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
@@ -4006,49 +4059,49 @@ static uint16_t kernel_round_f16(uint32_t bits) {
   return mlfab__half_one(MLFAB_HALF_F16, x);
 }
 
-static uint16_t kernel_round_bf16(uint32_t bits) {
+static uint16_t combine_round_bf16(uint32_t bits) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
   return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
 /* ---- the portable kernels ---- */
 
-typedef union kernel_stage {
-  float f32[KERNEL_STAGE];
-  double f64[KERNEL_STAGE];
-  int64_t i64[KERNEL_STAGE];
-} kernel_stage;
+typedef union combine_stage {
+  float f32[COMBINE_STAGE];
+  double f64[COMBINE_STAGE];
+  int64_t i64[COMBINE_STAGE];
+} combine_stage;
 
 /* On other processors, one array after another is added to a stage: sums keep their order, but the compiler
  * chooses which of two NaNs is kept. The divisor is volatile so that the compiler does not use its
  * reciprocal. */
-#if KERNEL_X86
-#define KERNEL_SCALAR(name, real, instruction, operator) \
-  static inline real name(real a, real b) {              \
-    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));   \
-    return a;                                            \
+#if COMBINE_X86
+#define COMBINE_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) {               \
+    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));    \
+    return a;                                             \
   }
-#define KERNEL_QUOTIENT(name, real, instruction) KERNEL_SCALAR(name, real, instruction, /)
+#define COMBINE_QUOTIENT(name, real, instruction) COMBINE_SCALAR(name, real, instruction, /)
 #else
-#define KERNEL_SCALAR(name, real, instruction, operator) \
+#define COMBINE_SCALAR(name, real, instruction, operator) \
   static inline real name(real a, real b) { return a operator b; }
-#define KERNEL_QUOTIENT(name, real, instruction) \
-  static inline real name(real a, real b) {      \
-    volatile real by = b;                        \
-    return a / by;                               \
+#define COMBINE_QUOTIENT(name, real, instruction) \
+  static inline real name(real a, real b) {       \
+    volatile real by = b;                         \
+    return a / by;                                \
   }
 #endif
 
-KERNEL_SCALAR(kernel_f32_add, float, "addss", +)
-KERNEL_SCALAR(kernel_f64_add, double, "addsd", +)
-KERNEL_SCALAR(kernel_f32_multiply, float, "mulss", *)
-KERNEL_SCALAR(kernel_f64_multiply, double, "mulsd", *)
-KERNEL_QUOTIENT(kernel_f32_quotient, float, "divss")
-KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
+COMBINE_SCALAR(combine_f32_add, float, "addss", +)
+COMBINE_SCALAR(combine_f64_add, double, "addsd", +)
+COMBINE_SCALAR(combine_f32_multiply, float, "mulss", *)
+COMBINE_SCALAR(combine_f64_multiply, double, "mulsd", *)
+COMBINE_QUOTIENT(combine_f32_quotient, float, "divss")
+COMBINE_QUOTIENT(combine_f64_quotient, double, "divsd")
 
 /* An integer that orders the numbers: -0 just below +0, and NaN at the end that wins. Negative numbers
  * descend with their bits, so these are inverted. */
-#define KERNEL_STEPS(name, real, word, most, infinity)                                          \
+#define COMBINE_STEPS(name, real, word, most, infinity)                                         \
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
     memcpy(&v, &x, sizeof v);                                                                   \
@@ -4073,10 +4126,10 @@ KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
     }                                                                                           \
   }
 
-KERNEL_STEPS(kernel_f32, float, int32_t, KERNEL_F32_MOST, KERNEL_F32_INFINITY)
-KERNEL_STEPS(kernel_f64, double, int64_t, KERNEL_F64_MOST, KERNEL_F64_INFINITY)
+COMBINE_STEPS(combine_f32, float, int32_t, COMBINE_F32_MOST, COMBINE_F32_INFINITY)
+COMBINE_STEPS(combine_f64, double, int64_t, COMBINE_F64_MOST, COMBINE_F64_INFINITY)
 
-static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
+static void combine_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   switch (op) {
     case MLFAB_OP_MIN:
       for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
@@ -4095,22 +4148,23 @@ static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   }
 }
 
-static void kernel_load(int dtype, kernel_stage *stage, const void *in, uint64_t at, size_t n) {
+static void combine_load(int dtype, combine_stage *stage, const void *in, uint64_t at, size_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
-    kernel_half_load(kernel_half(dtype), stage->f32, (const uint16_t *)in + at, n);
+    for (size_t i = 0; i < n; i++)
+      stage->f32[i] = mlfab__half_back(mlfab__half_of(dtype), ((const uint16_t *)in)[at + i]);
   } else {
     uint32_t bytes = mlfab__element_bytes(dtype);
     memcpy(stage, (const char *)in + at * bytes, n * bytes);
   }
 }
 
-static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *stage, size_t n) {
+static void combine_store(int dtype, void *out, uint64_t at, const combine_stage *stage, size_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
     for (size_t i = 0; i < n; i++) {
       uint32_t bits;
       memcpy(&bits, &stage->f32[i], sizeof bits);
       ((uint16_t *)out)[at + i] =
-          dtype == MLFAB_F16 ? kernel_round_f16(bits) : kernel_round_bf16(bits);
+          dtype == MLFAB_F16 ? combine_round_f16(bits) : combine_round_bf16(bits);
     }
   } else {
     uint32_t bytes = mlfab__element_bytes(dtype);
@@ -4119,46 +4173,47 @@ static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *
 }
 
 /* Combines the elements from..to-1. */
-static void kernel_portable(int op, int dtype, void *const *dst, uint32_t ndst,
-                            const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
-  kernel_stage sum, next;
-  for (; from < to; from += KERNEL_STAGE) {
-    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
-    kernel_load(dtype, &sum, in[0], from, n);
+static void combine_portable(int op, int dtype, void *const *dst, uint32_t ndst,
+                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
+  combine_stage sum, next;
+  for (; from < to; from += COMBINE_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
+    combine_load(dtype, &sum, in[0], from, n);
     for (uint32_t j = 1; j < k; j++) {
-      kernel_load(dtype, &next, in[j], from, n);
+      combine_load(dtype, &next, in[j], from, n);
       if (dtype == MLFAB_I64)
-        kernel_i64_steps(op, sum.i64, next.i64, n);
+        combine_i64_steps(op, sum.i64, next.i64, n);
       else if (dtype == MLFAB_F64)
-        kernel_f64_steps(op, sum.f64, next.f64, n);
+        combine_f64_steps(op, sum.f64, next.f64, n);
       else
-        kernel_f32_steps(op, sum.f32, next.f32, n);
+        combine_f32_steps(op, sum.f32, next.f32, n);
     }
-    for (uint32_t d = 0; d < ndst; d++) kernel_store(dtype, dst[d], from, &sum, n);
+    for (uint32_t d = 0; d < ndst; d++) combine_store(dtype, dst[d], from, &sum, n);
   }
 }
 
-static void kernel_divide_portable(int dtype, void *data, uint32_t by, uint64_t from, uint64_t to) {
-  kernel_stage stage;
-  for (; from < to; from += KERNEL_STAGE) {
-    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
-    kernel_load(dtype, &stage, data, from, n);
+static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t from,
+                                    uint64_t to) {
+  combine_stage stage;
+  for (; from < to; from += COMBINE_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
+    combine_load(dtype, &stage, data, from, n);
     if (dtype == MLFAB_F64)
-      for (size_t i = 0; i < n; i++) stage.f64[i] = kernel_f64_quotient(stage.f64[i], by);
+      for (size_t i = 0; i < n; i++) stage.f64[i] = combine_f64_quotient(stage.f64[i], by);
     else
-      for (size_t i = 0; i < n; i++) stage.f32[i] = kernel_f32_quotient(stage.f32[i], (float)by);
-    kernel_store(dtype, data, from, &stage, n);
+      for (size_t i = 0; i < n; i++) stage.f32[i] = combine_f32_quotient(stage.f32[i], (float)by);
+    combine_store(dtype, data, from, &stage, n);
   }
 }
 
 /* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
  * cache. */
-static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
+static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
   uint64_t past = 0;
   for (uint32_t d = 0; d < ndst; d++) {
     uint32_t j = 0;
     while (j < k && in[j] != dst[d]) j++;
-    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % KERNEL_LINE == 0)
+    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % COMBINE_LINE == 0)
       past |= (uint64_t)1 << d;
   }
   return past;
@@ -4166,37 +4221,15 @@ static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *
 
 /* Splits n elements into those before the first cache line, and those for vectors. For small arrays the
  * head would cost more than alignment saves. */
-static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
-                         uint64_t *body) {
-  *head = mlfab__min(n, (0 - (uintptr_t)at) % KERNEL_LINE / bytes);
-  if (n * bytes <= KERNEL_LITTLE_BYTES) *head = 0;
-  *body = (n - *head) - (n - *head) % (KERNEL_TURN / bytes);
+static void combine_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
+                          uint64_t *body) {
+  *head = mlfab__min(n, (0 - (uintptr_t)at) % COMBINE_LINE / bytes);
+  if (n * bytes <= COMBINE_LITTLE_BYTES) *head = 0;
+  *body = (n - *head) - (n - *head) % (COMBINE_TURN / bytes);
 }
 
-MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
-  uint8_t *to = dst;
-  const uint8_t *from = src;
-#if defined(__SSE2__)
-  if (stream && bytes >= KERNEL_STREAM_BYTES) {
-    uint64_t head = (0 - (uintptr_t)to) % KERNEL_LINE, lines = (bytes - head) / KERNEL_LINE;
-    memcpy(to, from, head);
-    to += head;
-    from += head;
-    bytes -= head + lines * KERNEL_LINE;
-    for (; lines > 0; lines--, to += KERNEL_LINE, from += KERNEL_LINE) {
-      __m128i words[KERNEL_LINE / 16];
-      memcpy(words, from, sizeof words);
-      for (uint32_t i = 0; i < KERNEL_LINE / 16; i++)
-        _mm_stream_si128((__m128i *)(void *)to + i, words[i]);
-    }
-    _mm_sfence();
-  }
-#endif
-  memcpy(to, from, bytes);
-}
-
-static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
-  uint64_t most = ndst == 1 ? bytes : KERNEL_COPY_BYTES;
+static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
+  uint64_t most = ndst == 1 ? bytes : COMBINE_COPY_BYTES;
   for (uint64_t at = 0; at < bytes; at += most)
     for (uint32_t d = 0; d < ndst; d++)
       if (dst[d] != (const void *)in)
@@ -4207,31 +4240,32 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
   const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
-  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
   assert(ndst >= 1 && ndst <= MLFAB__COMBINE_MOST);
   assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
   if (k == 1) {
-    kernel_copy(dst, ndst, (const char *)in[0], n * bytes);
+    combine_copy(dst, ndst, (const char *)in[0], n * bytes);
     return;
   }
   if (cblas && (op == MLFAB_OP_SUM || op == MLFAB_OP_MEAN)) {
     for (uint64_t count; done < n; done += count) {
-      count = kernel_cblas_count(n - done);
+      count = mlfab__min(n - done, MLFAB__CBLAS_MOST);
       cblas->combine[dtype](op, dst, ndst, 0, in, k, done, done + count);
     }
     return;
   }
-  kernel_split(dst[0], n, bytes, &head, &body);
+  combine_split(dst[0], n, bytes, &head, &body);
   if (row->combine[dtype] && body > 0) {
-    uint64_t past = stream && n * bytes >= KERNEL_STREAM_BYTES ? kernel_past(dst, ndst, in, k) : 0;
-    kernel_portable(op, dtype, dst, ndst, in, k, 0, head);
+    uint64_t past =
+        stream && n * bytes >= COMBINE_STREAM_BYTES ? combine_past(dst, ndst, in, k) : 0;
+    combine_portable(op, dtype, dst, ndst, in, k, 0, head);
     done = head + body;
     row->combine[dtype](op, dst, ndst, past, in, k, head, done);
   }
-  kernel_portable(op, dtype, dst, ndst, in, k, done, n);
+  combine_portable(op, dtype, dst, ndst, in, k, done, n);
 }
 
 MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
@@ -4246,14 +4280,15 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   const mlfab__kernels *row = mlfab__kernels_row(level);
   uint64_t head, body, done = 0;
   assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
-  kernel_split(data, n, mlfab__element_bytes(dtype), &head, &body);
+  combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);
   if (row->divide[dtype] && body > 0) {
-    kernel_divide_portable(dtype, data, by, 0, head);
+    combine_divide_portable(dtype, data, by, 0, head);
     done = head + body;
     row->divide[dtype](data, by, head, done);
   }
-  kernel_divide_portable(dtype, data, by, done, n);
+  combine_divide_portable(dtype, data, by, done, n);
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/kernels/packet.h
@@ -7166,6 +7201,7 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
 /* ==============================================================================================
  * core/model/image.h
  * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
 /* image.h - the bytes of slices as one stream of chunks. Layer 3.
  *
  * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
@@ -7222,10 +7258,12 @@ typedef struct mlfab__image_part { /* zeros: EMPTY */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data);
 
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/image.c
  * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
 /* image.c - reads and writes slices as a stream of chunks. See image.h. */
 
 static int image_has(const mlfab__store *store, uint32_t kind) {
@@ -7348,6 +7386,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
   part->done = chunk->last != 0;
   return 0;
 }
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/windows.h
@@ -8364,9 +8403,18 @@ typedef struct mlfab__tap {
   void (*plan)(void *self, const mlfab__tap_plan *plan);
 } mlfab__tap;
 
-/* A role's stream of file operations: files.c. */
+/* A node's file operations: files.c. */
+typedef struct mlfab__files_table {
+  /* The operation of an action. An operation has ended. The driver did not begin one. */
+  const mlfab_file_op *(*op)(mlfab_node *node, uint64_t token);
+  void (*event)(mlfab_node *node, const mlfab_io_event *event);
+  void (*refused)(mlfab_node *node, uint64_t token, int status);
+} mlfab__files_table;
+
+/* A role's stream of file operations. */
 typedef struct mlfab__filer {
   mlfab_node *node;
+  struct mlfab__filer *next;
   void *self;
   /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
   void (*done)(void *self, const mlfab_io_event *event);
@@ -8425,8 +8473,8 @@ struct mlfab_node {
   uint32_t nsettles, nidles;
   mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
   uint32_t nmirrored;
-  mlfab__filer filers[MLFAB__FILERS];
-  uint32_t nfilers;
+  mlfab__filer *filers;            /* the newest stream first; they belong to roles */
+  const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
   struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
@@ -8620,19 +8668,6 @@ MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles the capacity of this host's links. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
-
-/* --- files.c: operations on files, which the driver carries out --- */
-
-/* A stream for a role. There is room for MLFAB__FILERS. */
-MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
-                                                void (*done)(void *self,
-                                                             const mlfab_io_event *event));
-/* Yields filer->op as an action, unless one is under way. */
-MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
-/* The operation of an action. An operation has ended. The driver did not begin one. */
-MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token);
-MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event);
-MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status);
 
 /* --- outbox.c: the next frame to send --- */
 
@@ -9556,7 +9591,7 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       node_measured(node, event->measure);
       break;
     case MLFAB_IO_FILE:
-      mlfab__files_event(node, event);
+      if (node->files) node->files->event(node, event);
       break;
     case MLFAB_IO_WRITABLE:
       if (!mlfab__node_link(node, event->link, &index)) break;
@@ -9592,7 +9627,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
                                         : node->peers_out[called - routes]->addresses;
     }
   }
-  if (queued->kind == MLFAB_ACTION_FILE) action->file = mlfab__files_op(node, queued->token);
+  if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
   node->out = MLFAB__OUT_ACTION;
 }
 
@@ -9690,7 +9725,7 @@ static void node_done_action(mlfab_node *node, int status) {
     mlfab__alive_probed(node, index, status);
   if (status == 0) return;
   if (queued.kind == MLFAB_ACTION_FILE) {
-    mlfab__files_refused(node, queued.token, status);
+    node->files->refused(node, queued.token, status);
   } else if (queued.kind == MLFAB_ACTION_CONNECT) {
     mlfab_io_event event;
     memset(&event, 0, sizeof event);
@@ -10414,26 +10449,73 @@ MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
 }
 
 /* ==============================================================================================
+ * core/node/files.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* files.h - operations on files, which a role asks for and the driver carries out. */
+
+/* Begins a stream in the memory of a role. At most MLFAB__FILERS of a node. Returns `filer`. */
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event));
+/* Yields filer->op as an action, unless one is under way. */
+MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
  * core/node/files.c
  * ============================================================================================== */
-/* files.c - a node: operations on files. See node.h.
+#if MLFAB_WITH_CHECKPOINT
+/* files.c - a node: operations on files. See files.h.
  *
  * The node does no I/O: a role asks for an operation, the node yields it as an action, and the driver reports its end
- * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's. So a late or
- * repeated report matches nothing. */
-
-MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
-                                                void (*done)(void *self,
-                                                             const mlfab_io_event *event)) {
-  assert(node->nfilers < MLFAB__FILERS);
-  mlfab__filer *filer = &node->filers[node->nfilers];
-  *filer = (mlfab__filer){.node = node, .self = self, .done = done};
-  filer->op.stream = node->nfilers++;
-  return filer;
-}
+ * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's number. So a late
+ * or repeated report matches nothing. */
 
 static uint64_t files_token(const mlfab__filer *filer) {
   return filer->asked * MLFAB__FILERS + filer->op.stream;
+}
+
+/* The stream that a token names, or NULL. */
+static mlfab__filer *files_named(const mlfab_node *node, uint64_t token) {
+  mlfab__filer *filer = node->filers;
+  while (filer && filer->op.stream != token % MLFAB__FILERS) filer = filer->next;
+  return filer;
+}
+
+static const mlfab_file_op *files_op(mlfab_node *node, uint64_t token) {
+  return &files_named(node, token)->op;
+}
+
+static void files_event(mlfab_node *node, const mlfab_io_event *event) {
+  mlfab__filer *filer = files_named(node, event->token);
+  if (!filer || !filer->busy || event->token != files_token(filer)) return;
+  filer->busy = 0;
+  filer->done(filer->self, event);
+}
+
+static void files_refused(mlfab_node *node, uint64_t token, int status) {
+  const mlfab_io_event event = {.kind = MLFAB_IO_FILE,
+                                .token = token,
+                                .code = status,
+                                .text = status == MLFAB_ERR_UNSUPPORTED
+                                            ? "the program that drives this node has no files"
+                                            : mlfab_error_text(status)};
+  files_event(node, &event);
+}
+
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event)) {
+  static const mlfab__files_table table = {files_op, files_event, files_refused};
+  uint32_t stream = node->filers ? node->filers->op.stream + 1 : 0;
+  assert(stream < MLFAB__FILERS);
+  *filer = (mlfab__filer){.node = node, .next = node->filers, .self = self, .done = done};
+  filer->op.stream = stream;
+  node->filers = filer;
+  node->files = &table;
+  return filer;
 }
 
 MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
@@ -10442,27 +10524,7 @@ MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
   filer->asked++;
   mlfab__node_act(filer->node, MLFAB_ACTION_FILE, 0, files_token(filer));
 }
-
-MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token) {
-  return &node->filers[token % MLFAB__FILERS].op;
-}
-
-MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event) {
-  mlfab__filer *filer = &node->filers[event->token % MLFAB__FILERS];
-  if (!filer->busy || event->token != files_token(filer)) return;
-  filer->busy = 0;
-  filer->done(filer->self, event);
-}
-
-MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status) {
-  const mlfab_io_event event = {.kind = MLFAB_IO_FILE,
-                                .token = token,
-                                .code = status,
-                                .text = status == MLFAB_ERR_UNSUPPORTED
-                                            ? "the program that drives this node has no files"
-                                            : mlfab_error_text(status)};
-  mlfab__files_event(node, &event);
-}
+#endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
  * core/node/outbox.c
@@ -52002,7 +52064,8 @@ typedef struct mlfab__checkpoint {
   mlfab__port across; /* to the other servers */
   mlfab__writer writer;
   mlfab__restore restore;
-  mlfab__lead *lead; /* at server 0 */
+  mlfab__lead *lead;     /* at server 0 */
+  mlfab__filer files[3]; /* of lead, writer and restore */
 } mlfab__checkpoint;
 
 /* When the server has to call `due` next. */
@@ -52183,7 +52246,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
   *c->lead = (mlfab__lead){.env = &node->env,
                            .config = &node->config,
                            .server = c->server,
-                           .filer = mlfab__files_open(node, c, checkpoint_lead_event),
+                           .filer = mlfab__files_open(&c->files[0], node, c, checkpoint_lead_event),
                            .down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
                            .across = c->across,
                            .self = c,
@@ -52205,9 +52268,10 @@ MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *se
   c->node = node;
   c->across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
   mlfab__writer_init(&c->writer, &node->env, server,
-                     mlfab__files_open(node, c, checkpoint_writer_event), c, checkpoint_written);
+                     mlfab__files_open(&c->files[1], node, c, checkpoint_writer_event), c,
+                     checkpoint_written);
   mlfab__restore_init(&c->restore, &node->env, server,
-                      mlfab__files_open(node, c, checkpoint_restore_event));
+                      mlfab__files_open(&c->files[2], node, c, checkpoint_restore_event));
   int code = node->is_coordinator ? checkpoint_lead(c, role) : 0;
   if (code) return code;
   server->save.hooks = &saver;
@@ -52777,16 +52841,15 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
  * the server has applied s commits, the replica r. Updates that the replica has already applied count too,
  * because their momentum still moves the server. No smaller bound follows from norms.
  *
- * The first part of this file has the formulas. They are for planners and tests: plain double arithmetic,
- * rounded to nearest. The second part is the ledger with which a server admits updates: it applies a commit
+ * This is the ledger with which a server admits updates: it applies a commit
  * only when B(s + 1, r) <= Div_max, where r is what the replica has acknowledged. So the divergence is below
  * Div_max at every instant, whatever a plan said, and also while an acknowledgement is on its way (the
  * replica is then ahead of r, and B falls with r).
  *
  * The unit is the commit. The sum of several updates that the server applies as one step is one commit, with
- * the norm of the sum. A replica may merge commits (mlfab__divergence_weights): its states are then still
+ * the norm of the sum. A replica may merge commits: its states are then still
  * states of the server's history, and it acknowledges the last commit of the merge. A replica that groups
- * updates otherwise, as steps of its own, is not covered by B: mlfab__divergence_grouped is for that case.
+ * updates otherwise, as steps of its own, is not covered by B. tools/replicate.h has the formulas of planners.
  *
  * Invariants of the ledger: `bound` is at least B(s, r), and `history` at least H_s, as every operation
  * rounds up; a result that a double holds exactly is exact, so equality with Div_max admits. Memory is
@@ -52799,33 +52862,9 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
  * Source: MLfabric §5.3, eq. 7 to 11. Departs: eq. 10 and 11 are squares, here without the square root; the
  * printed a_6 multiplies |u_2| by |h_0|; the bound holds between commits, not only when a batch ends. */
 
-/* ---- the formulas ---- */
-
-/* The coefficients of w_s - w_r (or w_r - w_s if r > s): c[0] of h_0, c[i] of u_i. c has max(s, r) + 1
- * elements. */
-MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
-                                                    double *c);
-/* B(s, r) with h0 >= |h_0| and norms[i - 1] >= |u_i|. O(max(s, r)). */
-MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
-                                                 uint32_t s, uint32_t r);
-/* The same difference when a group of updates is one step: the server has applied `a` groups, the i-th of
- * groups[i] updates, the replica `b` groups. Fills c, for h_0 and the n updates that the one with more of
- * them has applied (c has n + 1 elements); returns n. Coefficients may be negative: mlfab__divergence_weigh
- * makes a bound of them. O(n (a + b)). */
-MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
-                                                   const uint32_t *others, uint32_t b, double *c);
-/* |c[0]| h0 + sum of |c[i]| norms[i - 1]. */
-MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
-                                               uint32_t n);
-/* What a merge of m commits carries so that it equals applying them one by one: X = sum of x[i] u_i and
- * Y = sum of y[i] u_i, i from 0. Applied: w <- w + w_h h + X; h <- h_h h + Y. */
-MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
-                                               double *w_h_p, double *h_h_p);
 /* An upper bound of |scale u| from the sum of the squares of u's n elements, each computed in double and
  * added in any order. NaN or infinite if `squares` is. */
 MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale);
-
-/* ---- the ledger ---- */
 
 enum { MLFAB__DIVERGENCE_ENTRIES = 64 }; /* even */
 
@@ -52879,93 +52918,6 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
 /* divergence.c - the divergence bound, and the ledger that keeps it: see divergence.h. */
 
 #include <math.h>
-
-/* ---- the formulas ---- */
-
-MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
-                                                    double *c) {
-  uint32_t more = s > r ? s : r, less = s > r ? r : s;
-  double sum = 0, power = 1;
-  /* From the newest update on, an older one that both have decays with each commit before the oldest that
-   * only one has. */
-  for (uint32_t i = more + 1; i-- > 0;) {
-    if (i > less) {
-      sum += power;
-      power *= gamma;
-    } else {
-      sum *= gamma;
-    }
-    c[i] = sum;
-  }
-}
-
-MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
-                                                 uint32_t s, uint32_t r) {
-  uint32_t more = s > r ? s : r, less = s > r ? r : s;
-  double history = h0, bound = 0;
-  for (uint32_t i = 0; i < more; i++) {
-    history = mlfab__network_exact(gamma * history) + norms[i];
-    if (i >= less) bound += history;
-  }
-  return bound;
-}
-
-/* The sum of gamma^e for `from` <= e < to. */
-static double divergence_powers(double gamma, uint32_t from, uint32_t to) {
-  double sum = 0, power = 1;
-  for (uint32_t e = 0; e < to; e++) {
-    if (e >= from) sum += power;
-    power *= gamma;
-  }
-  return sum;
-}
-
-/* The difference of the sums below two exponents. */
-static double divergence_between_sums(double gamma, uint32_t a, uint32_t b) {
-  return a > b ? divergence_powers(gamma, b, a) : -divergence_powers(gamma, a, b);
-}
-
-/* How often h has been added to w since update i, its own step included: 0 when it was not applied. */
-static uint32_t divergence_steps(const uint32_t *groups, uint32_t a, uint32_t i) {
-  uint32_t group = 0;
-  uint64_t end = 0;
-  while (group < a && (end += groups[group]) <= i) group++;
-  return a - group;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
-                                                   const uint32_t *others, uint32_t b, double *c) {
-  uint32_t n = 0, m = 0;
-  for (uint32_t j = 0; j < a; j++) n += groups[j];
-  for (uint32_t j = 0; j < b; j++) m += others[j];
-  if (m > n) n = m;
-  c[0] = divergence_between_sums(gamma, a + 1, b + 1);
-  for (uint32_t i = 0; i < n; i++) {
-    c[i + 1] = divergence_between_sums(gamma, divergence_steps(groups, a, i),
-                                       divergence_steps(others, b, i));
-  }
-  return n;
-}
-
-MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
-                                               uint32_t n) {
-  double bound = fabs(c[0]) * h0;
-  for (uint32_t i = 0; i < n; i++) bound += mlfab__network_exact(fabs(c[i + 1]) * norms[i]);
-  return bound;
-}
-
-MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
-                                               double *w_h_p, double *h_h_p) {
-  double sum = 0, power = 1;
-  for (uint32_t i = m; i-- > 0;) {
-    sum += power;
-    x[i] = sum;
-    y[i] = power;
-    power *= gamma;
-  }
-  *w_h_p = sum * gamma;
-  *h_h_p = power;
-}
 
 /* ---- arithmetic that rounds up, for numbers that are not negative ---- */
 
@@ -53129,466 +53081,6 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
   if (r != d->start || !divergence_is_norm(norm) || norm >= d->base) return;
   d->base = norm;
   divergence_sum(d);
-}
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/replicate.h
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* replicate.h - which updates of a batch go to a replica in this batch, and by which way. Layer 3.
- *
- * A replica gets the server's updates in the server's order, on what the batch leaves of the network. The
- * list for it is: the updates that the server has and the replica still lacks (punted), then those of the
- * batch. Alg. 3 plans the list towards the replica, with aggregators of the replica's own. Then only a prefix
- * is kept: whole groups, of which no aggregator holds a part across batches. The others are punted to
- * the next batch, which is free to group them anew.
- *
- *   status 0: the bound holds when the last update of the batch is at the server (T_last). Kept are the groups
- *             that the replica has by then.
- *   status 1: it does not. Kept are the groups up to the first one (at T_e) with which it holds, and the last
- *             transfer to the server, alone, begins no earlier than T_e. Its members travel as planned.
- *   status 2: no group makes it hold, or the last transfer would never end then. The last transfer is given
- *             back, and its group must not be applied, neither there nor by a replica that gets it;
- *             kept is what status 0 or 1 would keep.
- *
- * "Last" is the last in the order of commits, which is not always the last to arrive: what is behind a
- * delayed update in the order would wait with it. Several replicas are planned one after the other, each
- * with the capacity that the earlier plans leave; the last transfer waits for the latest T_e. A server of several
- * parts has a replica of as many parts.
- *
- * In parts (`part` > 0). Of a long list Alg. 3 sends the first updates directly, since its aggregators are too
- * few for all, and it is just these that are kept: the longer the list, the more bytes an update costs. In
- * parts, nothing is sent while the bound with the whole list outstanding is at most `idle`. Beyond, the list for
- * Alg. 3 is the first `part` updates, or as many as the bound needs, and all of them are kept, whenever they
- * arrive. The rest is punted.
- *
- * A plan says what is wanted. Between commits the bound may be exceeded in it (`peak`); the server's ledger
- * (divergence.h) is what keeps the bound, and with it the server applies a group later than planned.
- *
- * Source: MLfabric §5.3; §10.2 (several servers). Departs: groups are kept whole or not at all; "a prefix of U
- * server updates" means replica updates; the plan does not end where the paper has no answer (status 2); parts. */
-
-typedef struct mlfab__replica {
-  const uint32_t *nodes;       /* one a server */
-  const uint32_t *aggregators; /* k x servers nodes */
-  uint32_t k;
-  const mlfab__candidate
-      *punted; /* at the server but not here, oldest first; sent from their workers */
-  uint32_t npunted;
-  double history; /* H at the replica's state, at least |h| */
-  double start;   /* when all that was planned for it before is there; 0: now */
-  /* In parts: how many updates are planned at a time, and up to which bound nothing is sent. 0: as in the
-   * paper. */
-  uint32_t part;
-  double idle;
-} mlfab__replica;
-
-typedef struct mlfab__replication {
-  const mlfab__replica *replicas;
-  uint32_t n;
-  double gamma, div_max; /* div_max: infinity: no bound */
-} mlfab__replication;
-
-/* The part of one replica. Counts are of its list. */
-typedef struct mlfab__replica_plan {
-  uint32_t status;
-  mlfab__group_choice choice; /* of the whole list */
-  mlfab__grouped *grouped;    /* in: room for npunted + n entries; out: the whole list as planned */
-  uint32_t by_last;           /* those that are there by T_last ... */
-  double divergence_by_last;  /* ... and the bound then */
-  double needed;              /* T_e; never: the last transfer need not wait for it */
-  uint32_t frozen, groups;    /* updates and groups that are kept */
-  double divergence, peak;    /* the bound at the end; its maximum over time */
-  double history;             /* H at the replica's new state: `history` of the next batch */
-} mlfab__replica_plan;
-
-typedef struct mlfab__replicated {
-  uint32_t status;     /* the largest of the replicas' */
-  double last, needed; /* T_last; the latest T_e, or never */
-  double time;         /* when the last update is applied; never with status 2 */
-} mlfab__replicated;
-
-/* Scratch memory, kept between calls; initially all zero. */
-typedef struct mlfab__replicator {
-  mlfab__candidate *list;
-  double *history, *lead; /* H_i, and H_1 + ... + H_i */
-  uint32_t room;
-  /* The newest transfer to the server: its components, and the stretches of all of them. */
-  struct mlfab__sent *sent;
-  mlfab__stretch *pieces;
-  uint32_t nsent, sent_room, npieces, pieces_room;
-  mlfab__env *env;
-  void (*watch)(void *user, const mlfab__transfer *transfer); /* the caller's */
-  void *user;
-  int code;
-} mlfab__replicator;
-
-/* Plans a batch like mlfab__plan_batch, and what its replicas get. Leaves the transfers to the server and those
- * kept for replicas reserved in `net`. net->watch hears of the batch's, then of each replica's (`index` is
- * then a position in its list), then, with status 1, of the last to the server again: the newer report
- * counts. With status 1 `end` and `commit` of the last group in `out` are the delayed ones, with status 2 they
- * are never. `plans`: one a replica. Errors: ARGUMENT (as for a batch; gamma or div_max as for the ledger; a
- * norm or history that is negative, NaN or infinite; idle negative or NaN), MEMORY; nothing is reserved then. */
-MLFAB__INTERNAL int mlfab__replicate_batch(mlfab__replicator *replicator, mlfab__planner *planner,
-                                           mlfab__network *net, const mlfab__batch *batch,
-                                           const mlfab__replication *replication,
-                                           mlfab__planned *out, uint32_t *applied_p,
-                                           mlfab__group_choice *choice_p,
-                                           mlfab__replica_plan *plans, mlfab__replicated *result_p);
-MLFAB__INTERNAL void mlfab__replicate_free(mlfab__replicator *replicator, mlfab__env *env);
-
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/replicate.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* replicate.c - what a batch sends to its replicas: see replicate.h.
- *
- * A case of Alg. 3 is computed from the front: its first groups are the same when the rest of the list is not
- * there. So the groups that are kept are planned again, alone, after all have been undone. */
-
-/* One component of the newest transfer to the server. */
-struct mlfab__sent {
-  uint32_t from, to, first, n; /* first, n: its stretches */
-  double bytes;
-};
-
-/* A call. */
-typedef struct replicate_run {
-  mlfab__replicator *r;
-  mlfab__planner *planner;
-  mlfab__network *net;
-  const mlfab__batch *batch;
-  const mlfab__replication *in;
-  mlfab__planned *out;
-  uint32_t applied, first; /* first: of the last group */
-  mlfab__replicated *result;
-} replicate_run;
-
-static void replicate_watch(void *user, const mlfab__transfer *t) {
-  mlfab__replicator *r = user;
-  if (r->watch) r->watch(r->user, t);
-  if (t->purpose == MLFAB__TO_AGGREGATOR || r->code) return;
-  if (t->component == 0) r->nsent = r->npieces = 0;
-  void *sent = mlfab__grow(r->env, r->sent, &r->sent_room, (uint64_t)r->nsent + 1, sizeof *r->sent);
-  if (sent) r->sent = sent;
-  void *pieces = mlfab__grow(r->env, r->pieces, &r->pieces_room, (uint64_t)r->npieces + t->n + 1,
-                             sizeof *r->pieces);
-  if (pieces) r->pieces = pieces;
-  if (sent == NULL || pieces == NULL) {
-    r->code = MLFAB_ERR_MEMORY;
-    return;
-  }
-  r->sent[r->nsent++] = (struct mlfab__sent){t->from, t->to, r->npieces, t->n, t->bytes};
-  if (t->n > 0) memcpy(r->pieces + r->npieces, t->pieces, t->n * sizeof *t->pieces);
-  r->npieces += t->n;
-}
-
-/* ---- the list of a replica ---- */
-
-static void replicate_free_list(mlfab__replicator *r, mlfab__env *env) {
-  mlfab__free(env, r->list, r->room * sizeof *r->list);
-  mlfab__free(env, r->history, r->room * sizeof *r->history);
-  mlfab__free(env, r->lead, r->room * sizeof *r->lead);
-  r->list = NULL;
-  r->history = r->lead = NULL;
-  r->room = 0;
-}
-
-static int replicate_reserve(mlfab__replicator *r, mlfab__env *env, uint64_t n) {
-  if (n < r->room) return 0;
-  if (n >= UINT32_MAX) return MLFAB_ERR_LIMIT;
-  replicate_free_list(r, env);
-  r->room = (uint32_t)n + 1;
-  r->list = mlfab__alloc_array(env, r->room, sizeof *r->list);
-  r->history = mlfab__alloc_array(env, r->room, sizeof *r->history);
-  r->lead = mlfab__alloc_array(env, r->room, sizeof *r->lead);
-  if (r->list && r->history && r->lead) return 0;
-  replicate_free_list(r, env); /* so that the next call allocates again */
-  return MLFAB_ERR_MEMORY;
-}
-
-MLFAB__INTERNAL void mlfab__replicate_free(mlfab__replicator *r, mlfab__env *env) {
-  replicate_free_list(r, env);
-  mlfab__free(env, r->sent, r->sent_room * sizeof *r->sent);
-  mlfab__free(env, r->pieces, r->pieces_room * sizeof *r->pieces);
-  memset(r, 0, sizeof *r);
-}
-
-/* Writes the list and its H, and returns its length. */
-static int replicate_list(replicate_run *run, const mlfab__replica *replica, uint32_t *n_p) {
-  mlfab__replicator *r = run->r;
-  uint32_t n = replica->npunted + run->applied;
-  int code = replicate_reserve(r, run->net->env, (uint64_t)replica->npunted + run->applied);
-  if (code) return code;
-  r->history[0] = replica->history;
-  r->lead[0] = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    r->list[i] = i < replica->npunted ? replica->punted[i]
-                                      : run->batch->updates[run->out[i - replica->npunted].update];
-    r->history[i + 1] = mlfab__network_exact(run->in->gamma * r->history[i]) + r->list[i].norm;
-    r->lead[i + 1] = r->lead[i] + r->history[i + 1];
-  }
-  *n_p = n;
-  return 0;
-}
-
-/* B(s, r) of the list. */
-static double replicate_bound(const mlfab__replicator *r, uint32_t s, uint32_t behind) {
-  double bound = 0;
-  uint32_t from = behind < s ? behind : s, to = behind < s ? s : behind;
-  for (uint32_t i = to; i > from; i--) bound += r->history[i];
-  return bound;
-}
-
-static int replicate_holds(const replicate_run *run, double bound) {
-  return !mlfab__network_less(run->in->div_max, bound);
-}
-
-/* ---- one replica ---- */
-
-static mlfab__group_input replicate_input(const replicate_run *run, const mlfab__replica *replica,
-                                          uint32_t n) {
-  return (mlfab__group_input){.updates = run->r->list,
-                              .n = n,
-                              .server = replica->nodes,
-                              .servers = run->batch->servers,
-                              .aggregators = replica->aggregators,
-                              .k = replica->k,
-                              .start = replica->start,
-                              .cut = run->batch->cut};
-}
-
-/* The end of the group that begins at `at`; `at` itself when nothing more is sent. */
-static uint32_t replicate_group(const mlfab__grouped *grouped, uint32_t at, uint32_t n) {
-  uint32_t end = at;
-  while (end < n && grouped[end].number > 0 && grouped[end].number == grouped[at].number) end++;
-  return end;
-}
-
-/* Decides what is kept of the list of n updates, of which `planned` are planned: frozen, groups, status. */
-static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n,
-                             uint32_t planned, int all) {
-  p->frozen = p->groups = 0;
-  p->needed = mlfab__network_never();
-  for (uint32_t at = 0, end; (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
-    if (mlfab__network_less(run->result->last, p->grouped[at].commit)) break;
-    p->frozen = end;
-    p->groups++;
-  }
-  p->by_last = p->frozen;
-  p->divergence_by_last = replicate_bound(run->r, n, p->frozen);
-  p->status = replicate_holds(run, p->divergence_by_last) ? 0 : 2;
-  uint32_t groups = p->groups, at = p->frozen, end;
-  for (; p->status == 2 && (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
-    groups++;
-    if (!replicate_holds(run, replicate_bound(run->r, n, end))) continue;
-    p->status = 1;
-    p->needed = p->grouped[at].commit;
-    p->frozen = end;
-    p->groups = groups;
-  }
-  if (!all) return;
-  while ((end = replicate_group(p->grouped, p->frozen, planned)) > p->frozen) {
-    p->frozen = end;
-    p->groups++;
-  }
-}
-
-/* How many of the list of n are planned. */
-static uint32_t replicate_part(const replicate_run *run, const mlfab__replica *replica,
-                               uint32_t n) {
-  uint32_t needed = n, part = replica->part;
-  double bound = 0;
-  if (part == 0) return n;
-  for (; needed > 0 && replicate_holds(run, bound + run->r->history[needed]); needed--) {
-    bound += run->r->history[needed];
-  }
-  if (needed == 0 && !mlfab__network_less(replica->idle, bound)) return 0;
-  if (part < needed) part = needed;
-  return part < n ? part : n;
-}
-
-/* Plans the list, and reserves what is kept. */
-static int replicate_one(replicate_run *run, const mlfab__replica *replica,
-                         mlfab__replica_plan *p) {
-  mlfab__grouper *g = &run->planner->grouper;
-  uint32_t n, mark = mlfab__network_mark(run->net);
-  int code = replicate_list(run, replica, &n);
-  if (code) return code;
-  uint32_t planned = replicate_part(run, replica, n);
-  mlfab__group_input in = replicate_input(run, replica, planned);
-  run->net->searching++;
-  code = mlfab__group_plan(g, run->net, &in, run->batch->best, p->grouped, &p->choice);
-  run->net->searching--;
-  mlfab__network_undo(run->net, mark);
-  if (code) return code;
-  for (uint32_t i = planned; i < n; i++) p->grouped[i].number = 0;
-  replicate_decide(run, p, n, planned, replica->part > 0);
-  if (p->frozen == 0) return 0;
-  double time;
-  in.n = p->frozen;
-  int whole = mlfab__finite(p->choice.time); /* else all that is sent goes directly */
-  uint32_t direct = whole && p->choice.n < in.n ? p->choice.n : in.n;
-  return mlfab__group_case(g, run->net, &in, whole ? p->choice.variant : MLFAB__GROUP_PAPER, direct,
-                           p->choice.first_most, NULL, &time);
-}
-
-/* ---- the last transfer to the server ---- */
-
-/* Gives the last transfer back, and plans it again with status 1. */
-static int replicate_delay(replicate_run *run) {
-  mlfab__replicator *r = run->r;
-  mlfab__planned *last = &run->out[run->first];
-  double never = mlfab__network_never(), end = never, before = run->batch->backlog;
-  int walked = MLFAB__LATE;
-  for (uint32_t j = 0; j < r->nsent; j++) {
-    const struct mlfab__sent *s = &r->sent[j];
-    int code = mlfab__network_release(run->net, s->from, s->to, r->pieces + s->first, s->n);
-    if (code) return code;
-  }
-  double available = last->group > 0 ? last->ready : last->start;
-  double needed = run->result->needed;
-  if (needed > available) available = needed;
-  run->net->purpose = last->group > 0 ? MLFAB__AGGREGATE : MLFAB__TO_SERVER;
-  run->net->index = last->group > 0 ? last->group : last->update;
-  if (run->result->status == 1) {
-    uint32_t servers = run->batch->servers;
-    double *bytes = run->planner->grouper.sizes; /* of one group, one a server */
-    const mlfab__candidate *c = &run->batch->updates[last->update];
-    for (uint32_t j = 0; j < servers; j++) bytes[j] = r->sent[j].bytes;
-    mlfab__bundle bundle = {
-        .from = last->group > 0 ? run->batch->aggregators + (size_t)(last->group - 1) * servers
-                                : &c->node,
-        .from_step = last->group > 0,
-        .to = run->batch->server,
-        .to_step = 1,
-        .bytes = bytes,
-        .n = servers,
-        .available = available};
-    walked = mlfab__bundle_reserve(run->net, &bundle, never, &end);
-    if (walked < 0) return walked;
-  }
-  if (walked == MLFAB__LATE) run->result->status = 2;
-  if (walked == MLFAB__LATE) end = never;
-  if (run->first > 0) before = run->out[run->first - 1].commit;
-  run->result->time = end > before ? end : before;
-  for (uint32_t i = run->first; i < run->applied; i++) {
-    run->out[i].end = end;
-    run->out[i].commit = run->result->time;
-  }
-  return 0;
-}
-
-/* ---- the whole ---- */
-
-/* The largest bound over time, the one at the end, and H. */
-static int replicate_measure(replicate_run *run, const mlfab__replica *replica,
-                             mlfab__replica_plan *p) {
-  uint32_t n, i = 0, at = 0;
-  int code = replicate_list(run, replica, &n);
-  if (code) return code;
-  uint32_t applied = run->result->status == 2 ? run->first : run->applied;
-  p->peak = replicate_bound(run->r, replica->npunted, 0);
-  while (i < applied || at < p->frozen) {
-    double t = i < applied ? run->out[i].commit : mlfab__network_never();
-    if (at < p->frozen && p->grouped[at].commit < t) t = p->grouped[at].commit;
-    while (i < applied && !mlfab__network_less(t, run->out[i].commit)) i++;
-    while (at < p->frozen && !mlfab__network_less(t, p->grouped[at].commit)) at++;
-    double bound = run->r->lead[replica->npunted + i] - run->r->lead[at];
-    if (bound < 0) bound = -bound;
-    if (bound > p->peak) p->peak = bound;
-  }
-  p->divergence = replicate_bound(run->r, replica->npunted + applied, p->frozen);
-  p->history = run->r->history[p->frozen];
-  return 0;
-}
-
-static int replicate_is_norm(double x) { return mlfab__finite(x) && x >= 0; }
-
-static int replicate_check(const mlfab__batch *batch, const mlfab__replication *in) {
-  int code = mlfab__divergence_check(in->gamma, in->div_max);
-  for (uint32_t i = 0; !code && i < batch->n; i++) {
-    if (!replicate_is_norm(batch->updates[i].norm)) code = MLFAB_ERR_ARGUMENT;
-  }
-  for (uint32_t k = 0; !code && k < in->n; k++) {
-    const mlfab__replica *replica = &in->replicas[k];
-    if (!replicate_is_norm(replica->history)) code = MLFAB_ERR_ARGUMENT;
-    if (mlfab__divergence_check(0, replica->idle)) code = MLFAB_ERR_ARGUMENT;
-    for (uint32_t i = 0; !code && i < replica->npunted; i++) {
-      if (!replicate_is_norm(replica->punted[i].norm)) code = MLFAB_ERR_ARGUMENT;
-    }
-  }
-  return code;
-}
-
-static int replicate_run_all(replicate_run *run, mlfab__replica_plan *plans) {
-  double never = mlfab__network_never();
-  int code = 0;
-  run->first = run->applied;
-  while (run->first > 0 &&
-         run->out[run->first - 1].group_number == run->out[run->applied - 1].group_number) {
-    run->first--;
-  }
-  run->result->last = run->applied > 0 ? run->out[run->applied - 1].commit : run->batch->backlog;
-  run->result->time = run->result->last;
-  run->result->needed = never;
-  for (uint32_t k = 0; !code && k < run->in->n; k++) {
-    code = replicate_one(run, &run->in->replicas[k], &plans[k]);
-    if (code) return code;
-    if (plans[k].status > run->result->status) run->result->status = plans[k].status;
-    double needed = plans[k].needed;
-    int is_later = !mlfab__finite(run->result->needed) || needed > run->result->needed;
-    if (mlfab__finite(needed) && is_later) run->result->needed = needed;
-  }
-  if (run->result->status > 0 && run->applied > 0) code = replicate_delay(run);
-  for (uint32_t k = 0; !code && k < run->in->n; k++) {
-    code = replicate_measure(run, &run->in->replicas[k], &plans[k]);
-  }
-  return code;
-}
-
-MLFAB__INTERNAL int mlfab__replicate_batch(
-    mlfab__replicator *r, mlfab__planner *planner, mlfab__network *net, const mlfab__batch *batch,
-    const mlfab__replication *replication, mlfab__planned *out, uint32_t *applied_p,
-    mlfab__group_choice *choice_p, mlfab__replica_plan *plans, mlfab__replicated *result_p) {
-  mlfab__replicated result = {0};
-  mlfab__group_choice choice;
-  uint32_t mark = mlfab__network_mark(net), applied;
-  int code = replicate_check(batch, replication);
-  if (code) return code;
-  r->env = net->env;
-  r->watch = net->watch;
-  r->user = net->user;
-  r->code = 0;
-  r->nsent = r->npieces = 0;
-  net->watch = replicate_watch;
-  net->user = r;
-  code = mlfab__plan_batch(planner, net, batch, out, &applied, &choice);
-  net->watch = r->watch;
-  net->user = r->user;
-  if (!code) code = r->code;
-  if (!code) {
-    replicate_run run = {.r = r,
-                         .planner = planner,
-                         .net = net,
-                         .batch = batch,
-                         .in = replication,
-                         .out = out,
-                         .applied = applied,
-                         .result = &result};
-    code = replicate_run_all(&run, plans);
-  }
-  if (code) {
-    mlfab__network_undo(net, mark);
-    return code;
-  }
-  *applied_p = applied;
-  if (choice_p) *choice_p = choice;
-  *result_p = result;
-  return 0;
 }
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -54592,9 +54084,9 @@ typedef struct mlfab__voter_shard {
 
 typedef struct mlfab__voters {
   mlfab_node *node;
-  mlfab__port port; /* peers are voters */
-  mlfab__filer *filer;
-  uint32_t n, copies; /* shards; copies: of all servers */
+  mlfab__port port;           /* peers are voters */
+  mlfab__filer files, *filer; /* filer NULL: without a directory */
+  uint32_t n, copies;         /* shards; copies: of all servers */
   mlfab__voter_shard *shards;
   enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
   uint64_t retry_ns; /* after an error of the file; 0: none */
@@ -54836,7 +54328,7 @@ MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
   for (uint32_t i = 0; i < n; i++)
     voters->shards[i] = (mlfab__voter_shard){.voters = voters, .shard = first + i};
   if (!node->config.vote_dir[0]) return 0;
-  voters->filer = mlfab__files_open(node, voters, voter_event);
+  voters->filer = mlfab__files_open(&voters->files, node, voters, voter_event);
   snprintf(voters->path, sizeof voters->path, "%s/votes-%016llx-%u", node->config.vote_dir,
            (unsigned long long)node->job, node->id);
   return 0;
@@ -55691,7 +55183,7 @@ MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
  *
  * Departs from MLfabric §3.3: there, workers send their updates to the replica, through aggregators of its own. Here the
  * server sends its state: it outlives the worker, carries optimizers of any kind, merges without limit, and needs no
- * second order of updates; the price is the server's link out. replicate.h plans the paper's way. */
+ * second order of updates; the price is the server's link out. tools/replicate.h plans the paper's way. */
 
 enum { MLFAB__COPY_LOANS = 16 };
 
@@ -58783,505 +58275,6 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
 }
 
 /* ==============================================================================================
- * core/api/disk.h
- * ============================================================================================== */
-/* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
- *
- * Each stream has one job:
- *
- *    FREE --begin, by the thread that drives--> ASKED --the disk's thread--> RUNS --> ENDED --take--> FREE
- *
- * The thread starts with the first job. Without threads (a simulation) `begin` runs the job itself.
- *
- * Invariants. (1) A job's buffers belong to the thread that drives while it is FREE or ENDED, else to the disk's thread;
- * only the thread that drives allocates. (2) Jobs run one at a time, in the order of their streams' turns. (3) What a
- * WRITE with LAST has ended without an error is durable: the file was synced before it was renamed, and its directory
- * afterwards. */
-
-#include <pthread.h>
-#include <stdatomic.h>
-
-enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
-
-enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
-
-typedef struct mlfab__disk_job {
-  enum mlfab__disk_phase phase;
-  uint64_t token;
-  mlfab_file_op op; /* its path and its memory are these: */
-  char path[MLFAB__DISK_PATH];
-  uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
-  size_t room, bytes;
-  int32_t code; /* the result */
-  char text[MLFAB__DISK_TEXT];
-  /* What is being written. */
-  int file; /* or -1 */
-  char part[MLFAB__DISK_PATH];
-} mlfab__disk_job;
-
-typedef struct mlfab__disk {
-  mlfab__env *env;
-  const mlfab_files *files;
-  void *self;
-  void (*ended)(void *self); /* in the disk's thread: a job has ended. NULL: no thread */
-  pthread_mutex_t lock;      /* of the phases, `stop` and `runs` */
-  pthread_cond_t asked;
-  pthread_t thread;
-  int runs, stop;
-  uint32_t turn;         /* the stream to look at first */
-  uint32_t jobs;         /* that are not FREE; the driving thread's */
-  _Atomic uint32_t news; /* that are ENDED */
-  mlfab__disk_job job[MLFAB__DISK_STREAMS];
-} mlfab__disk;
-
-/* files NULL: the system's. */
-MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
-                                      void *self, void (*ended)(void *self));
-/* Cancels the job that runs, and waits for it; the others do not begin. In a forked child (`child`) there is no thread. Files that are
- * being written are closed and stay: nobody takes them for whole. */
-MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
-/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
-MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
-/* The next job that has ended: 1, with its event, whose memory is valid until the stream's next operation. */
-MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p);
-/* Reads `bytes` from `offset` on, in the caller's thread, repeating what a signal interrupts: how many there were (fewer at
- * the end of the file), or a negative errno. */
-MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
-                                         size_t bytes, uint64_t offset);
-/* Writes why a call of the table has failed with `code`, a negative errno. */
-MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
-                                         char *text, size_t room);
-/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
- * names stays. Returns a descriptor, or a negative errno. */
-MLFAB__INTERNAL int mlfab__disk_create(const char *path);
-/* The system's files. */
-MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
-
-
-/* ==============================================================================================
- * core/api/disk.c
- * ============================================================================================== */
-/* disk.c - a context carries out file operations. See disk.h. */
-
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
-
-/* --- the system's files --- */
-
-/* O_EXCL follows no link either. */
-MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  int fd = open(path, flags, 0666);
-  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
-  return fd < 0 ? -errno : fd;
-}
-
-static int disk_open(void *user, const char *path, int create) {
-  (void)user;
-  if (create) return mlfab__disk_create(path);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  return fd < 0 ? -errno : fd;
-}
-
-/* Writing beyond the limit of file sizes raises SIGXFSZ, which the thread blocks. */
-static int64_t disk_write(void *user, int file, const void *data, size_t bytes) {
-  (void)user;
-  ssize_t n = write(file, data, bytes);
-  return n < 0 ? -errno : n;
-}
-
-static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
-  (void)user;
-  ssize_t n = pread(file, data, bytes, (off_t)offset);
-  return n < 0 ? -errno : n;
-}
-
-static int disk_sync(void *user, int file) {
-  (void)user;
-  return fsync(file) ? -errno : 0;
-}
-
-static int disk_close(void *user, int file) {
-  (void)user;
-  return close(file) ? -errno : 0;
-}
-
-static int disk_rename(void *user, const char *from, const char *to) {
-  (void)user;
-  return rename(from, to) ? -errno : 0;
-}
-
-static int disk_sync_dir(void *user, const char *path) {
-  (void)user;
-  int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return -errno;
-  int code = fsync(fd) ? -errno : 0;
-  close(fd);
-  /* A file system whose directories cannot be synced (CIFS, some FUSE).
-   * Linux gives EOPNOTSUPP the number of ENOTSUP. */
-  return code == -EINVAL || code == -ENOTSUP ? 0 : code;
-}
-
-static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
-                         size_t room) {
-  (void)user;
-  DIR *dir = opendir(path);
-  if (!dir) return -errno;
-  int64_t code = 0;
-  size_t at = 0;
-  for (;;) {
-    errno = 0;
-    const struct dirent *entry = readdir(dir);
-    if (!entry) {
-      code = errno ? -errno : (int64_t)at;
-      break;
-    }
-    size_t n = strlen(entry->d_name);
-    if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 || strchr(entry->d_name, '\n'))
-      continue;
-    if (n + 1 > room - at) {
-      code = -ERANGE;
-      break;
-    }
-    memcpy(names + at, entry->d_name, n);
-    names[at + n] = '\n';
-    at += n + 1;
-  }
-  closedir(dir);
-  return code;
-}
-
-static int disk_remove(void *user, const char *path) {
-  (void)user;
-  return unlink(path) ? -errno : 0;
-}
-
-MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
-  static const mlfab_files files = {.size = sizeof files,
-                                    .open = disk_open,
-                                    .write = disk_write,
-                                    .read = disk_read,
-                                    .sync = disk_sync,
-                                    .close = disk_close,
-                                    .rename = disk_rename,
-                                    .sync_dir = disk_sync_dir,
-                                    .list = disk_list,
-                                    .remove = disk_remove};
-  return &files;
-}
-
-MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
-
-/* --- operations: 0, or a negative errno --- */
-
-/* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
-#define DISK_REPEAT(result, call) \
-  do {                            \
-    (result) = (call);            \
-  } while ((result) == -EINTR)
-
-static int disk_write_all(const mlfab_files *files, int file, const uint8_t *data, size_t bytes) {
-  while (bytes > 0) {
-    int64_t n;
-    DISK_REPEAT(n, files->write(files->user, file, data, bytes));
-    if (n < 0) return (int)n;
-    if (n == 0 || (uint64_t)n > bytes) return -EIO;
-    data += n;
-    bytes -= (size_t)n;
-  }
-  return 0;
-}
-
-/* The directory of a path: "." without one. */
-static void disk_dir(const char *path, char dir[MLFAB__DISK_PATH]) {
-  const char *slash = strrchr(path, '/');
-  size_t n = slash ? (size_t)(slash - path) : 0;
-  snprintf(dir, MLFAB__DISK_PATH, "%.*s", (int)(n > 0 ? n : 1), slash ? path : ".");
-}
-
-static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
-  int file = job->file;
-  job->file = -1;
-  int code = files->close(files->user, file);
-  return code == -EINTR ? 0 : code;
-}
-
-/* Makes what was written durable, and only then gives it its name. */
-static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
-  char dir[MLFAB__DISK_PATH];
-  int code = 0;
-  DISK_REPEAT(code, files->sync(files->user, job->file));
-  if (!code) code = disk_close_file(files, job);
-  if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
-  disk_dir(job->path, dir);
-  if (!code) DISK_REPEAT(code, files->sync_dir(files->user, dir));
-  if (!code) job->part[0] = 0;
-  return code;
-}
-
-static int disk_run_write(const mlfab_files *files, mlfab__disk_job *job) {
-  if (job->op.flags & MLFAB_FILE_FIRST) {
-    if (job->file >= 0) disk_close_file(files, job);
-    snprintf(job->part, sizeof job->part, "%.512s.part", job->path);
-    DISK_REPEAT(job->file, files->open(files->user, job->part, 1));
-    if (job->file < 0) {
-      int code = job->file;
-      job->file = -1;
-      job->part[0] = 0;
-      return code;
-    }
-  }
-  if (job->file < 0) return -EBADF;
-  int code = disk_write_all(files, job->file, job->memory, job->bytes);
-  return code || !(job->op.flags & MLFAB_FILE_LAST) ? code : disk_commit(files, job);
-}
-
-static int disk_run_abort(const mlfab_files *files, mlfab__disk_job *job) {
-  int code = 0;
-  if (job->file >= 0) disk_close_file(files, job);
-  if (job->part[0]) DISK_REPEAT(code, files->remove(files->user, job->part));
-  job->part[0] = 0;
-  return code == -ENOENT ? 0 : code;
-}
-
-MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
-                                         size_t bytes, uint64_t offset) {
-  size_t at = 0;
-  while (at < bytes) {
-    int64_t n;
-    DISK_REPEAT(n, files->read(files->user, file, (uint8_t *)data + at, bytes - at, offset + at));
-    if (n < 0) return n;
-    if ((uint64_t)n > bytes - at) return -EIO;
-    if (n == 0) break;
-    at += (size_t)n;
-  }
-  return (int64_t)at;
-}
-
-MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
-                                         char *text, size_t room) {
-  if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
-      files->explain(files->user, text, room) == 0)
-    return;
-  if (files == mlfab__disk_system() && strstr(path, "://"))
-    snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
-  else
-    snprintf(text, room, "%s", mlfab__reason(-code));
-}
-
-static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
-  int file;
-  DISK_REPEAT(file, files->open(files->user, job->path, 0));
-  if (file < 0) return file;
-  int64_t n = mlfab__disk_read(files, file, job->memory, job->op.bytes, job->op.offset);
-  files->close(files->user, file);
-  if (n < 0) return (int)n;
-  job->bytes = (size_t)n;
-  return 0;
-}
-
-static int disk_run_list(const mlfab_files *files, mlfab__disk_job *job) {
-  int64_t n;
-  DISK_REPEAT(
-      n, files->list(files->user, job->path, "checkpoint-", (char *)job->memory, DISK_LIST_BYTES));
-  if (n < 0) return (int)n;
-  if (n > DISK_LIST_BYTES) return -EIO;
-  job->bytes = (size_t)n;
-  return 0;
-}
-
-static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
-  int code = 0;
-  switch (job->op.kind) {
-    case MLFAB_FILE_WRITE:
-      code = disk_run_write(files, job);
-      break;
-    case MLFAB_FILE_ABORT:
-      code = disk_run_abort(files, job);
-      break;
-    case MLFAB_FILE_READ:
-      code = disk_run_read(files, job);
-      break;
-    case MLFAB_FILE_LIST:
-      code = disk_run_list(files, job);
-      break;
-    default:
-      DISK_REPEAT(code, files->remove(files->user, job->path));
-      if (code == -ENOENT) code = 0;
-  }
-  job->code = code == -ETIMEDOUT ? MLFAB_ERR_TIMEOUT : code ? MLFAB_ERR_IO : 0;
-  if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
-}
-
-/* --- the thread --- */
-
-static void disk_cancel(const mlfab_files *files, int on) {
-  if (MLFAB__HAS(files, mlfab_files, cancel) && files->cancel) files->cancel(files->user, on);
-}
-
-/* The next job that was asked for, or NULL. With the lock. */
-static mlfab__disk_job *disk_next(mlfab__disk *disk) {
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
-    mlfab__disk_job *job = &disk->job[(disk->turn + i) % MLFAB__DISK_STREAMS];
-    if (job->phase != MLFAB__DISK_ASKED) continue;
-    disk->turn = (disk->turn + i + 1) % MLFAB__DISK_STREAMS;
-    return job;
-  }
-  return NULL;
-}
-
-static void *disk_thread(void *argument) {
-  mlfab__disk *disk = argument;
-  pthread_mutex_lock(&disk->lock);
-  while (!disk->stop) {
-    mlfab__disk_job *job = disk_next(disk);
-    if (!job) {
-      pthread_cond_wait(&disk->asked, &disk->lock);
-      continue;
-    }
-    job->phase = MLFAB__DISK_RUNS;
-    pthread_mutex_unlock(&disk->lock);
-    disk_run(disk->files, job);
-    pthread_mutex_lock(&disk->lock);
-    job->phase = MLFAB__DISK_ENDED;
-    atomic_fetch_add(&disk->news, 1);
-    pthread_mutex_unlock(&disk->lock);
-    disk->ended(disk->self);
-    pthread_mutex_lock(&disk->lock);
-  }
-  pthread_mutex_unlock(&disk->lock);
-  return NULL;
-}
-
-static int disk_start(mlfab__disk *disk) {
-  int code = mlfab__thread_start(&disk->thread, NULL, disk_thread, disk);
-  disk->runs = !code;
-  return code;
-}
-
-/* --- calls of the thread that drives --- */
-
-MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
-                                      void *self, void (*ended)(void *self)) {
-  memset(disk, 0, sizeof *disk);
-  disk->env = env;
-  disk->files = files ? files : mlfab__disk_system();
-  disk->self = self;
-  disk->ended = ended;
-  pthread_mutex_init(&disk->lock, NULL);
-  pthread_cond_init(&disk->asked, NULL);
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) disk->job[i].file = -1;
-}
-
-MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
-  if (!disk->env) return;
-  if (disk->runs && !child) {
-    pthread_mutex_lock(&disk->lock);
-    disk->stop = 1;
-    pthread_cond_signal(&disk->asked);
-    pthread_mutex_unlock(&disk->lock);
-    disk_cancel(disk->files, 1);
-    pthread_join(disk->thread, NULL);
-    disk_cancel(disk->files, 0);
-  }
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
-    mlfab__disk_job *job = &disk->job[i];
-    if (job->file >= 0) disk->files->close(disk->files->user, job->file);
-    mlfab__free(disk->env, job->memory, job->room);
-  }
-  /* In a child it would wait for a thread that waited there at the fork. */
-  if (!child || !disk->runs) pthread_cond_destroy(&disk->asked);
-  if (!child || !disk->runs) pthread_mutex_destroy(&disk->lock);
-  disk->env = NULL;
-}
-
-static int disk_room(mlfab__disk *disk, mlfab__disk_job *job, size_t bytes) {
-  if (bytes <= job->room) return 0;
-  uint8_t *memory = mlfab__alloc(disk->env, bytes);
-  if (!memory) return MLFAB_ERR_MEMORY;
-  mlfab__free(disk->env, job->memory, job->room);
-  job->memory = memory;
-  job->room = bytes;
-  return 0;
-}
-
-/* Copies the operation into its job. */
-static int disk_fill(mlfab__disk *disk, mlfab__disk_job *job, const mlfab_file_op *op) {
-  size_t head = op->kind == MLFAB_FILE_WRITE ? op->head_bytes : 0;
-  size_t bulk = op->kind == MLFAB_FILE_WRITE ? op->bulk_bytes : 0;
-  size_t room = op->kind == MLFAB_FILE_READ   ? op->bytes
-                : op->kind == MLFAB_FILE_LIST ? DISK_LIST_BYTES
-                                              : head + bulk;
-  if (disk_room(disk, job, room)) return MLFAB_ERR_MEMORY;
-  job->op = *op;
-  job->op.path = job->path;
-  job->op.head = job->op.bulk = NULL;
-  job->code = 0;
-  job->text[0] = 0;
-  if (op->kind != MLFAB_FILE_ABORT) snprintf(job->path, sizeof job->path, "%s", op->path);
-  if (head > 0) memcpy(job->memory, op->head, head);
-  if (bulk > 0) memcpy(job->memory + head, op->bulk, bulk);
-  job->bytes = head + bulk;
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token) {
-  if (op->stream >= MLFAB__DISK_STREAMS || op->kind == 0 || op->kind > MLFAB_FILE_REMOVE ||
-      op->bytes > DISK_READ_MAX ||
-      (op->kind != MLFAB_FILE_ABORT && (!op->path || strlen(op->path) >= MLFAB__DISK_PATH - 8)))
-    return MLFAB_ERR_ARGUMENT;
-  mlfab__disk_job *job = &disk->job[op->stream];
-  pthread_mutex_lock(&disk->lock);
-  int code = job->phase == MLFAB__DISK_FREE ? 0 : MLFAB_ERR_AGAIN;
-  pthread_mutex_unlock(&disk->lock);
-  if (!code) code = disk_fill(disk, job, op);
-  if (!code && disk->ended && !disk->runs) code = disk_start(disk);
-  if (code) return code;
-  job->token = token;
-  disk->jobs++;
-  if (!disk->ended) {
-    disk_run(disk->files, job);
-    job->phase = MLFAB__DISK_ENDED;
-    atomic_fetch_add(&disk->news, 1);
-    return 0;
-  }
-  pthread_mutex_lock(&disk->lock);
-  job->phase = MLFAB__DISK_ASKED;
-  pthread_cond_signal(&disk->asked);
-  pthread_mutex_unlock(&disk->lock);
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p) {
-  mlfab__disk_job *job = NULL;
-  if (atomic_load(&disk->news) == 0) return 0;
-  pthread_mutex_lock(&disk->lock);
-  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS && !job; i++)
-    if (disk->job[i].phase == MLFAB__DISK_ENDED) job = &disk->job[i];
-  if (job) job->phase = MLFAB__DISK_FREE;
-  pthread_mutex_unlock(&disk->lock);
-  if (!job) return 0;
-  atomic_fetch_sub(&disk->news, 1);
-  disk->jobs--;
-  int reads = job->op.kind == MLFAB_FILE_READ || job->op.kind == MLFAB_FILE_LIST;
-  memset(event_p, 0, sizeof *event_p);
-  event_p->kind = MLFAB_IO_FILE;
-  event_p->token = job->token;
-  event_p->code = job->code;
-  event_p->text = job->code ? job->text : NULL;
-  event_p->bulk = reads ? job->memory : NULL;
-  event_p->bulk_bytes = reads ? (uint32_t)job->bytes : 0;
-  return 1;
-}
-
-/* ==============================================================================================
  * core/api/context.h
  * ============================================================================================== */
 /* context.h - a context, for the files of this group.
@@ -59338,6 +58331,16 @@ typedef struct mlfab__context_sharing {
    * arena. 1: the node has something to send. */
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
+
+/* File operations in a thread of their own: disk.c, which has the contracts. */
+typedef struct mlfab__context_files {
+  struct mlfab__disk *(*open)(mlfab__env *env, const mlfab_files *files, void *self,
+                              void (*ended)(void *self));
+  void (*close)(struct mlfab__disk *disk, int child);
+  int (*begin)(struct mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
+  int (*take)(struct mlfab__disk *disk, mlfab_io_event *event_p);
+  int (*waits)(struct mlfab__disk *disk);
+} mlfab__context_files;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
 
@@ -59453,7 +58456,8 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  mlfab__disk disk;
+  const mlfab__context_files *files; /* NULL: not compiled in, so no role asks for a file */
+  struct mlfab__disk *disk;          /* from the first operation on */
   pthread_t thread;
   enum mlfab__context_thread thread_is;
   int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */
@@ -59506,11 +58510,12 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
- * sharing and observer may be NULL. On failure it has freed everything. */
+ * sharing, observer and files may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer, mlfab **ctx_p,
+                                        const mlfab__context_observer *observer,
+                                        const mlfab__context_files *files, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */
@@ -59816,9 +58821,18 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   return kept;
 }
 
+static void context_disk_ended(void *self);
+
+static int context_file(mlfab *ctx, const mlfab_action *action) {
+  /* A simulation has no threads: operations end at once. */
+  if (!ctx->disk)
+    ctx->disk = ctx->files->open(&ctx->env, ctx->hooks.files, ctx,
+                                 ctx->simulated ? NULL : context_disk_ended);
+  return ctx->disk ? ctx->files->begin(ctx->disk, action->file, action->token) : MLFAB_ERR_MEMORY;
+}
+
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-  if (action->kind == MLFAB_ACTION_FILE)
-    return mlfab__disk_begin(&ctx->disk, action->file, action->token);
+  if (action->kind == MLFAB_ACTION_FILE) return context_file(ctx, action);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return context_reach(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -59844,7 +58858,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
 static int context_disk(mlfab *ctx, uint64_t now) {
   mlfab_io_event event;
   int moved = 0;
-  while (ctx->disk.jobs > 0 && mlfab__disk_take(&ctx->disk, &event)) {
+  while (ctx->disk && ctx->files->take(ctx->disk, &event)) {
     mlfab_node_event(ctx->node, &event, now);
     moved = 1;
   }
@@ -60058,8 +59072,9 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  if (n == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
-    if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx->disk) : 0;
+  if (files) { /* the disk's thread signals `changed` */
+    if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
   }
   ctx->sleeping = 1;
@@ -60431,7 +59446,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->observer) ctx->observer->stop(ctx, child);
-  mlfab__disk_free(&ctx->disk, context_is_child(ctx));
+  if (ctx->disk) ctx->files->close(ctx->disk, child);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
     ctx->watches = watch->next;
@@ -60482,7 +59497,6 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
-  mlfab__disk_init(&ctx->disk, &ctx->env, ctx->hooks.files, ctx, context_disk_ended);
   ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
@@ -60533,19 +59547,20 @@ static void context_stop_thread(mlfab *ctx) {
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer, mlfab **ctx_p,
+                                        const mlfab__context_observer *observer,
+                                        const mlfab__context_files *files, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
   ctx->sharing = sharing;
   ctx->observer = observer;
+  ctx->files = files;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = observer ? observer->open(ctx, c, error) : 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
-  if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
@@ -61013,6 +60028,533 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   mlfab__context_leave(ctx);
   return code;
 }
+
+/* ==============================================================================================
+ * core/api/disk.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
+/* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
+ *
+ * Each stream has one job:
+ *
+ *    FREE --begin, by the thread that drives--> ASKED --the disk's thread--> RUNS --> ENDED --take--> FREE
+ *
+ * The thread starts with the first job. Without threads (a simulation) `begin` runs the job itself.
+ *
+ * Invariants. (1) A job's buffers belong to the thread that drives while it is FREE or ENDED, else to the disk's thread;
+ * only the thread that drives allocates. (2) Jobs run one at a time, in the order of their streams' turns. (3) What a
+ * WRITE with LAST has ended without an error is durable: the file was synced before it was renamed, and its directory
+ * afterwards. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
+
+enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
+
+typedef struct mlfab__disk_job {
+  enum mlfab__disk_phase phase;
+  uint64_t token;
+  mlfab_file_op op; /* its path and its memory are these: */
+  char path[MLFAB__DISK_PATH];
+  uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
+  size_t room, bytes;
+  int32_t code; /* the result */
+  char text[MLFAB__DISK_TEXT];
+  /* What is being written. */
+  int file; /* or -1 */
+  char part[MLFAB__DISK_PATH];
+} mlfab__disk_job;
+
+typedef struct mlfab__disk {
+  mlfab__env *env;
+  const mlfab_files *files;
+  void *self;
+  void (*ended)(void *self); /* in the disk's thread: a job has ended. NULL: no thread */
+  pthread_mutex_t lock;      /* of the phases, `stop` and `runs` */
+  pthread_cond_t asked;
+  pthread_t thread;
+  int runs, stop;
+  uint32_t turn;         /* the stream to look at first */
+  uint32_t jobs;         /* that are not FREE; the driving thread's */
+  _Atomic uint32_t news; /* that are ENDED */
+  mlfab__disk_job job[MLFAB__DISK_STREAMS];
+} mlfab__disk;
+
+/* files NULL: the system's. */
+MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
+                                      void *self, void (*ended)(void *self));
+/* Cancels the job that runs, and waits for it; the others do not begin. In a forked child (`child`) there is no thread. Files that are
+ * being written are closed and stay: nobody takes them for whole. */
+MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
+/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
+MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
+/* The next job that has ended: 1, with its event, whose memory is valid until the stream's next operation. */
+MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p);
+/* Reads `bytes` from `offset` on, in the caller's thread, repeating what a signal interrupts: how many there were (fewer at
+ * the end of the file), or a negative errno. */
+MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
+                                         size_t bytes, uint64_t offset);
+/* Writes why a call of the table has failed with `code`, a negative errno. */
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room);
+/* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
+ * names stays. Returns a descriptor, or a negative errno. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path);
+/* The functions above, for a context. `open` makes a disk in memory of env, or returns NULL; `waits`: 1: operations run and none
+ * has ended, 2: one has ended, 0: there are none. */
+MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void);
+/* The system's files. */
+MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
+
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/api/disk.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
+/* disk.c - a context carries out file operations. See disk.h. */
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
+
+/* --- the system's files --- */
+
+/* O_EXCL follows no link either. */
+MLFAB__INTERNAL int mlfab__disk_create(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  int fd = open(path, flags, 0666);
+  if (fd < 0 && errno == EEXIST && unlink(path) == 0) fd = open(path, flags, 0666);
+  return fd < 0 ? -errno : fd;
+}
+
+static int disk_open(void *user, const char *path, int create) {
+  (void)user;
+  if (create) return mlfab__disk_create(path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  return fd < 0 ? -errno : fd;
+}
+
+/* Writing beyond the limit of file sizes raises SIGXFSZ, which the thread blocks. */
+static int64_t disk_write(void *user, int file, const void *data, size_t bytes) {
+  (void)user;
+  ssize_t n = write(file, data, bytes);
+  return n < 0 ? -errno : n;
+}
+
+static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
+  (void)user;
+  ssize_t n = pread(file, data, bytes, (off_t)offset);
+  return n < 0 ? -errno : n;
+}
+
+static int disk_sync(void *user, int file) {
+  (void)user;
+  return fsync(file) ? -errno : 0;
+}
+
+static int disk_close(void *user, int file) {
+  (void)user;
+  return close(file) ? -errno : 0;
+}
+
+static int disk_rename(void *user, const char *from, const char *to) {
+  (void)user;
+  return rename(from, to) ? -errno : 0;
+}
+
+static int disk_sync_dir(void *user, const char *path) {
+  (void)user;
+  int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  int code = fsync(fd) ? -errno : 0;
+  close(fd);
+  /* A file system whose directories cannot be synced (CIFS, some FUSE).
+   * Linux gives EOPNOTSUPP the number of ENOTSUP. */
+  return code == -EINVAL || code == -ENOTSUP ? 0 : code;
+}
+
+static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
+                         size_t room) {
+  (void)user;
+  DIR *dir = opendir(path);
+  if (!dir) return -errno;
+  int64_t code = 0;
+  size_t at = 0;
+  for (;;) {
+    errno = 0;
+    const struct dirent *entry = readdir(dir);
+    if (!entry) {
+      code = errno ? -errno : (int64_t)at;
+      break;
+    }
+    size_t n = strlen(entry->d_name);
+    if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 || strchr(entry->d_name, '\n'))
+      continue;
+    if (n + 1 > room - at) {
+      code = -ERANGE;
+      break;
+    }
+    memcpy(names + at, entry->d_name, n);
+    names[at + n] = '\n';
+    at += n + 1;
+  }
+  closedir(dir);
+  return code;
+}
+
+static int disk_remove(void *user, const char *path) {
+  (void)user;
+  return unlink(path) ? -errno : 0;
+}
+
+MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
+  static const mlfab_files files = {.size = sizeof files,
+                                    .open = disk_open,
+                                    .write = disk_write,
+                                    .read = disk_read,
+                                    .sync = disk_sync,
+                                    .close = disk_close,
+                                    .rename = disk_rename,
+                                    .sync_dir = disk_sync_dir,
+                                    .list = disk_list,
+                                    .remove = disk_remove};
+  return &files;
+}
+
+/* --- operations: 0, or a negative errno --- */
+
+/* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
+#define DISK_REPEAT(result, call) \
+  do {                            \
+    (result) = (call);            \
+  } while ((result) == -EINTR)
+
+static int disk_write_all(const mlfab_files *files, int file, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    int64_t n;
+    DISK_REPEAT(n, files->write(files->user, file, data, bytes));
+    if (n < 0) return (int)n;
+    if (n == 0 || (uint64_t)n > bytes) return -EIO;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return 0;
+}
+
+/* The directory of a path: "." without one. */
+static void disk_dir(const char *path, char dir[MLFAB__DISK_PATH]) {
+  const char *slash = strrchr(path, '/');
+  size_t n = slash ? (size_t)(slash - path) : 0;
+  snprintf(dir, MLFAB__DISK_PATH, "%.*s", (int)(n > 0 ? n : 1), slash ? path : ".");
+}
+
+static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
+  int file = job->file;
+  job->file = -1;
+  int code = files->close(files->user, file);
+  return code == -EINTR ? 0 : code;
+}
+
+/* Makes what was written durable, and only then gives it its name. */
+static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
+  char dir[MLFAB__DISK_PATH];
+  int code = 0;
+  DISK_REPEAT(code, files->sync(files->user, job->file));
+  if (!code) code = disk_close_file(files, job);
+  if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
+  disk_dir(job->path, dir);
+  if (!code) DISK_REPEAT(code, files->sync_dir(files->user, dir));
+  if (!code) job->part[0] = 0;
+  return code;
+}
+
+static int disk_run_write(const mlfab_files *files, mlfab__disk_job *job) {
+  if (job->op.flags & MLFAB_FILE_FIRST) {
+    if (job->file >= 0) disk_close_file(files, job);
+    snprintf(job->part, sizeof job->part, "%.512s.part", job->path);
+    DISK_REPEAT(job->file, files->open(files->user, job->part, 1));
+    if (job->file < 0) {
+      int code = job->file;
+      job->file = -1;
+      job->part[0] = 0;
+      return code;
+    }
+  }
+  if (job->file < 0) return -EBADF;
+  int code = disk_write_all(files, job->file, job->memory, job->bytes);
+  return code || !(job->op.flags & MLFAB_FILE_LAST) ? code : disk_commit(files, job);
+}
+
+static int disk_run_abort(const mlfab_files *files, mlfab__disk_job *job) {
+  int code = 0;
+  if (job->file >= 0) disk_close_file(files, job);
+  if (job->part[0]) DISK_REPEAT(code, files->remove(files->user, job->part));
+  job->part[0] = 0;
+  return code == -ENOENT ? 0 : code;
+}
+
+MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
+                                         size_t bytes, uint64_t offset) {
+  size_t at = 0;
+  while (at < bytes) {
+    int64_t n;
+    DISK_REPEAT(n, files->read(files->user, file, (uint8_t *)data + at, bytes - at, offset + at));
+    if (n < 0) return n;
+    if ((uint64_t)n > bytes - at) return -EIO;
+    if (n == 0) break;
+    at += (size_t)n;
+  }
+  return (int64_t)at;
+}
+
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room) {
+  if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
+      files->explain(files->user, text, room) == 0)
+    return;
+  if (files == mlfab__disk_system() && strstr(path, "://"))
+    snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
+  else
+    snprintf(text, room, "%s", mlfab__reason(-code));
+}
+
+static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
+  int file;
+  DISK_REPEAT(file, files->open(files->user, job->path, 0));
+  if (file < 0) return file;
+  int64_t n = mlfab__disk_read(files, file, job->memory, job->op.bytes, job->op.offset);
+  files->close(files->user, file);
+  if (n < 0) return (int)n;
+  job->bytes = (size_t)n;
+  return 0;
+}
+
+static int disk_run_list(const mlfab_files *files, mlfab__disk_job *job) {
+  int64_t n;
+  DISK_REPEAT(
+      n, files->list(files->user, job->path, "checkpoint-", (char *)job->memory, DISK_LIST_BYTES));
+  if (n < 0) return (int)n;
+  if (n > DISK_LIST_BYTES) return -EIO;
+  job->bytes = (size_t)n;
+  return 0;
+}
+
+static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
+  int code = 0;
+  switch (job->op.kind) {
+    case MLFAB_FILE_WRITE:
+      code = disk_run_write(files, job);
+      break;
+    case MLFAB_FILE_ABORT:
+      code = disk_run_abort(files, job);
+      break;
+    case MLFAB_FILE_READ:
+      code = disk_run_read(files, job);
+      break;
+    case MLFAB_FILE_LIST:
+      code = disk_run_list(files, job);
+      break;
+    default:
+      DISK_REPEAT(code, files->remove(files->user, job->path));
+      if (code == -ENOENT) code = 0;
+  }
+  job->code = code == -ETIMEDOUT ? MLFAB_ERR_TIMEOUT : code ? MLFAB_ERR_IO : 0;
+  if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
+}
+
+/* --- the thread --- */
+
+static void disk_cancel(const mlfab_files *files, int on) {
+  if (MLFAB__HAS(files, mlfab_files, cancel) && files->cancel) files->cancel(files->user, on);
+}
+
+/* The next job that was asked for, or NULL. With the lock. */
+static mlfab__disk_job *disk_next(mlfab__disk *disk) {
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
+    mlfab__disk_job *job = &disk->job[(disk->turn + i) % MLFAB__DISK_STREAMS];
+    if (job->phase != MLFAB__DISK_ASKED) continue;
+    disk->turn = (disk->turn + i + 1) % MLFAB__DISK_STREAMS;
+    return job;
+  }
+  return NULL;
+}
+
+static void *disk_thread(void *argument) {
+  mlfab__disk *disk = argument;
+  pthread_mutex_lock(&disk->lock);
+  while (!disk->stop) {
+    mlfab__disk_job *job = disk_next(disk);
+    if (!job) {
+      pthread_cond_wait(&disk->asked, &disk->lock);
+      continue;
+    }
+    job->phase = MLFAB__DISK_RUNS;
+    pthread_mutex_unlock(&disk->lock);
+    disk_run(disk->files, job);
+    pthread_mutex_lock(&disk->lock);
+    job->phase = MLFAB__DISK_ENDED;
+    atomic_fetch_add(&disk->news, 1);
+    pthread_mutex_unlock(&disk->lock);
+    disk->ended(disk->self);
+    pthread_mutex_lock(&disk->lock);
+  }
+  pthread_mutex_unlock(&disk->lock);
+  return NULL;
+}
+
+static int disk_start(mlfab__disk *disk) {
+  int code = mlfab__thread_start(&disk->thread, NULL, disk_thread, disk);
+  disk->runs = !code;
+  return code;
+}
+
+/* --- calls of the thread that drives --- */
+
+MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
+                                      void *self, void (*ended)(void *self)) {
+  memset(disk, 0, sizeof *disk);
+  disk->env = env;
+  disk->files = files ? files : mlfab__disk_system();
+  disk->self = self;
+  disk->ended = ended;
+  pthread_mutex_init(&disk->lock, NULL);
+  pthread_cond_init(&disk->asked, NULL);
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) disk->job[i].file = -1;
+}
+
+MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
+  if (!disk->env) return;
+  if (disk->runs && !child) {
+    pthread_mutex_lock(&disk->lock);
+    disk->stop = 1;
+    pthread_cond_signal(&disk->asked);
+    pthread_mutex_unlock(&disk->lock);
+    disk_cancel(disk->files, 1);
+    pthread_join(disk->thread, NULL);
+    disk_cancel(disk->files, 0);
+  }
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
+    mlfab__disk_job *job = &disk->job[i];
+    if (job->file >= 0) disk->files->close(disk->files->user, job->file);
+    mlfab__free(disk->env, job->memory, job->room);
+  }
+  /* In a child it would wait for a thread that waited there at the fork. */
+  if (!child || !disk->runs) pthread_cond_destroy(&disk->asked);
+  if (!child || !disk->runs) pthread_mutex_destroy(&disk->lock);
+  disk->env = NULL;
+}
+
+static int disk_room(mlfab__disk *disk, mlfab__disk_job *job, size_t bytes) {
+  if (bytes <= job->room) return 0;
+  uint8_t *memory = mlfab__alloc(disk->env, bytes);
+  if (!memory) return MLFAB_ERR_MEMORY;
+  mlfab__free(disk->env, job->memory, job->room);
+  job->memory = memory;
+  job->room = bytes;
+  return 0;
+}
+
+/* Copies the operation into its job. */
+static int disk_fill(mlfab__disk *disk, mlfab__disk_job *job, const mlfab_file_op *op) {
+  size_t head = op->kind == MLFAB_FILE_WRITE ? op->head_bytes : 0;
+  size_t bulk = op->kind == MLFAB_FILE_WRITE ? op->bulk_bytes : 0;
+  size_t room = op->kind == MLFAB_FILE_READ   ? op->bytes
+                : op->kind == MLFAB_FILE_LIST ? DISK_LIST_BYTES
+                                              : head + bulk;
+  if (disk_room(disk, job, room)) return MLFAB_ERR_MEMORY;
+  job->op = *op;
+  job->op.path = job->path;
+  job->op.head = job->op.bulk = NULL;
+  job->code = 0;
+  job->text[0] = 0;
+  if (op->kind != MLFAB_FILE_ABORT) snprintf(job->path, sizeof job->path, "%s", op->path);
+  if (head > 0) memcpy(job->memory, op->head, head);
+  if (bulk > 0) memcpy(job->memory + head, op->bulk, bulk);
+  job->bytes = head + bulk;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token) {
+  if (op->stream >= MLFAB__DISK_STREAMS || op->kind == 0 || op->kind > MLFAB_FILE_REMOVE ||
+      op->bytes > DISK_READ_MAX ||
+      (op->kind != MLFAB_FILE_ABORT && (!op->path || strlen(op->path) >= MLFAB__DISK_PATH - 8)))
+    return MLFAB_ERR_ARGUMENT;
+  mlfab__disk_job *job = &disk->job[op->stream];
+  pthread_mutex_lock(&disk->lock);
+  int code = job->phase == MLFAB__DISK_FREE ? 0 : MLFAB_ERR_AGAIN;
+  pthread_mutex_unlock(&disk->lock);
+  if (!code) code = disk_fill(disk, job, op);
+  if (!code && disk->ended && !disk->runs) code = disk_start(disk);
+  if (code) return code;
+  job->token = token;
+  disk->jobs++;
+  if (!disk->ended) {
+    disk_run(disk->files, job);
+    job->phase = MLFAB__DISK_ENDED;
+    atomic_fetch_add(&disk->news, 1);
+    return 0;
+  }
+  pthread_mutex_lock(&disk->lock);
+  job->phase = MLFAB__DISK_ASKED;
+  pthread_cond_signal(&disk->asked);
+  pthread_mutex_unlock(&disk->lock);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p) {
+  mlfab__disk_job *job = NULL;
+  if (atomic_load(&disk->news) == 0) return 0;
+  pthread_mutex_lock(&disk->lock);
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS && !job; i++)
+    if (disk->job[i].phase == MLFAB__DISK_ENDED) job = &disk->job[i];
+  if (job) job->phase = MLFAB__DISK_FREE;
+  pthread_mutex_unlock(&disk->lock);
+  if (!job) return 0;
+  atomic_fetch_sub(&disk->news, 1);
+  disk->jobs--;
+  int reads = job->op.kind == MLFAB_FILE_READ || job->op.kind == MLFAB_FILE_LIST;
+  memset(event_p, 0, sizeof *event_p);
+  event_p->kind = MLFAB_IO_FILE;
+  event_p->token = job->token;
+  event_p->code = job->code;
+  event_p->text = job->code ? job->text : NULL;
+  event_p->bulk = reads ? job->memory : NULL;
+  event_p->bulk_bytes = reads ? (uint32_t)job->bytes : 0;
+  return 1;
+}
+
+static mlfab__disk *disk_new(mlfab__env *env, const mlfab_files *files, void *self,
+                             void (*ended)(void *self)) {
+  mlfab__disk *disk = mlfab__alloc(env, sizeof *disk);
+  if (disk) mlfab__disk_init(disk, env, files, self, ended);
+  return disk;
+}
+
+static void disk_delete(mlfab__disk *disk, int child) {
+  mlfab__env *env = disk->env;
+  mlfab__disk_free(disk, child);
+  mlfab__free(env, disk, sizeof *disk);
+}
+
+static int disk_waits(mlfab__disk *disk) {
+  return disk->jobs == 0 ? 0 : atomic_load(&disk->news) == 0 ? 1 : 2;
+}
+
+MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
+  static const mlfab__context_files table = {disk_new, disk_delete, mlfab__disk_begin,
+                                             mlfab__disk_take, disk_waits};
+  return &table;
+}
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
 
 /* ==============================================================================================
  * core/api/telemetry.h
@@ -63031,6 +62573,8 @@ static int calls_restored(mlfab_node *node, mlfab_checkpoint_info *info_p) {
 MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
   CONTEXT_LOOK(ctx, calls_restored(ctx->node, info_p));
 }
+
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
@@ -63305,7 +62849,8 @@ static int safetensors_load(mlfab *ctx, const char *path, const mlfab_buf *bufs,
                             const char *const *names) {
   const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *error = &ctx->node->requests.last;
-  safetensors_file f = {.files = ctx->disk.files, .file = -1};
+  safetensors_file f = {.files = ctx->hooks.files ? ctx->hooks.files : mlfab__disk_system(),
+                        .file = -1};
   if (!worker) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "load: this node is not a worker");
   if (!path || (n > 0 && !bufs))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "load: %s is NULL", path ? "bufs" : "path");
@@ -71343,6 +70888,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 /* ==============================================================================================
  * transports/mpi.h
  * ============================================================================================== */
+#if MLFAB_WITH_MPI
 /* mpi.h - what a context needs of MPI before it opens the transport: the world of processes and their roles. */
 
 #if MLFAB_WITH_MPI /* otherwise unused */
@@ -71354,10 +70900,12 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error);
 #endif
 
+#endif /* MLFAB_WITH_MPI */
 
 /* ==============================================================================================
  * transports/mpi.c
  * ============================================================================================== */
+#if MLFAB_WITH_MPI
 /* mpi.c - carries frames between the processes of an MPI job by its point-to-point messages.
  *
  * For jobs that mpirun or srun starts: every network that the MPI library knows (InfiniBand, RDMA, shared memory) is
@@ -73119,6 +72667,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 }
 
 #endif
+#endif /* MLFAB_WITH_MPI */
 
 /* ==============================================================================================
  * core/open/build_info.c
@@ -73395,6 +72944,8 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
  * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
  * one, all addresses belong to it. */
+#if MLFAB_WITH_MPI
+#endif
 #if MLFAB_WITH_KEYS
 #endif
 #if MLFAB_WITH_COLL
@@ -73403,6 +72954,12 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #else
 #define OPEN_SHARING NULL
 #define OPEN_SHM_COLL NULL
+#endif
+
+#if MLFAB_WITH_CHECKPOINT
+#define OPEN_FILES mlfab__disk_functions()
+#else
+#define OPEN_FILES NULL
 #endif
 
 #if MLFAB_WITH_DEVICE
@@ -73672,8 +73229,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
-                               &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
+                               OPEN_FILES, ctx_p, &error);
   if (!code) open_tell();
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
@@ -73889,6 +73446,8 @@ MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
 MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
   return mlfab__error_without(in->error, LEFT_OUT);
 }
+
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return NULL; }
 
 MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
                          const char *const *names) {
@@ -74151,5 +73710,12 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   (void)dag_p;
   return MLFAB_ERR_UNSUPPORTED;
 }
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_MPI
+#define LEFT_OUT "the transport over MPI (MLFAB_WITH_MPI is 0)"
+
+MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 #undef LEFT_OUT
 #endif

@@ -354,7 +354,8 @@ typedef struct mlfab_files {
   void (*cancel)(void *user, int on);
 } mlfab_files;
 
-/* The system's calls: what env.files NULL means. For a table that passes some paths on. Never NULL. */
+/* The system's calls: what env.files NULL means. For a table that passes some paths on. NULL without
+ * MLFAB_WITH_CHECKPOINT. */
 MLFAB_API const mlfab_files *mlfab_files_system(void);
 
 typedef struct mlfab_env {

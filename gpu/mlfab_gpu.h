@@ -1,8 +1,8 @@
 /* mlfab_gpu.h - buffers of a CUDA device in mlfab's calls, and arithmetic on device memory.
  *
- * Optional: copy it and mlfab_gpu.cu beside mlfab.h and mlfab.c, and compile the latter with nvcc (gpu/README.md):
+ * Optional: copy the folder gpu/ beside mlfab.h and mlfab.c, and compile mlfab_gpu.cu with nvcc (gpu/README.md):
  *
- *    nvcc -O3 -std=c++17 -arch=sm_80 -c mlfab_gpu.cu        and link with -lcudart
+ *    nvcc -O3 -std=c++17 -arch=sm_80 -c gpu/mlfab_gpu.cu        and link with -lcudart
  *
  *    mlfab_gpu_attach(fabric, MLFAB_GPU_CURRENT, stream, 0, &error);    // once, after mlfab_open
  *    mlfab_push(fabric, &gradient_on_the_device, 1, &options, NULL);    // as from memory of the host
@@ -18,7 +18,7 @@
 #ifndef MLFAB_GPU_H
 #define MLFAB_GPU_H
 
-#include "mlfab.h"
+#include "../mlfab.h"
 
 #ifdef __cplusplus
 extern "C" {

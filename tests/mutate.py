@@ -131,7 +131,7 @@ def own_test(path):
     return "unit/test_" + os.path.basename(path)[:-2]
 
 
-INCLUDE = re.compile(r"#include \"(?:\.\./)*((?:core/\w+|transports|extras)/\w+\.c)\"")
+INCLUDE = re.compile(r"#include \"(?:\.\./)*((?:core/\w+|transports|extras|tools)/\w+\.c)\"")
 
 
 def included(path):

@@ -242,7 +242,7 @@ def main():
                     f"{args.workers} workers and 1 server.")
     else:
         screen.line("No MNIST in MLFAB_DATA or ~/.cache/mlfab (a folder mnist/ with the idx files; "
-                    "build/mlfab-fetch mnist gets them): "
+                    "tools/mlfab-fetch mnist gets them): "
                     f"training an\n8,192-dimensional generated hyperplane instead, {args.workers} "
                     "workers and 1 server.")
     # An epoch of the hyperplane is shorter than one of MNIST.

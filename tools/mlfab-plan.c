@@ -8,7 +8,7 @@
  *
  * A file is untrusted: every error in it is reported with its line, and the exit status is 2. Counts are
  * limited before memory is allocated, and lists end where their lines do. */
-#include "core/replica/replicate.h"
+#include "replicate.h"
 
 #include <errno.h>
 #include <inttypes.h>

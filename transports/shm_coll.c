@@ -8,7 +8,7 @@
  * Source: reduce-scatter and allgather, pipelined in rounds that fit the caches. */
 #include "shm_file.h"
 #include "../core/base/shm_coll.h"
-#include "../core/kernels/kernels.h"
+#include "../core/kernels/kernels_combine.h"
 
 #if !MLFAB_WITH_SHM
 

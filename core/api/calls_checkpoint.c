@@ -1,6 +1,7 @@
 /* calls_checkpoint.c - checkpoints. */
 #include "../checkpoint/checkpoint.h"
 #include "context.h"
+#include "disk.h"
 
 MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -34,3 +35,5 @@ static int calls_restored(mlfab_node *node, mlfab_checkpoint_info *info_p) {
 MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
   CONTEXT_LOOK(ctx, calls_restored(ctx->node, info_p));
 }
+
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }

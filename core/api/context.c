@@ -190,9 +190,18 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   return kept;
 }
 
+static void context_disk_ended(void *self);
+
+static int context_file(mlfab *ctx, const mlfab_action *action) {
+  /* A simulation has no threads: operations end at once. */
+  if (!ctx->disk)
+    ctx->disk = ctx->files->open(&ctx->env, ctx->hooks.files, ctx,
+                                 ctx->simulated ? NULL : context_disk_ended);
+  return ctx->disk ? ctx->files->begin(ctx->disk, action->file, action->token) : MLFAB_ERR_MEMORY;
+}
+
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-  if (action->kind == MLFAB_ACTION_FILE)
-    return mlfab__disk_begin(&ctx->disk, action->file, action->token);
+  if (action->kind == MLFAB_ACTION_FILE) return context_file(ctx, action);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -218,7 +227,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
 static int context_disk(mlfab *ctx, uint64_t now) {
   mlfab_io_event event;
   int moved = 0;
-  while (ctx->disk.jobs > 0 && mlfab__disk_take(&ctx->disk, &event)) {
+  while (ctx->disk && ctx->files->take(ctx->disk, &event)) {
     mlfab_node_event(ctx->node, &event, now);
     moved = 1;
   }
@@ -434,8 +443,9 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  if (n == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
-    if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx->disk) : 0;
+  if (files) { /* the disk's thread signals `changed` */
+    if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
   }
   ctx->sleeping = 1;
@@ -847,7 +857,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->observer) ctx->observer->stop(ctx, child);
-  mlfab__disk_free(&ctx->disk, context_is_child(ctx));
+  if (ctx->disk) ctx->files->close(ctx->disk, child);
   mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -899,7 +909,6 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
-  mlfab__disk_init(&ctx->disk, &ctx->env, ctx->hooks.files, ctx, context_disk_ended);
   ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
@@ -950,13 +959,15 @@ static void context_stop_thread(mlfab *ctx) {
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer, mlfab **ctx_p,
+                                        const mlfab__context_observer *observer,
+                                        const mlfab__context_files *files, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
   ctx->sharing = sharing;
   ctx->observer = observer;
+  ctx->files = files;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = observer ? observer->open(ctx, c, error) : 0;
@@ -971,7 +982,6 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     error->rank = MLFAB_NO_RANK;
     code = 0;
   }
-  if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);

@@ -21,7 +21,6 @@
 
 #include "../base/env.h"
 #include "calls.h"
-#include "disk.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -59,6 +58,16 @@ typedef struct mlfab__context_sharing {
    * arena. 1: the node has something to send. */
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
+
+/* File operations in a thread of their own: disk.c, which has the contracts. */
+typedef struct mlfab__context_files {
+  struct mlfab__disk *(*open)(mlfab__env *env, const mlfab_files *files, void *self,
+                              void (*ended)(void *self));
+  void (*close)(struct mlfab__disk *disk, int child);
+  int (*begin)(struct mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
+  int (*take)(struct mlfab__disk *disk, mlfab_io_event *event_p);
+  int (*waits)(struct mlfab__disk *disk);
+} mlfab__context_files;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
 
@@ -174,7 +183,8 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  mlfab__disk disk;
+  const mlfab__context_files *files; /* NULL: not compiled in, so no role asks for a file */
+  struct mlfab__disk *disk;          /* from the first operation on */
   pthread_t thread;
   enum mlfab__context_thread thread_is;
   int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */
@@ -228,11 +238,12 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
- * sharing and observer may be NULL. On failure it has freed everything. */
+ * sharing, observer and files may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing,
-                                        const mlfab__context_observer *observer, mlfab **ctx_p,
+                                        const mlfab__context_observer *observer,
+                                        const mlfab__context_files *files, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */

@@ -117,8 +117,6 @@ MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
   return &files;
 }
 
-MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
-
 /* --- operations: 0, or a negative errno --- */
 
 /* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
@@ -419,4 +417,27 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
   event_p->bulk = reads ? job->memory : NULL;
   event_p->bulk_bytes = reads ? (uint32_t)job->bytes : 0;
   return 1;
+}
+
+static mlfab__disk *disk_new(mlfab__env *env, const mlfab_files *files, void *self,
+                             void (*ended)(void *self)) {
+  mlfab__disk *disk = mlfab__alloc(env, sizeof *disk);
+  if (disk) mlfab__disk_init(disk, env, files, self, ended);
+  return disk;
+}
+
+static void disk_delete(mlfab__disk *disk, int child) {
+  mlfab__env *env = disk->env;
+  mlfab__disk_free(disk, child);
+  mlfab__free(env, disk, sizeof *disk);
+}
+
+static int disk_waits(mlfab__disk *disk) {
+  return disk->jobs == 0 ? 0 : atomic_load(&disk->news) == 0 ? 1 : 2;
+}
+
+MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
+  static const mlfab__context_files table = {disk_new, disk_delete, mlfab__disk_begin,
+                                             mlfab__disk_take, disk_waits};
+  return &table;
 }

@@ -8,6 +8,7 @@
 #include "../kernels/kernels.h"
 #include "../worker/worker.h"
 #include "context.h"
+#include "disk.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -269,7 +270,8 @@ static int safetensors_load(mlfab *ctx, const char *path, const mlfab_buf *bufs,
                             const char *const *names) {
   const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *error = &ctx->node->requests.last;
-  safetensors_file f = {.files = ctx->disk.files, .file = -1};
+  safetensors_file f = {.files = ctx->hooks.files ? ctx->hooks.files : mlfab__disk_system(),
+                        .file = -1};
   if (!worker) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "load: this node is not a worker");
   if (!path || (n > 0 && !bufs))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "load: %s is NULL", path ? "bufs" : "path");

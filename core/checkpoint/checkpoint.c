@@ -12,7 +12,8 @@ typedef struct mlfab__checkpoint {
   mlfab__port across; /* to the other servers */
   mlfab__writer writer;
   mlfab__restore restore;
-  mlfab__lead *lead; /* at server 0 */
+  mlfab__lead *lead;     /* at server 0 */
+  mlfab__filer files[3]; /* of lead, writer and restore */
 } mlfab__checkpoint;
 
 /* When the server has to call `due` next. */
@@ -194,7 +195,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
   *c->lead = (mlfab__lead){.env = &node->env,
                            .config = &node->config,
                            .server = c->server,
-                           .filer = mlfab__files_open(node, c, checkpoint_lead_event),
+                           .filer = mlfab__files_open(&c->files[0], node, c, checkpoint_lead_event),
                            .down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
                            .across = c->across,
                            .self = c,
@@ -216,9 +217,10 @@ MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *se
   c->node = node;
   c->across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
   mlfab__writer_init(&c->writer, &node->env, server,
-                     mlfab__files_open(node, c, checkpoint_writer_event), c, checkpoint_written);
+                     mlfab__files_open(&c->files[1], node, c, checkpoint_writer_event), c,
+                     checkpoint_written);
   mlfab__restore_init(&c->restore, &node->env, server,
-                      mlfab__files_open(node, c, checkpoint_restore_event));
+                      mlfab__files_open(&c->files[2], node, c, checkpoint_restore_event));
   int code = node->is_coordinator ? checkpoint_lead(c, role) : 0;
   if (code) return code;
   server->save.hooks = &saver;

@@ -45,7 +45,7 @@
 #ifndef MLFAB__LEAD_H
 #define MLFAB__LEAD_H
 
-#include "../node/node.h"
+#include "../node/files.h"
 #include "record.h"
 
 struct mlfab__server;

@@ -23,7 +23,7 @@
 #define MLFAB__RESTORE_H
 
 #include "../model/image.h"
-#include "../node/node.h"
+#include "../node/files.h"
 #include "reader.h"
 
 struct mlfab__server;

@@ -13,7 +13,7 @@
 #ifndef MLFAB__WRITER_H
 #define MLFAB__WRITER_H
 
-#include "../node/node.h"
+#include "../node/files.h"
 #include "moment.h"
 
 struct mlfab__server;

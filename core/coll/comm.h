@@ -40,7 +40,7 @@
 #ifndef MLFAB__COMM_H
 #define MLFAB__COMM_H
 
-#include "../kernels/kernels.h"
+#include "../kernels/kernels_combine.h"
 #include "comm_object.h"
 #include "plain.h"
 #include "stream.h"

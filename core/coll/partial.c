@@ -1,7 +1,7 @@
 /* partial.c - partial reductions: see partial.h. Layer 2. */
 #include "partial.h"
 
-#include "../kernels/kernels.h"
+#include "../kernels/kernels_combine.h"
 #include "../base/rng.h"
 
 enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };

@@ -9,6 +9,11 @@
 
 #include "../base/base.h"
 
+/* For MLFAB_F16 or MLFAB_BF16. */
+MLFAB__UNUSED static inline int mlfab__half_of(int dtype) {
+  return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16;
+}
+
 /* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
  * saturate. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);

@@ -528,7 +528,7 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
       node_measured(node, event->measure);
       break;
     case MLFAB_IO_FILE:
-      mlfab__files_event(node, event);
+      if (node->files) node->files->event(node, event);
       break;
     case MLFAB_IO_WRITABLE:
       if (!mlfab__node_link(node, event->link, &index)) break;
@@ -564,7 +564,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
                                         : node->peers_out[called - routes]->addresses;
     }
   }
-  if (queued->kind == MLFAB_ACTION_FILE) action->file = mlfab__files_op(node, queued->token);
+  if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
   node->out = MLFAB__OUT_ACTION;
 }
 
@@ -662,7 +662,7 @@ static void node_done_action(mlfab_node *node, int status) {
     mlfab__alive_probed(node, index, status);
   if (status == 0) return;
   if (queued.kind == MLFAB_ACTION_FILE) {
-    mlfab__files_refused(node, queued.token, status);
+    node->files->refused(node, queued.token, status);
   } else if (queued.kind == MLFAB_ACTION_CONNECT) {
     mlfab_io_event event;
     memset(&event, 0, sizeof event);

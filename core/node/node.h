@@ -429,9 +429,18 @@ typedef struct mlfab__tap {
   void (*plan)(void *self, const mlfab__tap_plan *plan);
 } mlfab__tap;
 
-/* A role's stream of file operations: files.c. */
+/* A node's file operations: files.c. */
+typedef struct mlfab__files_table {
+  /* The operation of an action. An operation has ended. The driver did not begin one. */
+  const mlfab_file_op *(*op)(mlfab_node *node, uint64_t token);
+  void (*event)(mlfab_node *node, const mlfab_io_event *event);
+  void (*refused)(mlfab_node *node, uint64_t token, int status);
+} mlfab__files_table;
+
+/* A role's stream of file operations. */
 typedef struct mlfab__filer {
   mlfab_node *node;
+  struct mlfab__filer *next;
   void *self;
   /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
   void (*done)(void *self, const mlfab_io_event *event);
@@ -491,8 +500,8 @@ struct mlfab_node {
   uint32_t nsettles, nidles;
   mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
   uint32_t nmirrored;
-  mlfab__filer filers[MLFAB__FILERS];
-  uint32_t nfilers;
+  mlfab__filer *filers;            /* the newest stream first; they belong to roles */
+  const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
   struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
@@ -691,19 +700,6 @@ MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles the capacity of this host's links. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
-
-/* --- files.c: operations on files, which the driver carries out --- */
-
-/* A stream for a role. There is room for MLFAB__FILERS. */
-MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
-                                                void (*done)(void *self,
-                                                             const mlfab_io_event *event));
-/* Yields filer->op as an action, unless one is under way. */
-MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
-/* The operation of an action. An operation has ended. The driver did not begin one. */
-MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token);
-MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event);
-MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status);
 
 /* --- outbox.c: the next frame to send --- */
 

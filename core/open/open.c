@@ -13,7 +13,9 @@
  * one, all addresses belong to it. */
 #include "../api/complete.h"
 #include "../api/context.h"
+#if MLFAB_WITH_MPI
 #include "../../transports/mpi.h"
+#endif
 #if MLFAB_WITH_KEYS
 #include "../api/key_source.h"
 #endif
@@ -26,6 +28,13 @@
 #else
 #define OPEN_SHARING NULL
 #define OPEN_SHM_COLL NULL
+#endif
+
+#if MLFAB_WITH_CHECKPOINT
+#include "../api/disk.h"
+#define OPEN_FILES mlfab__disk_functions()
+#else
+#define OPEN_FILES NULL
 #endif
 
 #if MLFAB_WITH_DEVICE
@@ -310,8 +319,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
-                               &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
+                               OPEN_FILES, ctx_p, &error);
   if (!code) open_tell();
   if (!code && doubt)
     mlfab__log(&(*ctx_p)->node->env, MLFAB_LOG_WARN,

@@ -45,7 +45,7 @@
  *
  * Departs from MLfabric §3.3: there, workers send their updates to the replica, through aggregators of its own. Here the
  * server sends its state: it outlives the worker, carries optimizers of any kind, merges without limit, and needs no
- * second order of updates; the price is the server's link out. replicate.h plans the paper's way. */
+ * second order of updates; the price is the server's link out. tools/replicate.h plans the paper's way. */
 #ifndef MLFAB__COPY_H
 #define MLFAB__COPY_H
 

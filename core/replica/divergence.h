@@ -6,16 +6,15 @@
  * the server has applied s commits, the replica r. Updates that the replica has already applied count too,
  * because their momentum still moves the server. No smaller bound follows from norms.
  *
- * The first part of this file has the formulas. They are for planners and tests: plain double arithmetic,
- * rounded to nearest. The second part is the ledger with which a server admits updates: it applies a commit
+ * This is the ledger with which a server admits updates: it applies a commit
  * only when B(s + 1, r) <= Div_max, where r is what the replica has acknowledged. So the divergence is below
  * Div_max at every instant, whatever a plan said, and also while an acknowledgement is on its way (the
  * replica is then ahead of r, and B falls with r).
  *
  * The unit is the commit. The sum of several updates that the server applies as one step is one commit, with
- * the norm of the sum. A replica may merge commits (mlfab__divergence_weights): its states are then still
+ * the norm of the sum. A replica may merge commits: its states are then still
  * states of the server's history, and it acknowledges the last commit of the merge. A replica that groups
- * updates otherwise, as steps of its own, is not covered by B: mlfab__divergence_grouped is for that case.
+ * updates otherwise, as steps of its own, is not covered by B. tools/replicate.h has the formulas of planners.
  *
  * Invariants of the ledger: `bound` is at least B(s, r), and `history` at least H_s, as every operation
  * rounds up; a result that a double holds exactly is exact, so equality with Div_max admits. Memory is
@@ -32,33 +31,9 @@
 
 #include "../sched/network.h"
 
-/* ---- the formulas ---- */
-
-/* The coefficients of w_s - w_r (or w_r - w_s if r > s): c[0] of h_0, c[i] of u_i. c has max(s, r) + 1
- * elements. */
-MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
-                                                    double *c);
-/* B(s, r) with h0 >= |h_0| and norms[i - 1] >= |u_i|. O(max(s, r)). */
-MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
-                                                 uint32_t s, uint32_t r);
-/* The same difference when a group of updates is one step: the server has applied `a` groups, the i-th of
- * groups[i] updates, the replica `b` groups. Fills c, for h_0 and the n updates that the one with more of
- * them has applied (c has n + 1 elements); returns n. Coefficients may be negative: mlfab__divergence_weigh
- * makes a bound of them. O(n (a + b)). */
-MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
-                                                   const uint32_t *others, uint32_t b, double *c);
-/* |c[0]| h0 + sum of |c[i]| norms[i - 1]. */
-MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
-                                               uint32_t n);
-/* What a merge of m commits carries so that it equals applying them one by one: X = sum of x[i] u_i and
- * Y = sum of y[i] u_i, i from 0. Applied: w <- w + w_h h + X; h <- h_h h + Y. */
-MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
-                                               double *w_h_p, double *h_h_p);
 /* An upper bound of |scale u| from the sum of the squares of u's n elements, each computed in double and
  * added in any order. NaN or infinite if `squares` is. */
 MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale);
-
-/* ---- the ledger ---- */
 
 enum { MLFAB__DIVERGENCE_ENTRIES = 64 }; /* even */
 

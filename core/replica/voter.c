@@ -220,7 +220,7 @@ MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
   for (uint32_t i = 0; i < n; i++)
     voters->shards[i] = (mlfab__voter_shard){.voters = voters, .shard = first + i};
   if (!node->config.vote_dir[0]) return 0;
-  voters->filer = mlfab__files_open(node, voters, voter_event);
+  voters->filer = mlfab__files_open(&voters->files, node, voters, voter_event);
   snprintf(voters->path, sizeof voters->path, "%s/votes-%016llx-%u", node->config.vote_dir,
            (unsigned long long)node->job, node->id);
   return 0;

@@ -17,7 +17,7 @@
 #define MLFAB__VOTER_H
 
 #include "../checkpoint/record.h"
-#include "../node/node.h"
+#include "../node/files.h"
 #include "replica_wire.h"
 
 struct mlfab__voters;
@@ -33,10 +33,10 @@ typedef struct mlfab__voter_shard {
 
 typedef struct mlfab__voters {
   mlfab_node *node;
-  mlfab__port port; /* peers are voters */
-  mlfab__port in;   /* their links to us, on which their votes come */
-  mlfab__filer *filer;
-  uint32_t n, copies; /* shards; copies: of all servers */
+  mlfab__port port;           /* peers are voters */
+  mlfab__port in;             /* their links to us, on which their votes come */
+  mlfab__filer files, *filer; /* filer NULL: without a directory */
+  uint32_t n, copies;         /* shards; copies: of all servers */
   mlfab__voter_shard *shards;
   enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
   uint64_t retry_ns; /* after an error of the file; 0: none */

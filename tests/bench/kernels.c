@@ -11,7 +11,7 @@
  *
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * long double. And that OpenBLAS stays in the calling thread, with the number of threads that the program has set.
  * MLFAB_SCALE=100 a hundred times as many cases. */
 #include "core/base/rng.h"
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 #include "tests/unit/scale.h"
 
 #include <math.h>

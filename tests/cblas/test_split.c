@@ -1,7 +1,7 @@
 /* test_split.c - how arrays are cut for cblas, whose functions this program replaces: every call has at most
  * MLFAB__CBLAS_MOST elements and increments of 1, and the calls cover the array once, also one of more than INT_MAX
  * elements. The functions here only count, so such an array is not touched. */
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 
 #include <limits.h>
 #include <sys/mman.h>

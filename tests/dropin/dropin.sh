@@ -1,6 +1,6 @@
 #!/bin/sh
 # dropin.sh: copies mlfab.h and mlfab.c into an empty folder and uses them as a user may: builds them with the
-# installed compilers, without a warning, and runs a trainer with them. Then adds mlfab_sim.h and mlfab_sim.c, and
+# installed compilers, without a warning, and runs a trainer with them. Then adds mlfab_sim.h and mlfab_sim.c (of make), and
 # simulates. Prints TAP. `dropin.sh quick`: the first compiler only, without optimizing, and one run over each transport.
 set -u
 quick=${1:-}
@@ -130,7 +130,7 @@ else
   skip "static" "no static C library"
 fi
 
-cp "$root/mlfab_sim.h" "$root/mlfab_sim.c" "$root/examples/01_hello_sim.c" . || exit 1
+cp "$root/mlfab_sim.h" "$(dirname "$run")/mlfab_sim.c" "$root/examples/01_hello_sim.c" . || exit 1
 check "cc -c mlfab_sim.c" cc -c mlfab_sim.c
 sed 's/mlfab.h/mlfab_sim.h/' header.c >sim_header.c
 sed 's/mlfab.h/mlfab_sim.h/' header.cc >sim_header.cc

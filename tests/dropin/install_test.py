@@ -118,7 +118,7 @@ def test_cmake_FetchContent():
             "  add_subdirectory(${mlfab_SOURCE_DIR} ${mlfab_BINARY_DIR})\nendif()\n")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.check_call(["tar", "-C", ROOT, "-czf", folder + "/mlfab.tar.gz", "mlfab.c",
-                               "mlfab.h", "mlfab_node.h", "mlfab_sim.c", "mlfab_sim.h", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
+                               "mlfab.h", "mlfab_node.h", "mlfab_sim.h", "amalgamate.py", "core", "transports", "LICENSE", "CMakeLists.txt", "cmake", "mlfab.pc.in"])
         text = text.replace("@", folder)
         build_and_run(folder + "/populate", text)
         build_and_run(folder + "/available", "include(FetchContent)\n"

@@ -80,7 +80,7 @@ if echo '#include <stdarg.h>
 #include <cmocka.h>' | ${CC:-cc} -E -x c - >/dev/null 2>&1; then
   for test in sim/test_consistency unit/test_alive; do
     check "builds $test with minimal" ${CC:-cc} -std=gnu11 -DWORLD_COMPLETE=0 -I"$root" -o tests \
-      "$root/tests/$test.c" minimal/mlfab.o "$root/mlfab_sim.c" -lcmocka $link
+      "$root/tests/$test.c" minimal/mlfab.o "$(dirname "$built")/mlfab_sim.c" -lcmocka $link
     check "runs $test" ./tests
   done
 fi

@@ -15,7 +15,7 @@
 #include "paper.h"
 
 #include "core/base/rng.h"
-#include "core/replica/replicate.h"
+#include "tools/replicate.c"
 
 #include <math.h>
 #include <stdio.h>

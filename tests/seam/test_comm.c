@@ -6,7 +6,7 @@
  *
  * MLFAB_SEED=n adds to the seeds, MLFAB_SHOW=1 prints the nodes' logs. */
 #include "crowd.h"
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 
 enum {
   WORKERS = 16,

@@ -2,7 +2,7 @@
  * bit.
  * Holds under -Ofast -march=native too: the reference rounds by storing and compares bits.
  * MLFAB_SCALE=100 a hundred times as many cases. */
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 #include "core/base/rng.h"
 
 #include "../testing.h"

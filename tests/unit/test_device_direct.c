@@ -11,7 +11,7 @@
 
 #include "core/api/calls.h"
 #include "core/api/direct.h"
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 #include "../testing.h"
 
 enum { MOST = 8, COUNT = 3000, LEAST = 2048, SLOTS = 6 };

@@ -5,7 +5,7 @@
 #include "vector.h"
 
 #include "core/base/rng.h"
-#include "core/replica/divergence.h"
+#include "tools/replicate.c"
 #include "../testing.h"
 
 enum { DIM_MOST = 4, COMMITS = 400 };

@@ -6,7 +6,7 @@
 #include "play_values.h"
 
 #include "core/kernels/half.h"
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 #include "core/model/optimizer.h"
 #include "core/sparse/filter.h"
 

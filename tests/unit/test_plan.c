@@ -1,9 +1,9 @@
-/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c, and core/replica/replicate.c against
+/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c, and tools/replicate.c against
  * tests/vectors: discrete results exactly, times to 1e-7; then refusals and extreme inputs. The vectors of
  * transfers alone are in test_network.c, those of divergence and momentum in test_divergence.c. */
 #include "vector.h"
 
-#include "core/replica/replicate.h"
+#include "tools/replicate.c"
 #include "budget.h"
 #include "../testing.h"
 

@@ -1,4 +1,4 @@
-/* test_replicate.c - core/replica/replicate.c against the rules as they are written, on random batches with one
+/* test_replicate.c - tools/replicate.c against the rules as they are written, on random batches with one
  * to three replicas: what is kept is what the whole plan had, the network that is left is the one before the batch
  * minus each transfer that is reported, and the last transfer to the server is the earliest one in the network
  * with everything else. Then refusals, and running out of memory.
@@ -6,7 +6,7 @@
  * MLFAB_SCALE=100 makes 300,000 batches, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
 #include "literal.h"
 
-#include "core/replica/replicate.h"
+#include "tools/replicate.c"
 #include "budget.h"
 #include "../testing.h"
 

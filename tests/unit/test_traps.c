@@ -5,7 +5,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* feenableexcept */
 #endif
-#include "core/kernels/kernels.h"
+#include "core/kernels/kernels_combine.h"
 #include "core/sparse/filter.h"
 #include "core/kernels/half.h"
 #include "core/kernels/packet.h"

@@ -70,11 +70,11 @@ static void drive(void) {
     uint64_t token = f.actions[f.node.actions_begin % ACTIONS].token;
     f.node.actions_begin = (f.node.actions_begin + 1) % ACTIONS;
     f.node.actions_count--;
-    const mlfab_file_op *op = mlfab__files_op(&f.node, token);
+    const mlfab_file_op *op = f.node.files->op(&f.node, token);
     assert_int_equal(mlfab__disk_begin(&f.disk, op, token), 0);
     assert_int_equal(mlfab__disk_take(&f.disk, &event), 1);
     failures += event.code != 0;
-    mlfab__files_event(&f.node, &event);
+    f.node.files->event(&f.node, &event);
     mlfab__voters_settle(&f.voters);
   }
 }

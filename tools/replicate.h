@@ -30,11 +30,35 @@
  *
  * Source: MLfabric §5.3; §10.2 (several servers). Departs: groups are kept whole or not at all; "a prefix of U
  * server updates" means replica updates; the plan does not end where the paper has no answer (status 2); parts. */
-#ifndef MLFAB__REPLICATE_H
-#define MLFAB__REPLICATE_H
+#ifndef REPLICATE_H
+#define REPLICATE_H
 
-#include "../sched/plan.h"
-#include "divergence.h"
+#include "core/replica/divergence.h"
+#include "core/sched/plan.h"
+
+/* ---- the formulas of the bound (divergence.h), in plain double arithmetic that rounds to nearest ---- */
+
+/* The coefficients of w_s - w_r (or w_r - w_s if r > s): c[0] of h_0, c[i] of u_i. c has max(s, r) + 1
+ * elements. */
+MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
+                                                    double *c);
+/* B(s, r) with h0 >= |h_0| and norms[i - 1] >= |u_i|. O(max(s, r)). */
+MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
+                                                 uint32_t s, uint32_t r);
+/* The same difference when a group of updates is one step: the server has applied `a` groups, the i-th of
+ * groups[i] updates, the replica `b` groups. Fills c, for h_0 and the n updates that the one with more of
+ * them has applied (c has n + 1 elements); returns n. Coefficients may be negative: mlfab__divergence_weigh
+ * makes a bound of them. O(n (a + b)). */
+MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
+                                                   const uint32_t *others, uint32_t b, double *c);
+/* |c[0]| h0 + sum of |c[i]| norms[i - 1]. */
+MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
+                                               uint32_t n);
+/* What a merge of m commits carries so that it equals applying them one by one: X = sum of x[i] u_i and
+ * Y = sum of y[i] u_i, i from 0. Applied: w <- w + w_h h + X; h <- h_h h + Y. */
+MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
+                                               double *w_h_p, double *h_h_p);
+/* ---- planning ---- */
 
 typedef struct mlfab__replica {
   const uint32_t *nodes;       /* one a server */

@@ -4,6 +4,97 @@
  * there. So the groups that are kept are planned again, alone, after all have been undone. */
 #include "replicate.h"
 
+#include <math.h>
+
+/* ---- the formulas ---- */
+
+MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
+                                                    double *c) {
+  uint32_t more = s > r ? s : r, less = s > r ? r : s;
+  double sum = 0, power = 1;
+  /* From the newest update on, an older one that both have decays with each commit before the oldest that
+   * only one has. */
+  for (uint32_t i = more + 1; i-- > 0;) {
+    if (i > less) {
+      sum += power;
+      power *= gamma;
+    } else {
+      sum *= gamma;
+    }
+    c[i] = sum;
+  }
+}
+
+MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
+                                                 uint32_t s, uint32_t r) {
+  uint32_t more = s > r ? s : r, less = s > r ? r : s;
+  double history = h0, bound = 0;
+  for (uint32_t i = 0; i < more; i++) {
+    history = mlfab__network_exact(gamma * history) + norms[i];
+    if (i >= less) bound += history;
+  }
+  return bound;
+}
+
+/* The sum of gamma^e for `from` <= e < to. */
+static double divergence_powers(double gamma, uint32_t from, uint32_t to) {
+  double sum = 0, power = 1;
+  for (uint32_t e = 0; e < to; e++) {
+    if (e >= from) sum += power;
+    power *= gamma;
+  }
+  return sum;
+}
+
+/* The difference of the sums below two exponents. */
+static double divergence_between_sums(double gamma, uint32_t a, uint32_t b) {
+  return a > b ? divergence_powers(gamma, b, a) : -divergence_powers(gamma, a, b);
+}
+
+/* How often h has been added to w since update i, its own step included: 0 when it was not applied. */
+static uint32_t divergence_steps(const uint32_t *groups, uint32_t a, uint32_t i) {
+  uint32_t group = 0;
+  uint64_t end = 0;
+  while (group < a && (end += groups[group]) <= i) group++;
+  return a - group;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
+                                                   const uint32_t *others, uint32_t b, double *c) {
+  uint32_t n = 0, m = 0;
+  for (uint32_t j = 0; j < a; j++) n += groups[j];
+  for (uint32_t j = 0; j < b; j++) m += others[j];
+  if (m > n) n = m;
+  c[0] = divergence_between_sums(gamma, a + 1, b + 1);
+  for (uint32_t i = 0; i < n; i++) {
+    c[i + 1] = divergence_between_sums(gamma, divergence_steps(groups, a, i),
+                                       divergence_steps(others, b, i));
+  }
+  return n;
+}
+
+MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
+                                               uint32_t n) {
+  double bound = fabs(c[0]) * h0;
+  for (uint32_t i = 0; i < n; i++) bound += mlfab__network_exact(fabs(c[i + 1]) * norms[i]);
+  return bound;
+}
+
+MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
+                                               double *w_h_p, double *h_h_p) {
+  double sum = 0, power = 1;
+  for (uint32_t i = m; i-- > 0;) {
+    sum += power;
+    x[i] = sum;
+    y[i] = power;
+    power *= gamma;
+  }
+  *w_h_p = sum * gamma;
+  *h_h_p = power;
+}
+
+/* ---- planning ---- */
+
 /* One component of the newest transfer to the server. */
 struct mlfab__sent {
   uint32_t from, to, first, n; /* first, n: its stretches */

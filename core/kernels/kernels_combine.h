@@ -1,0 +1,31 @@
+/* kernels_combine.h - element-wise operations of collectives. Layer 1. */
+#ifndef MLFAB__KERNELS_COMBINE_H
+#define MLFAB__KERNELS_COMBINE_H
+
+#include "kernels.h"
+
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
+ * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
+ * copies. `stream` as above. */
+MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
+                                                     uint32_t ndst, const void *const *in,
+                                                     uint32_t k, uint64_t n, int stream);
+#define mlfab__kernel_combine_many(...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_many_by(kernels, ...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
+
+/* dst = a op b. dst may be a or b; no other overlap. */
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream);
+#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_by(kernels, ...) \
+  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
+
+/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
+MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
+                                               uint32_t by);
+#define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
+
+#endif
