@@ -172,7 +172,7 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
 }
 
 /* Moves a stamp by `by_ns`, at most to now. A stamp of 0, which means none, and one in the future stay. */
-static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
+MLFAB__UNUSED static inline void mlfab__later(uint64_t *stamp_ns, uint64_t by_ns, uint64_t now_ns) {
   if (*stamp_ns != 0 && *stamp_ns < now_ns)
     *stamp_ns = mlfab__min(mlfab__add_sat(*stamp_ns, by_ns), now_ns);
 }
@@ -280,6 +280,12 @@ MLFAB__INTERNAL uint32_t mlfab__address_ports(const char *address, size_t bytes)
 MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint32_t n, char *text,
                                          size_t room);
 
+/* A job's name may end with "~N": its launcher has started it again N times. N, at most 65535, or 0; *bytes_p: of the name
+ * before it. */
+MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p);
+/* Why an address, of TCP unless it begins otherwise, does not parse. */
+MLFAB__INTERNAL const char *mlfab__address_fault(const char *address);
+
 
 /* ==============================================================================================
  * core/base/text.c
@@ -288,6 +294,7 @@ MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint
  *
  * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
 
+#include <errno.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -335,6 +342,7 @@ MLFAB__INTERNAL double mlfab__real(const char *text, char **end_p) {
 }
 
 MLFAB__INTERNAL const char *mlfab__reason(int number) {
+  if (number == EMFILE) return "Too many open files (raise the limit: ulimit -n)";
   text_locale l = text_enter();
   const char *text = strerror(number);
   text_leave(l);
@@ -374,6 +382,31 @@ MLFAB__INTERNAL void mlfab__address_port(const char *address, size_t bytes, uint
     snprintf(text, room, "%.*s%u", (int)host, address, (unsigned)(first + n));
   else
     snprintf(text, room, "%.*s", (int)bytes, address);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p) {
+  const char *mark = strrchr(job, '~');
+  uint32_t restarts = 0;
+  *bytes_p = strlen(job);
+  if (!mark || !mark[1]) return 0;
+  for (const char *at = mark + 1; *at; at++) {
+    if (*at < '0' || *at > '9' || restarts > 65535) return 0;
+    restarts = 10 * restarts + (uint32_t)(*at - '0');
+  }
+  if (restarts > 65535) return 0;
+  *bytes_p = (size_t)(mark - job);
+  return restarts;
+}
+
+MLFAB__INTERNAL const char *mlfab__address_fault(const char *address) {
+  const char *host = !strncmp(address, "tcp:", 4) ? address + 4 : address;
+  const char *end = host[0] == '[' ? strchr(host, ']') : host,
+             *colon = end ? strrchr(end, ':') : NULL;
+  if (!strncmp(address, "unix:", 5) || !strncmp(address, "shm:", 4) || !end || !host[0])
+    return mlfab_error_text(MLFAB_ERR_ADDRESS);
+  if (!colon || colon[1] < '0' || colon[1] > '9') return "it has no port (tcp:HOST:PORT)";
+  return strtoul(colon + 1, NULL, 10) - 1 > 65534 ? "its port is not in 1..65535"
+                                                  : mlfab_error_text(MLFAB_ERR_ADDRESS);
 }
 
 /* ==============================================================================================
@@ -1597,13 +1630,14 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
  *    4  u8  protocol                32  u32 epoch
  *    5  u8  type                    36  u32 sender (node id)
  *    6  u16 flags                   40  u32 incarnation of the sender
- *    8  u32 CRC32C of the header    44  u32 zero
+ *    8  u32 CRC32C of the header    44  u32 code of the header
  *   12  u32 CRC32C of the payload   48  16 bytes: a tag
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The tag is zero unless WIRE_TAGGED is set. It is a code over the frame, which only the two ends of the link can
- * make (../keys/session.h), and replaces the checksum of the bulk.
+ * Tag and code are zero unless WIRE_TAGGED is set. The tag is a code over the frame, which only the two ends of the link
+ * can make (../keys/session.h), and replaces the checksum of the bulk. The code is one over the header alone: it shows
+ * before the rest has come that the lengths are the sender's.
  *
  * The header's checksum covers the 64 bytes with its own field as zero. The payload's covers the meta, and
  * the bulk too if WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error, never a read
@@ -1612,6 +1646,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
 
 #define MLFAB__MAGIC 0x42464c4du                           /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other bits are zero */
+#define MLFAB__CODE_AT 44u
 #define MLFAB__TAG_AT 48u
 #define MLFAB__TAG_BYTES 16u
 
@@ -1626,6 +1661,7 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
+  uint32_t code; /* read only: mlfab__wire_code writes it */
 } mlfab__header;
 
 /* Every type: name, number. */
@@ -2220,8 +2256,9 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
  * bulk too if flags has WIRE_BULK_CRC, except for a ghost (bulk NULL). Ignores header->payload_crc;
  * protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
-/* Puts a tag into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's checksum, as the tag covers
- * them. */
+/* Puts the header's code, then the tag, into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's
+ * checksum, as the tag covers them. */
+MLFAB__INTERNAL void mlfab__wire_code(uint8_t *head, uint32_t code);
 MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]);
 MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head);
 /* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
@@ -2673,8 +2710,7 @@ enum {
   WIRE_JOB_HASH = 24,
   WIRE_EPOCH = 32,
   WIRE_SENDER = 36,
-  WIRE_INCARNATION = 40,
-  WIRE_RESERVED = 44
+  WIRE_INCARNATION = 40
 };
 
 /* Copied in whole words, because a word written in parts is slow to read back. */
@@ -2714,6 +2750,10 @@ MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head) {
   memset(head + MLFAB__TAG_AT, 0, MLFAB__TAG_BYTES);
 }
 
+MLFAB__INTERNAL void mlfab__wire_code(uint8_t *head, uint32_t code) {
+  wire_put32(head + MLFAB__CODE_AT, code);
+}
+
 MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]) {
   memcpy(head + MLFAB__TAG_AT, tag, MLFAB__TAG_BYTES);
   wire_put32(head + WIRE_HEADER_CRC, wire_header_crc(head));
@@ -2730,6 +2770,7 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->epoch = wire_get32(head + WIRE_EPOCH);
   header->sender = wire_get32(head + WIRE_SENDER);
   header->incarnation = wire_get32(head + WIRE_INCARNATION);
+  header->code = wire_get32(head + MLFAB__CODE_AT);
 }
 
 /* Bit mask of the types with a bulk. */
@@ -2770,8 +2811,8 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   unsigned flags = wire_get16(head + WIRE_FLAGS);
   if (flags & ~(unsigned)(MLFAB__WIRE_BULK_CRC | MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
   uint64_t tag = wire_get64(head + MLFAB__TAG_AT) | wire_get64(head + MLFAB__TAG_AT + 8);
-  if (wire_get32(head + WIRE_RESERVED) != 0 || (tag != 0 && !(flags & MLFAB__WIRE_TAGGED)))
-    return MLFAB_ERR_FRAME;
+  tag |= wire_get32(head + MLFAB__CODE_AT);
+  if (tag != 0 && !(flags & MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);
   if (meta_bytes > MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX) return MLFAB_ERR_LIMIT;
@@ -7554,7 +7595,17 @@ typedef struct mlfab__port {
    * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
    * silent. */
   uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
+  /* The most bulk of a frame to the peer (node.h, Pacing). NULL: not bounded. */
+  uint32_t (*chunk)(const void *self, uint32_t peer);
 } mlfab__port;
+
+/* The size of a chunk for this peer: at most `most`. */
+static inline uint32_t mlfab__port_chunk(const mlfab__port *port, uint32_t peer, uint32_t most) {
+  return port->chunk ? (uint32_t)mlfab__min(most, port->chunk(port->self, peer)) : most;
+}
+
+/* Heartbeats that a transfer to a peer may stand while the peer's heartbeats come: what it holds is wanted elsewhere. */
+enum { MLFAB__PORT_STANDS_BEATS = 10 };
 
 /* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
  * the peer's link was as long without a byte; after `most_ns` whatever the link does. A peer that is slow sends bytes, and
@@ -7566,6 +7617,14 @@ MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, 
 /* When to ask again. */
 MLFAB__INTERNAL uint64_t mlfab__port_stalls_at(uint64_t since_ns, uint64_t now_ns,
                                                uint64_t patience_ns, uint64_t most_ns);
+
+/* Is this bulk lent to the transport? One of at most `copied` bytes is copied, unless chunks for this peer are as small: the
+ * node measures with what is lent. */
+static inline int mlfab__port_lends(const mlfab__port *port, uint32_t peer, uint32_t most,
+                                    uint64_t bytes, uint32_t copied) {
+  uint32_t chunk = mlfab__port_chunk(port, peer, most);
+  return bytes > copied || (chunk < most && bytes >= chunk / 2);
+}
 
 /* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
@@ -7783,8 +7842,8 @@ typedef struct mlfab__role {
   /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come; of a
    * server: or another process has come, which has nothing. */
   void (*gone)(void *self, mlfab__at at, int left);
-  /* Does the role want a link to this peer? The node asks if there is none. */
-  int (*wants)(void *self, mlfab__at at);
+  /* Does the role want a link to this peer? The node asks if there is none. why: of the last call that failed, or "". */
+  int (*wants)(void *self, mlfab__at at, const char *why);
 
   /* tick: at every look at the clock. deadline: when the next one is due. */
   void (*tick)(void *self, uint64_t now_ns);
@@ -7863,6 +7922,15 @@ typedef struct mlfab__role {
  * displaces the oldest. A NEW link ends after 5 beats of silence, and with a key at the latest 2 s after the call; a
  * CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer one of the same process replaces it. It
  * ends when its node is silent, or 20 beats after WELCOME was due.
+ *
+ * Restarts. The name of a job may say how often its launcher has started it again (mlfab__job_restarts). Processes of two
+ * starts of one job are of different jobs, but one of them is late:
+ *
+ *    first frame of an older start --> it is refused, FENCED
+ *    first frame of a newer start  --> this node ends (mlfab__node_crash), FENCED; the caller calls again, until its deadline
+ *
+ *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
+ *  (2) In a fabric with a key only a process that has proved the key is heard.
  *
  * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
  * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
@@ -7956,6 +8024,15 @@ typedef struct mlfab__role {
  *      of roles in mlfab__role.awake. mlfab__later moves one.
  *  (2) The lease of a copy does not move: another copy may serve since (../replica/vote.h). Nor do deadlines of requests.
  *  (3) A node that runs rarely, because its user drives it or its processor is busy, notices the dead: after few looks.
+ *
+ * Pacing. On a slow link a heartbeat, or a vote, must not wait behind bulks for long. So the node measures how many bytes a
+ * link takes in a beat, and bounds the bulk of a frame (mlfab__port_chunk) and the bulks that have not left:
+ *
+ *    FREE --a frame with a bulk and a token is handed over--> TIMED: a fourth of a beat of bulk may follow --it has left-->
+ *    FREE, with a new measurement: the bytes up to that frame, and the time that they took
+ *
+ * A smaller measurement holds at once, a larger one counts as at most twice the last. So the first frame of a link goes
+ * alone, and a fast link has no bounds after it. A link inside the host has none.
  *
  * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
  * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
@@ -8219,6 +8296,16 @@ enum { MLFAB__PAUSE_BEATS = 3 /* see Pauses */ };
 /* Why a link was closed: because of silence; for a reason that the peer has told. */
 enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 
+/* See Pacing. */
+typedef struct mlfab__pace {
+  uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
+  uint32_t handed, left; /* frames with a bulk and a token that were handed over; that have left */
+  uint32_t blind;        /* large bulks have no token, so that nothing can be measured */
+  uint32_t timed;        /* the one of `handed` that is timed; 0: none */
+  uint64_t since_ns;     /* when it was handed over, ... */
+  uint64_t upto, behind; /* ... bulk up to its end that had not left, and bulk behind it */
+} mlfab__pace;
+
 typedef struct mlfab__link {
   uint8_t kind;
   uint8_t self;             /* one end of a pair inside this node: 1 + its bit in self_due */
@@ -8242,6 +8329,7 @@ typedef struct mlfab__link {
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
+  mlfab__pace *pace; /* NULL: no bulk was sent yet, or the link needs none */
   uint64_t heard_ns, sent_ns;
   uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
@@ -8294,6 +8382,7 @@ typedef struct mlfab__peer_link {
   uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
   uint64_t since_ns, retry_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
+  char why[96]; /* the last call that failed */
 } mlfab__peer_link;
 
 /* Where a server is, as WELCOME or MEMBER told. */
@@ -8316,7 +8405,7 @@ typedef struct mlfab__route {
   uint32_t term;      /* the largest that a copy of this server has told */
   uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
-  char why[128];  /* the last failure */
+  char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */
   char died[128]; /* dead: the cause */
 } mlfab__route;
@@ -8365,7 +8454,11 @@ typedef struct mlfab__guard {
   /* 1: the frame is of a proven end, go on. 0: it was taken, or refused; the link may be gone. */
   int (*frame)(mlfab_node *node, uint32_t link, const mlfab_io_event *event,
                const mlfab__header *header);
-  /* Puts the tag into a frame for a tagged link. sent: a transport has taken it. */
+  /* A header of which more has to come (MLFAB_IO_HEAD). The link may be gone after it. */
+  void (*head)(mlfab_node *node, uint32_t link, const mlfab_io_event *event);
+  /* The text for a link on which something came that the peer has not sent so. */
+  void (*altered)(const mlfab_node *node, const mlfab__link *link, char *text, size_t room);
+  /* Puts code and tag into a frame for a tagged link. sent: a transport has taken it. */
   void (*seal)(const mlfab__link *link, uint8_t *head, uint32_t head_bytes, const void *bulk,
                uint32_t bulk_bytes);
   void (*sent)(mlfab__link *link);
@@ -8438,8 +8531,9 @@ struct mlfab_node {
   int servers_left; /* server 0: some peer `leaves` */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job;
-  const mlfab__tap *tap;     /* NULL: nobody observes this node */
+  uint64_t job;          /* a hash of its name, without the restarts, plus these: see Restarts */
+  uint32_t restarts;     /* of the job, by its launcher */
+  const mlfab__tap *tap; /* NULL: nobody observes this node */
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
@@ -8501,6 +8595,8 @@ struct mlfab_node {
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
+  uint64_t misfits; /* processes whose settings are not this node's; why the last one was refused */
+  char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers; /* by node id; server 0 only */
@@ -8584,6 +8680,8 @@ MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
+/* Adds an address to a node's list: before those of the same listener, as its scheme and port tell. */
+MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address);
 /* A role cannot go on. When it has returned, the node hangs up on all links and ends all requests with this error; it then takes
  * no more links, and all calls return the error. */
 MLFAB__INTERNAL void mlfab__node_crash(mlfab_node *node, int code, const char *text);
@@ -8655,7 +8753,8 @@ MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
                                      mlfab__greeting *greeting);
 MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer);
 MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
-MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer);
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
+                                      const char *why);
 /* A transport returned the bulk with this token, which includes the role. */
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
@@ -8675,6 +8774,11 @@ MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double o
  * there is none. taken: the frame was sent, and its source advances. */
 MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
+/* Pacing: a frame with a token has left; a loan was taken back, so that its frame may not be reported; the most bulk of a
+ * frame. */
+MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab__link *link);
 
 /* --- claim.c: heartbeats, and numbers claimed by two processes --- */
 
@@ -8705,7 +8809,7 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
 /* Our call succeeded (returns 0 when the link is no longer wanted, else 1), or failed. */
 MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank);
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why);
 /* MEET came on a new link. */
 MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
                                            const mlfab__frame_in *frame);
@@ -8805,7 +8909,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
 /* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
- * up. 0: there is one port, or another reason. */
+ * up. 0: there is one port, or another reason; also a wrong key of a process of this job. */
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
@@ -8893,6 +8997,7 @@ static void role_detach(void *self, uint32_t peer, uint64_t token) {
   if (index == MLFAB__NO_LINK || to->node->links[index].self) return;
   mlfab__node_act(to->node, MLFAB_ACTION_DETACH, to->node->links[index].id,
                   token | (uint64_t)to->role << MLFAB__ROLE_SHIFT);
+  mlfab__outbox_detached(to->node, index);
 }
 
 static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
@@ -8907,22 +9012,34 @@ static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
   if (index == MLFAB__NO_LINK) return MLFAB__NEVER;
   mlfab__link *link = &to->node->links[index];
   if (link->self) return 0;
-  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. */
-  int asks = !heartbeats && link->caps & MLFAB_CAP_PROBE;
   uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
-  uint64_t looked_ns = asks ? link->asked_ns : mlfab__max(link->heard_ns, link->asked_ns);
-  if (asks && !link->probing) {
+  /* Of a frame that is not complete nobody tells. */
+  if (!(link->caps & MLFAB_CAP_PROBE)) return to->node->now_ns - moved_ns;
+  /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. Every answer is
+   * a reason to look again, so it is asked four times a beat at most. */
+  uint64_t looked_ns = heartbeats ? mlfab__max(link->heard_ns, link->asked_ns) : link->asked_ns;
+  uint64_t told_ns = mlfab__max(link->asked_ns, link->moved_ns);
+  if (!heartbeats && !link->probing &&
+      to->node->now_ns - told_ns >= to->node->config.heartbeat_ns / 4) {
     link->probing = 1;
     mlfab__node_act(to->node, MLFAB_ACTION_PROBE, link->id, 0);
   }
   return looked_ns < moved_ns ? 0 : looked_ns - moved_ns;
 }
 
+static uint32_t role_chunk(const void *self, uint32_t peer) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  return index == MLFAB__NO_LINK ? UINT32_MAX
+                                 : mlfab__outbox_chunk(to->node, &to->node->links[index]);
+}
+
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
   assert(node->noutlets < MLFAB__OUTLETS);
   mlfab__outlet *to = &node->outlets[node->noutlets++];
   *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
-  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event, role_silent};
+  return (mlfab__port){to,          role_post,  role_ready,  role_drop,
+                       role_detach, role_event, role_silent, role_chunk};
 }
 
 /* --- the table --- */
@@ -9048,10 +9165,11 @@ MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer
   }
 }
 
-MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer) {
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer,
+                                      const char *why) {
   int wanted = 0;
   ROLE_EACH(role, node, kind) {
-    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns});
+    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns}, why);
   }
   return wanted;
 }
@@ -9112,7 +9230,7 @@ MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
 
 #include <stdio.h>
 
-enum { NODE_STRANGERS = 64 };
+enum { NODE_STRANGERS = 64, NODE_RESTARTS = 48 /* the bit of a job that counts its restarts */ };
 
 /* Every call tells the time. */
 static void node_look(mlfab_node *node, uint64_t now_ns) {
@@ -9144,7 +9262,9 @@ static void node_identify(mlfab_node *node) {
   node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
-  node->job = mlfab__hash(0, c->job, strlen(c->job));
+  size_t run;
+  node->restarts = mlfab__job_restarts(c->job, &run);
+  node->job = mlfab__hash(0, c->job, run) + ((uint64_t)node->restarts << NODE_RESTARTS);
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -9247,6 +9367,13 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
+
+/* This node is reached there, too: at the end of its call to server 0. */
+static void node_reached_at(mlfab_node *node, const char *address) {
+  int asked = node->config.host != node_host(node->addresses);
+  mlfab__node_add_address(node->addresses, address);
+  if (!asked) node->config.host = node_host(node->addresses);
+}
 
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
                                      const char *addresses, uint64_t now_ns, mlfab_node **node_p) {
@@ -9388,6 +9515,28 @@ static const char *node_strange(const mlfab_node *node, const mlfab__header *hea
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
+/* Is the sender of a link's first frame of another start of this job? Then one of both is late, and 1. */
+static int node_restarted(mlfab_node *node, uint32_t index, const mlfab__header *header) {
+  const uint64_t own = node->restarts;
+  const uint64_t apart = header->job - (node->job - (own << NODE_RESTARTS));
+  const uint64_t theirs = apart >> NODE_RESTARTS;
+  char text[200];
+  size_t run;
+  if (theirs == own || apart != theirs << NODE_RESTARTS) return 0;
+  (void)mlfab__job_restarts(node->config.job, &run);
+  snprintf(text, sizeof text,
+           "job '%.*s' was started again: this process is of restart %u, and restart %u is here",
+           (int)run, node->config.job, (unsigned)mlfab__min(own, theirs),
+           (unsigned)mlfab__max(own, theirs));
+  if (theirs > own) {
+    mlfab__node_crash(node, MLFAB_ERR_FENCED, text);
+  } else {
+    node->stats.strangers_refused++;
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, text);
+  }
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
@@ -9437,6 +9586,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
                         : header.job != node->job && !last ? "a frame of another job"
                                                            : NULL;
+  if (strange && link->kind == MLFAB__LINK_NEW && node_restarted(node, index, &header)) return;
   if (strange) {
     mlfab__node_turn_away(node, index, strange);
     return;
@@ -9478,7 +9628,7 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
   } else if (called < routes) {
     mlfab__server_link_failed(node, (uint32_t)called, why);
   } else {
-    mlfab__peer_link_failed(node, called - routes);
+    mlfab__peer_link_failed(node, called - routes, why);
   }
 }
 
@@ -9507,6 +9657,7 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->called = event->token == 0;
   link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
   mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
+  if (event->token == MLFAB__TOKEN_JOIN && event->text) node_reached_at(node, event->text);
   if (link->called) node_bound_strangers(node);
   if (!link->called && node->guard) {
     node->guard->call(node, index, event->token);
@@ -9518,7 +9669,8 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
 static void node_cannot_dial(mlfab_node *node, int code) {
   char text[MLFAB__TEXT_MAX + 128];
   snprintf(text, sizeof text, "joining: cannot dial %s: %s", node->join_address,
-           mlfab_error_text(code));
+           code == MLFAB_ERR_ADDRESS ? mlfab__address_fault(node->join_address)
+                                     : mlfab_error_text(code));
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
@@ -9533,15 +9685,22 @@ static void node_cannot_join(mlfab_node *node, int code, const char *why) {
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
+  char altered[MLFAB__TEXT_MAX];
   int foreign = event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER;
-  if (foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
-      event->code == MLFAB_ERR_LIMIT)
-    node->stats.frames_refused++;
+  int damaged = foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
+                event->code == MLFAB_ERR_LIMIT;
+  if (damaged) node->stats.frames_refused++;
   if (event->link != 0) {
     if (!mlfab__node_link(node, event->link, &index)) return;
     const mlfab__link *link = &node->links[index];
     int joining =
         link->kind == MLFAB__LINK_JOIN_OUT || (!link->called && link->pending == MLFAB__TOKEN_JOIN);
+    if (damaged && link->tagged) {
+      node->guard->altered(node, link, altered, sizeof altered);
+      mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s (%s)", altered, why);
+      why = altered;
+      foreign = 0;
+    }
     mlfab__node_link_down(node, index, why);
     if (joining && (foreign || event->code == MLFAB_ERR_JOB))
       node_cannot_join(node, event->code, why);
@@ -9583,8 +9742,13 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
           (!node->links[index].closing || node->links[index].lingers))
         node_frame(node, index, event);
       break;
+    case MLFAB_IO_HEAD:
+      if (node->guard && mlfab__node_link(node, event->link, &index) && !node->links[index].closing)
+        node->guard->head(node, index, event);
+      break;
     case MLFAB_IO_SENT:
       if (!mlfab__node_link(node, event->link, &index)) break;
+      mlfab__outbox_left(node, index);
       mlfab__roles_returned(node, node->links[index].kind, node->links[index].peer, event->token);
       break;
     case MLFAB_IO_MEASURED:
@@ -9796,7 +9960,7 @@ static void node_scan(mlfab_node *node) {
 }
 
 static void node_scan_joining(mlfab_node *node) {
-  uint64_t until_ns = mlfab__add_sat(node->opened_ns, node->config.timeout_ns);
+  uint64_t until_ns = mlfab__add_sat(node->opened_ns + node->asleep_ns, node->config.timeout_ns);
   mlfab__bootstrap_tick(node);
   if (node->phase < MLFAB__BOOTSTRAP_READY)
     mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0,
@@ -10154,6 +10318,25 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
   if (node->config.on_event) node->config.on_event(node->config.user, &info);
 }
 
+MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], const char *address) {
+  size_t n = strlen(address), used = strlen(list), scheme = strcspn(address, ":") + 1;
+  const char *port = strrchr(address, ':');
+  for (char *at = list; *at;) {
+    size_t bytes = strcspn(at, " "), digits = port ? strlen(port) : 0;
+    if (bytes == n && !memcmp(at, address, n)) return;
+    /* The same listener, as far as its port tells. */
+    if (port && bytes > digits && !strncmp(at, address, scheme) &&
+        !memcmp(at + bytes - digits, port, digits)) {
+      if (used + n + 2 > MLFAB__ADDRESSES_MAX) return;
+      memmove(at + n + 1, at, used + 1 - (size_t)(at - list));
+      memcpy(at, address, n);
+      at[n] = ' ';
+      return;
+    }
+    at += bytes + (at[bytes] == ' ');
+  }
+}
+
 /* --- timers --- */
 
 /* The index of a timer in the heap. */
@@ -10278,6 +10461,7 @@ MLFAB__INTERNAL void mlfab__node_free_links(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
     mlfab__free(&node->env, node->links[i].claim, node->links[i].claim_bytes);
+    mlfab__free(&node->env, node->links[i].pace, sizeof *node->links[i].pace);
     if (node->links[i].session) node->guard->end(node, &node->links[i]);
   }
   mlfab__map_free(&node->env, &node->by_id);
@@ -10395,6 +10579,7 @@ MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index) {
   mlfab__node_unclaim(node, link);
   if (link->id) mlfab__map_remove(&node->by_id, link->id);
   mlfab__free(&node->env, link->queue, link->queue_room);
+  mlfab__free(&node->env, link->pace, sizeof *link->pace);
   if (link->session) node->guard->end(node, link);
   uint8_t listed = link->listed;
   memset(link, 0, sizeof *link);
@@ -10532,6 +10717,83 @@ MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
 /* outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
  * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 
+/* --- pacing: see node.h --- */
+
+enum {
+  OUTBOX_PARTS = 4,    /* of a beat: a chunk takes one */
+  OUTBOX_LEAST = 4096, /* the smallest bound of a chunk */
+  /* bytes a second, until there is a measurement: a first chunk takes a beat */
+  OUTBOX_SLOWEST = 131072
+};
+
+/* Only a transport that can be probed says early that a frame has left. */
+static int outbox_paces(const mlfab__link *link) {
+  return !link->self && link->caps & MLFAB_CAP_PROBE && !(link->caps & MLFAB_CAP_LOCAL);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__outbox_chunk(const mlfab_node *node, const mlfab__link *link) {
+  uint64_t most = node->config.chunk_bytes, chunk = most;
+  if (!outbox_paces(link)) return (uint32_t)most;
+  if (link->pace && link->pace->blind) return (uint32_t)most;
+  if (!link->pace || link->pace->per_beat == 0)
+    chunk = (uint64_t)((double)OUTBOX_SLOWEST * (double)node->config.heartbeat_ns / 1e9);
+  else
+    chunk = link->pace->per_beat / OUTBOX_PARTS;
+  chunk = mlfab__max(chunk, OUTBOX_LEAST) / 64 * 64;
+  return (uint32_t)mlfab__min(chunk, most);
+}
+
+static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
+  const mlfab__pace *pace = link->pace;
+  if (!pace || pace->timed == 0) return 0;
+  return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
+}
+
+/* A bulk was handed over. Without memory, the link is not paced. */
+static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
+  if (frame->bulk_bytes == 0 || !outbox_paces(link)) return;
+  if (!link->pace) link->pace = mlfab__alloc(&node->env, sizeof *link->pace);
+  mlfab__pace *pace = link->pace;
+  if (!pace) return;
+  pace->blind |= frame->token == 0 && pace->per_beat == 0 && pace->handed == 0 &&
+                 frame->bulk_bytes >= mlfab__outbox_chunk(node, link) / 2;
+  if (pace->timed == 0 && frame->token == 0) return;
+  if (pace->timed == 0 && pace->left == pace->handed) pace->behind = 0;
+  pace->behind += frame->bulk_bytes;
+  if (frame->token == 0) return;
+  pace->handed++;
+  if (pace->timed != 0) return;
+  pace->timed = pace->handed;
+  pace->since_ns = node->now_ns;
+  pace->upto = pace->behind;
+  pace->behind = 0;
+}
+
+MLFAB__INTERNAL void mlfab__outbox_left(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  mlfab__pace *pace = link->pace;
+  if (!pace || pace->left == pace->handed) return;
+  pace->left++;
+  if (pace->timed == 0 || pace->left < pace->timed) return;
+  double took_ns = (double)mlfab__max(node->now_ns - pace->since_ns, 1);
+  double per_beat = (double)pace->upto * (double)node->config.heartbeat_ns / took_ns;
+  if (pace->per_beat > 0 && per_beat > 2.0 * (double)pace->per_beat)
+    per_beat = 2.0 * (double)pace->per_beat;
+  pace->per_beat = per_beat < 1e15 ? mlfab__max((uint64_t)per_beat, 1) : (uint64_t)1e15;
+  pace->timed = pace->blind = 0;
+  if (pace->left == pace->handed) pace->left = pace->handed = 0;
+  mlfab__node_ready_link(node, index);
+}
+
+MLFAB__INTERNAL void mlfab__outbox_detached(mlfab_node *node, uint32_t index) {
+  mlfab__pace *pace = node->links[index].pace;
+  if (!pace || pace->timed == 0) return;
+  pace->handed = pace->left = pace->timed = 0;
+  mlfab__node_ready_link(node, index);
+}
+
+/* --- the next frame --- */
+
 /* Asks the roles on this link, the urgent ones first and the others in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
@@ -10576,7 +10838,7 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     node->out = MLFAB__OUT_WELCOME;
     return 1;
   }
-  return link->greeted && !link->closing && outbox_ask(node, link);
+  return link->greeted && !link->closing && !outbox_full(node, link) && outbox_ask(node, link);
 }
 
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
@@ -10597,6 +10859,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
     link->welcome = 0;
   } else {
     link->turn = node->out_turn;
+    outbox_handed(node, link, frame);
     role->taken(role->self, (mlfab__at){link->kind, link->peer, node->now_ns}, frame);
   }
   node->out = MLFAB__OUT_NONE;
@@ -10871,10 +11134,12 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank) {
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why) {
   mlfab__peer_link *hop =
       rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
-  if (hop && hop->connecting) hop_later(node, hop);
+  if (!hop || !hop->connecting) return;
+  snprintf(hop->why, sizeof hop->why, "%s", why ? why : "");
+  hop_later(node, hop);
 }
 
 MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
@@ -10942,7 +11207,8 @@ MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w)) mlfab__peer_link_want(node, w);
+    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : ""))
+      mlfab__peer_link_want(node, w);
   }
 }
 
@@ -11195,7 +11461,7 @@ MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t r
   if (kind == MLFAB__LINK_RESHARD && (server == node->server_number || node->standby)) return 0;
   /* So that server 0 notices when it goes. */
   if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
-  return mlfab__roles_want(node, kind, server);
+  return mlfab__roles_want(node, kind, server, "");
 }
 
 MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t index) {
@@ -12179,42 +12445,85 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
-static const char *bootstrap_kernels(uint32_t kernels) {
-  return kernels == MLFAB_KERNELS_OWN     ? "own"
-         : kernels == MLFAB_KERNELS_CBLAS ? "cblas"
-                                          : "unknown here";
+/* A setting that has to be the same at all nodes: its name, where users give it, and its values at the caller and here. */
+typedef struct bootstrap_setting {
+  const char *name, *variable;
+  uint64_t there, here;
+  const char *const *words; /* or NULL: numbers */
+  uint64_t count;           /* of words */
+} bootstrap_setting;
+
+static const char *bootstrap_value(char text[24], const bootstrap_setting *s, uint64_t value) {
+  if (s->words && value < s->count) return s->words[value];
+  snprintf(text, 24, s->words ? "unknown (%llu)" : "%llu", (unsigned long long)value);
+  return text;
 }
 
-/* Settings that have to be the same at all nodes, and of which each node has its own whether it has a number or not, so
- * that a difference is always a mistake. Kernels: norms, by which updates are clipped and judged, have other bits with
- * cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without the others, and the other copy
- * begins after 5 of its own. */
-static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
-                                 size_t room) {
-  const mlfab_config *c = &node->config;
-  char who[40] = "a process that joins";
+static void bootstrap_who(char who[40], const mlfab__join *join) {
+  snprintf(who, 40, "a process that joins");
   if (join->rank != MLFAB_NO_RANK)
-    snprintf(who, sizeof who, "%s %d",
+    snprintf(who, 40, "%s %d",
              join->roles & MLFAB_ROLE_WORKER    ? "worker"
              : join->roles & MLFAB_ROLE_SERVER  ? "server"
              : join->roles & MLFAB_ROLE_REPLICA ? "the replica of server"
                                                 : "scheduler",
              (int)join->rank);
-  if (join->kernels != c->kernels) {
-    snprintf(text, room,
-             "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
-             bootstrap_kernels(join->kernels), who, bootstrap_kernels(c->kernels));
-    return MLFAB_ERR_WORLD;
-  }
-  if (c->replicas && join->heartbeat_ns != c->heartbeat_ns) {
-    mlfab__format(
-        text, room,
-        "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
-        "server 0",
-        (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
+}
+
+/* 0; or WORLD, and a text with the first setting that differs, both values and both ranks. */
+static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
+                             const bootstrap_setting *settings, size_t n, char *text, size_t room) {
+  char who[40], there[24], here[24];
+  bootstrap_who(who, join);
+  for (size_t i = 0; i < n; i++) {
+    const bootstrap_setting *s = &settings[i];
+    if (s->there == s->here) continue;
+    snprintf(text, room, "the configurations differ: %s (%s) is %s at %s, %s at server 0%s",
+             s->name, s->variable, bootstrap_value(there, s, s->there), who,
+             bootstrap_value(here, s, s->here),
+             node->config.dedicated ? "" : " (worker 0's process)");
     return MLFAB_ERR_WORLD;
   }
   return 0;
+}
+
+/* Settings of which each node has its own whether it has a number or not. Kernels: norms, by which updates are clipped
+ * and judged, have other bits with cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without
+ * the others, and the other copy begins after 5 of its own. */
+static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
+                                 size_t room) {
+  static const char *const kernels[] = {"own", "cblas"};
+  const mlfab_config *c = &node->config;
+  const bootstrap_setting settings[] = {
+      {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)}};
+  int code = bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
+  if (code || !c->replicas || join->heartbeat_ns == c->heartbeat_ns) return code;
+  char who[40];
+  bootstrap_who(who, join);
+  mlfab__format(
+      text, room,
+      "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
+      "server 0",
+      (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
+  return MLFAB_ERR_WORLD;
+}
+
+/* The settings that describe the world. */
+static int bootstrap_judge_world(const mlfab_node *node, const mlfab__join *join, char *text,
+                                 size_t room) {
+  static const char *const schedulers[] = {"none", "beside", "own"};
+  const mlfab_config *c = &node->config;
+  const bootstrap_setting settings[] = {
+      {"scheduler", "MLFAB_SCHEDULER", join->scheduler, c->scheduler, schedulers,
+       MLFAB__COUNT(schedulers)},
+      {"workers", "MLFAB_WORKERS, or the launcher's number of processes", join->founders,
+       node->founders, NULL, 0},
+      {"workers_max", "MLFAB_WORKERS_MAX", join->workers, c->workers, NULL, 0},
+      {"replicas", "MLFAB_REPLICAS", join->replicas, c->replicas, NULL, 0},
+      {"dedicated", "MLFAB_DEDICATED", join->dedicated, c->dedicated, NULL, 0},
+      {"servers", "MLFAB_SERVERS", join->founding, node->founding, NULL, 0},
+      {"servers_max", "MLFAB_SERVERS_MAX", join->servers, c->servers, NULL, 0}};
+  return bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
 }
 
 /* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
@@ -12225,51 +12534,26 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
     return MLFAB_ERR_REFUSED;
   }
-  if (join->scheduler != c->scheduler) {
-    snprintf(text, room, "the configurations differ: scheduler is %u at %d, %u at server 0",
-             join->scheduler, (int)join->rank, c->scheduler);
+  if (bootstrap_judge_alike(node, join, text, room) ||
+      bootstrap_judge_world(node, join, text, room))
     return MLFAB_ERR_WORLD;
-  }
-  if (bootstrap_judge_alike(node, join, text, room)) return MLFAB_ERR_WORLD;
-  if (join->workers != c->workers || join->founders != node->founders) {
-    snprintf(text, room,
-             "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
-             (int)join->rank, join->founders, join->workers, node->founders, c->workers);
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->replicas != c->replicas) {
-    snprintf(text, room, "the configurations differ: replicas is %u at %d, %u at server 0",
-             join->replicas, (int)join->rank, c->replicas);
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->servers != c->servers || join->dedicated != c->dedicated) {
-    snprintf(text, room,
-             "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
-             (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
-             c->workers, c->servers, c->dedicated ? "dedicated" : "");
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->founding != node->founding) {
-    snprintf(text, room,
-             "the configurations differ: %d has %u servers, servers_max %u; server 0 has %u, %u",
-             (int)join->rank, join->founding, join->servers, node->founding, c->servers);
-    return MLFAB_ERR_WORLD;
-  }
   int own = join->roles == MLFAB_ROLE_SCHEDULER;
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
   if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
       (own && c->scheduler != MLFAB_SCHEDULER_OWN) ||
       (join->roles == MLFAB_ROLE_REPLICA && !c->replicas)) {
-    snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
-             c->workers, c->servers);
+    snprintf(
+        text, room,
+        "rank %d (MLFAB_RANK, or the launcher's) is not in the world of %u workers, %u servers",
+        (int)join->rank, c->workers, c->servers);
     return MLFAB_ERR_RANK_RANGE;
   }
   *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
   if (join->roles == MLFAB_ROLE_REPLICA) *id_p += c->servers;
   if (own) *id_p = node->nodes - 1;
   if (*id_p == node->id) {
-    snprintf(text, room, "this rank is server 0's own process");
+    snprintf(text, room, "worker 0 is this process of server 0 already: two have MLFAB_RANK 0");
     return MLFAB_ERR_RANK_TAKEN;
   }
   return 0;
@@ -12451,9 +12735,21 @@ static void bootstrap_server_came(mlfab_node *node, uint32_t server) {
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) bootstrap_tell_all(node, server, MLFAB_EVENT_JOINED);
 }
 
+/* Refuses a process whose settings are not this node's: the log, and an error of this node, tell whom. */
+static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                             const char *text) {
+  uint64_t n = ++node->misfits;
+  snprintf(node->misfit, sizeof node->misfit, "%s", text);
+  node->strange = node->misfit;
+  if ((n & (n - 1)) == 0)
+    mlfab__log(&node->env, MLFAB_LOG_WARN, "a process was refused (%llu so far): %s",
+               (unsigned long long)n, text);
+  mlfab__node_refuse(node, link, code, rank, text);
+}
+
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
-  char text[160];
+  char text[232];
   uint32_t id = 0;
   if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
@@ -12462,7 +12758,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
   if (asks && bootstrap_judge_alike(node, &join, text, sizeof text)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
+    bootstrap_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
     return;
   }
   if (asks) {
@@ -12474,7 +12770,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (!node->is_coordinator)
     snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
   if (code) {
-    mlfab__node_refuse(node, link, code, join.rank, text);
+    bootstrap_refuse(node, link, code, join.rank, text);
     return;
   }
   /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
@@ -12656,6 +12952,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why) {
   int other = code == MLFAB_ERR_JOB || code == MLFAB_ERR_REFUSED ||
               code == MLFAB_ERR_PROTOCOL_OLDER || code == MLFAB_ERR_PROTOCOL_NEWER;
+  /* Processes of one job with two keys: another port is no remedy. */
+  other &=
+      !strstr(why, "not this job's (MLFAB_KEY)") && !strstr(why, "caller has none (MLFAB_KEY)");
   if (node->join_ports < 2 || !other || node->phase != MLFAB__BOOTSTRAP_JOINING) return 0;
   snprintf(node->join_why, sizeof node->join_why, "%.60s: %.90s", node->join_address, why);
   node->join_said = 1;
@@ -12736,6 +13035,9 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
+  /* Server 0 is where this node has called it. Of copies it may have been the other one. */
+  if (!node->config.replicas)
+    mlfab__node_add_address(node->places[0].addresses, node->join_address);
   if (node->meets) bootstrap_meets_no_more(node);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
@@ -12811,7 +13113,7 @@ static void bootstrap_tell_missing(mlfab_node *node) {
 }
 
 static void bootstrap_timeout(mlfab_node *node) {
-  char text[280], waited[24];
+  char text[296], waited[24];
   mlfab__duration(waited, node->now_ns - node->opened_ns);
   int32_t rank = 0;
   int is_server = 1;
@@ -12836,13 +13138,16 @@ static void bootstrap_timeout(mlfab_node *node) {
     while ((uint32_t)rank + 1 < node->config.servers &&
            (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
       rank++;
-    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, node->places[rank].addresses, routes[rank].why);
+    /* The reason names the addresses that were tried. */
+    int none = routes[rank].why[0] == 0;
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer%s%.190s", waited,
+             (int)rank, none ? " at " : ": ",
+             none ? node->places[rank].addresses : routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);
   } else {
-    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.80s (%.100s)",
+    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.64s (%.140s)",
              waited, node->config.coordinator,
              node->join_why[0] ? node->join_why : "no connection");
   }
@@ -12851,7 +13156,8 @@ static void bootstrap_timeout(mlfab_node *node) {
 
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
   if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  if (node->now_ns - node->opened_ns >= node->config.timeout_ns) {
+  /* Time in which this process did not run does not count (node.h, Pauses). */
+  if (node->now_ns - node->opened_ns >= mlfab__add_sat(node->config.timeout_ns, node->asleep_ns)) {
     bootstrap_timeout(node);
     return;
   }
@@ -13120,7 +13426,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
     if (silent < 5 * beat && !late) return;
     mlfab__node_hang_up(node, index,
                         link->closing                   ? "closed"
-                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
+                        : link->kind == MLFAB__LINK_NEW ? "said nothing; it may be another program"
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
     mlfab__node_hang_up(node, index, "did not close its joining connection");
@@ -15567,6 +15873,14 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
+/* The most bulk of a frame of the part, which goes to its server or to an aggregator. */
+static uint64_t push_chunk_bytes(const mlfab__worker *worker, uint32_t server,
+                                 const mlfab__part *part) {
+  int hops = part->aggregator != MLFAB__NO_NODE;
+  return mlfab__port_chunk(hops ? &worker->hop : &worker->port, hops ? part->aggregator : server,
+                           worker->config->chunk_bytes);
+}
+
 /* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
  * piece ends at the end of a page, so that the later ones begin at pages: a transport can avoid copying whole pages only. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
@@ -15582,7 +15896,8 @@ static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgo
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     if (source->data) *data_p = source->data + (from - source->offset);
-    uint64_t chunk = worker->config->chunk_bytes, over = (from - source->offset) % PUSH_PAGE;
+    uint64_t chunk = push_chunk_bytes(worker, server, part);
+    uint64_t over = (from - source->offset) % PUSH_PAGE;
     return mlfab__min(to - from, mlfab__min(most, chunk > PUSH_PAGE ? chunk - over : chunk));
   }
   return 0;
@@ -15691,12 +16006,10 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   const char *text = NULL;
   double scale = options->scale;
   uint64_t bits;
-  memcpy(&bits, &scale, sizeof bits);
-  if (bits == 0)
+  memcpy(&bits, &scale, sizeof bits); /* 0: +0.0. Minus a learning rate of 0 is -0.0 */
+  if (bits == 0 && !options->initialised)
     code = MLFAB_ERR_ARGUMENT,
-    text =
-        "scale is 0, as in options that nobody initialised (MLFAB_PUSH_OPTIONS_INIT sets 1); "
-        "an update by nothing has scale -0.0";
+    text = "scale is 0, and nobody initialised the options: begin with MLFAB_PUSH_OPTIONS_INIT";
   if (!mlfab__finite(scale)) code = MLFAB_ERR_ARGUMENT, text = "scale is not finite";
   if (!(options->clip_norm >= 0.0) || !mlfab__finite(options->clip_norm)) {
     code = MLFAB_ERR_ARGUMENT, text = "clip_norm is negative or not finite";
@@ -16227,8 +16540,10 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
 }
 
 /* Does the transport borrow the bulk? It copies a small one. */
-static int push_lends(const mlfab__frame_out *frame) {
-  return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
+static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
+                      const mlfab__frame_out *frame) {
+  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
+                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
 }
 
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
@@ -16249,7 +16564,8 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
     }
     if (!found) continue;
     frame->slot = worker->order[i];
-    frame->token = push_lends(frame) ? push_token(worker, update) : 0;
+    frame->token =
+        push_lends(worker, &worker->port, server, frame) ? push_token(worker, update) : 0;
     frame->callers = push_is_callers(worker, update);
     return 1;
   }
@@ -16301,7 +16617,9 @@ MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggre
       if (!push_granted_piece(worker, s, update, frame)) continue;
       frame->slot = worker->order[i];
       frame->note[0] = s;
-      frame->token = push_lends(frame) ? push_hop_token(worker, update, s) : 0;
+      frame->token = push_lends(worker, &worker->hop, aggregator, frame)
+                         ? push_hop_token(worker, update, s)
+                         : 0;
       frame->callers = push_is_callers(worker, update);
       return 1;
     }
@@ -16560,6 +16878,11 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_mod
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: sync says %s, consistency.kind %s: set one of them",
                        mlfab__sync_name(o->sync), mlfab__sync_name(sync->kind));
+  if (o->sync == MLFAB_SYNC_PSSP && sync->size == 0)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_ARGUMENT,
+        "model_start: sync = MLFAB_SYNC_PSSP leaves `chance` at 0, and no pull would "
+        "wait: set `consistency`");
   return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
@@ -17513,7 +17836,8 @@ static void worker_role_gone(void *self, mlfab__at at, int left) {
     mlfab__worker_dead(self, at.peer, at.now_ns);
 }
 
-static int worker_role_wants(void *self, mlfab__at at) {
+static int worker_role_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   return at.kind == MLFAB__LINK_SERVER || mlfab__worker_hop_wanted(self, at.peer);
 }
 
@@ -17819,8 +18143,9 @@ typedef struct mlfab__server_pull {
   int offered;        /* without segments: its answer was due before the last commit */
   uint64_t bytes;     /* of all its segments */
   uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
-  uint64_t place;     /* its order among the pulls placed by plans; 0: not placed */
-  uint64_t spread;    /* the spread that forwards it, or 0: answered directly */
+  uint32_t chunk;  /* of a spread, whose members know its number of frames: the most bulk of one */
+  uint64_t place;  /* its order among the pulls placed by plans; 0: not placed */
+  uint64_t spread; /* the spread that forwards it, or 0: answered directly */
   uint32_t aggregator;
   /* number of its newest route, ascending over the server; workers ignore frames of older ones */
   uint32_t attempt;
@@ -17992,6 +18317,7 @@ typedef struct mlfab__server_save {
   uint64_t at;  /* number of commits at which `due` is called; 0: at once, MLFAB__NEVER: not */
   uint32_t cut; /* number of slices of a restored model, or 0 */
   uint64_t restored, restored_version; /* the checkpoint that the model began as, or 0 */
+  uint32_t history; /* of the model, or of the one that will begin: ../checkpoint/record.h */
 } mlfab__server_save;
 
 /* A commit that is to be applied: the sum of the squares of what is added, before it is multiplied by `scale`, and at
@@ -18504,10 +18830,10 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uin
 MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
                                        mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes);
-/* Size of the next frame of a segment, and its slice (index into store.slices). */
+/* Size of the next frame of a segment, at most `most`, and its slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
-                                          uint32_t *slice_p);
+                                          uint32_t most, uint32_t *slice_p);
 /* Is this server answering it now? */
 static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
@@ -21171,10 +21497,12 @@ MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker) 
 
 MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
   mlfab__incoming *head = server->apply.head;
-  uint64_t silent = head ? server->now_ns - head->last_byte_ns : 0;
   if (head && head->group && server->apply.applying == MLFAB__APPLY_NONE) {
     /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
-    if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
+    if (mlfab__port_stalled(&server->port, head->aggregator, 1, head->last_byte_ns, server->now_ns,
+                            5 * server->heartbeat_ns,
+                            MLFAB__PORT_STANDS_BEATS * server->heartbeat_ns))
+      server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
              mlfab__port_stalled(&server->port, head->worker, 0, head->last_byte_ns, server->now_ns,
                                  3 * server->heartbeat_ns, server->config->silent_death_ns)) {
@@ -21197,10 +21525,9 @@ MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
   if (!server->apply.head) return MLFAB__NEVER;
   const mlfab__incoming *head = server->apply.head;
   uint64_t beat = server->heartbeat_ns;
-  uint64_t deadline = head->group
-                          ? head->last_byte_ns + 5 * beat
-                          : mlfab__port_stalls_at(head->last_byte_ns, server->now_ns, 3 * beat,
-                                                  server->config->silent_death_ns);
+  uint64_t deadline = mlfab__port_stalls_at(
+      head->last_byte_ns, server->now_ns, (head->group ? 5 : 3) * beat,
+      head->group ? MLFAB__PORT_STANDS_BEATS * beat : server->config->silent_death_ns);
   int more = server->scheduled && server->queue.last != server->apply.head;
   return more ? mlfab__min(deadline, mlfab__meter_due(&server->apply.meter)) : deadline;
 }
@@ -21718,7 +22045,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
 
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
-                                          uint32_t *slice_p) {
+                                          uint32_t most, uint32_t *slice_p) {
   const mlfab__store *store = &server->store;
   uint64_t offset = segment->offset + in_segment;
   *slice_p = store->local[mlfab__layout_slice_at(&server->layout, offset)];
@@ -21726,7 +22053,7 @@ MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
   uint64_t in_slice = offset - s->offset, at = in_slice % store->block_bytes;
   uint64_t bytes = mlfab__min(segment->bytes - in_segment,
                               mlfab__min(store->block_bytes - at, s->bytes - in_slice));
-  return (uint32_t)mlfab__min(bytes, server->config->chunk_bytes);
+  return (uint32_t)mlfab__min(bytes, most);
 }
 
 /* --- frames --- */
@@ -21808,7 +22135,11 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
                        mlfab__frame_out *frame) {
   const mlfab__store *store = &server->store;
   const mlfab__segment *segment = &pull->segments[pull->segment];
-  uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, &slice);
+  const uint32_t most =
+      pull->request & MLFAB__SPREAD_BIT
+          ? pull->chunk
+          : mlfab__port_chunk(&server->port, pull->worker, server->config->chunk_bytes);
+  uint32_t slice, bytes = mlfab__serve_cut(server, segment, pull->in_segment, most, &slice);
   model->offset = segment->offset + pull->in_segment;
   if (pull->slice == MLFAB__NO_BLOCK) mlfab__blocks_pin(server, pull, slice);
   const mlfab__shard_slice *s = &store->slices[slice];
@@ -21998,7 +22329,8 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;
     if (!mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
-                             3 * server->heartbeat_ns, server->config->silent_death_ns))
+                             3 * server->heartbeat_ns,
+                             MLFAB__PORT_STANDS_BEATS * server->heartbeat_ns))
       continue;
     mlfab__blocks_restart(server, pull);
     pull->progress_ns = server->now_ns;
@@ -22900,6 +23232,7 @@ typedef struct
   uint32_t epoch, channel;
   uint64_t number;
   int32_t rank;
+  uint32_t waits; /* 1: that rank waits in a barrier */
 } mlfab__membership_missing;
 
 typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
@@ -22996,7 +23329,7 @@ WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(obje
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
 WIRE_META(membership_call, N(epoch) N(channel) N(number))
 WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
-WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
+WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank) N(waits))
 WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
 WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
 WIRE_META(coll,
@@ -25807,7 +26140,6 @@ typedef struct mlfab__streams {
   uint32_t *member_of;    /* by rank, plus one; 0: not a member */
   mlfab__lane **streams;  /* by member, NULL until it is first used */
   uint64_t bytes_waiting; /* of all messages that are not acknowledged */
-  uint32_t chunk;         /* most bytes of a frame */
   uint64_t serial;        /* above all serials of earlier epochs */
   /* Copied messages. A block that was lent may be read by the transport until it has heard of the detach: so no
    * block is freed before `trim`, when all actions that are due have been carried out. */
@@ -25890,6 +26222,7 @@ typedef struct stream_message {
   const uint8_t *bytes;
   uint64_t n, cookie;
   uint64_t first, frames; /* numbers of its frames: first .. first + frames - 1 */
+  uint32_t chunk;         /* most bytes of a frame */
   uint32_t lent;          /* frames of which the link has borrowed the bulk */
   uint8_t copied;
   uint8_t callers; /* the bytes are a caller's */
@@ -26008,7 +26341,6 @@ MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch
   streams->ranks = ranks;
   streams->members = members;
   streams->epoch = epoch;
-  streams->chunk = (uint32_t)mlfab__max(streams->config->chunk_bytes / 64 * 64, 64);
   return 0;
 }
 
@@ -26058,7 +26390,9 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   message->n = n;
   message->cookie = cookie;
   message->first = stream->queued + 1;
-  message->frames = n > 0 ? (n - 1) / streams->chunk + 1 : 1;
+  message->chunk =
+      mlfab__port_chunk(&streams->links, streams->ranks[member], streams->config->chunk_bytes);
+  message->frames = n > 0 ? (n - 1) / message->chunk + 1 : 1;
   message->copied = (uint8_t)copy;
   message->callers = how == MLFAB__STREAM_CALLERS;
   stream->queued += message->frames;
@@ -26079,16 +26413,18 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   if (!stream || stream->asking || stream->next > stream->queued) return 0;
   const stream_message *message = stream_at(stream, stream->cursor);
   if (stream_waits(stream, message)) return 0;
-  uint64_t at = (stream->next - message->first) * streams->chunk;
+  uint64_t at = (stream->next - message->first) * message->chunk;
   mlfab__coll head = message->head;
   head.epoch = streams->epoch;
   head.seq = stream->next;
   head.offset += at;
   frame->type = MLFAB__COLL;
   frame->meta_bytes = mlfab__encode_coll(frame->meta, &head);
-  frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
+  frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, message->chunk);
   frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
-  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? stream->cursor + 1 : 0;
+  int lends = mlfab__port_lends(&streams->links, rank, streams->config->chunk_bytes,
+                                frame->bulk_bytes, MLFAB__STREAM_COPY);
+  frame->token = lends ? stream->cursor + 1 : 0;
   frame->callers = message->callers;
   frame->slot = streams->epoch;
   frame->note[0] = stream->next;
@@ -26725,7 +27061,8 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   uint64_t serial, signature, count;
   mlfab_request request;
   uint64_t stuck_ns;
-  int32_t missing; /* who server 0 says has not called */
+  int32_t missing;       /* who server 0 says has not called */
+  uint8_t missing_waits; /* it waits in a barrier */
   mlfab__engine_run run;
 } mlfab__comm_slot;
 
@@ -26752,9 +27089,9 @@ MLFAB__INTERNAL void mlfab__plain_take_inputs(const struct mlfab__comm *comm,
 MLFAB__INTERNAL uint64_t mlfab__plain_signature(const struct mlfab__comm *comm,
                                                 const mlfab__comm_call *call, uint64_t count);
 MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot);
-/* The call in words. Returns text. */
+/* The call of so many ranks in words, of at most 120 bytes. Returns text. */
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
-                                               const mlfab__comm_past *past);
+                                               const mlfab__comm_past *past, uint32_t ranks);
 
 /* --- plain.c: its life --- */
 
@@ -26823,9 +27160,10 @@ typedef struct mlfab__comm {
   uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
   mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
   mlfab__membership_go go;
-  uint64_t in_ns;  /* since when the epoch stands */
-  int32_t missing; /* whom the epoch to come waits for, says server 0 */
-  uint32_t left;   /* 1: members have left; the first call that one of them has not called */
+  uint64_t in_ns;        /* since when the epoch stands */
+  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
+  uint8_t missing_waits; /* it waits in a barrier */
+  uint32_t left;         /* 1: members have left; the first call that one of them has not called */
   uint64_t left_calls, left_ns;
   int32_t left_rank;
   /* Failures. */
@@ -26948,7 +27286,8 @@ MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
                                            const mlfab__frame_in *frame, uint64_t now_ns);
 /* There is no link of ours to this worker: 1 when one is wanted. After MLFAB__COMM_PATIENCE heartbeats that is a
  * failure. */
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
+                                             uint64_t now_ns);
 /* 1 when mlfab__comm_tick is to be called. */
 MLFAB__INTERNAL int mlfab__comm_waits(const void *self);
 /* Four times a heartbeat, while mlfab__comm_waits. */
@@ -28057,8 +28396,30 @@ MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call) {
 
 /* --- calls in words --- */
 
+/* Appends the counts of the ranks, as far as there is room: " (counts 1024 x 3, 2048)". Returns the length. */
+static size_t plain_words_counts(char *text, size_t n, const uint64_t *counts, uint32_t ranks) {
+  enum { MOST = 80 };
+  const char *before = " (counts ";
+  for (uint32_t r = 0, end; r < ranks; r = end, before = ", ") {
+    unsigned long long count = counts[r];
+    for (end = r + 1; end < ranks && counts[end] == count;) end++;
+    if (n > MOST) {
+      n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", ...");
+      break;
+    }
+    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, "%s%llu", before, count);
+    if (end > r + 1) n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, " x %u", end - r);
+  }
+  return n + (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ")");
+}
+
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
-                                               const mlfab__comm_past *past) {
+                                               const mlfab__comm_past *past, uint32_t ranks) {
+  static const char *const algorithms[] = {[MLFAB_ALGORITHM_RING] = "RING",
+                                           [MLFAB_ALGORITHM_HALVING] = "HALVING",
+                                           [MLFAB_ALGORITHM_DOUBLING] = "DOUBLING",
+                                           [MLFAB_ALGORITHM_TREE] = "TREE",
+                                           [MLFAB_ALGORITHM_PLANNED] = "PLANNED"};
   unsigned long long count = past->count;
   if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
@@ -28076,6 +28437,10 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
              mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
   }
   size_t n = strlen(text);
+  if (past->has_counts) n = plain_words_counts(text, n, past->counts, ranks);
+  if (past->algorithm > MLFAB_ALGORITHM_AUTO && (size_t)past->algorithm < MLFAB__COUNT(algorithms))
+    n += (size_t)snprintf(text + n, MLFAB__TEXT_MAX - n, ", algorithm %s",
+                          algorithms[past->algorithm]);
   if (past->tag)
     snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
   return text;
@@ -28469,8 +28834,8 @@ MLFAB__INTERNAL void mlfab__plain_fail(mlfab__comm *comm, const mlfab__comm_slot
   char words[MLFAB__TEXT_MAX];
   const mlfab__comm_past past = mlfab__plain_describe(slot);
   if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
-  mlfab__comm_fail(comm, code, rank, "%.120s: worker %d %.90s", mlfab__plain_words(words, &past),
-                   (int)rank, what);
+  mlfab__comm_fail(comm, code, rank, "%.120s: worker %d %.90s",
+                   mlfab__plain_words(words, &past, comm->config->workers), (int)rank, what);
 }
 
 MLFAB__INTERNAL void mlfab__plain_end_all(mlfab__comm *comm) {
@@ -28854,10 +29219,10 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
 /* The rank that this call waits for, or MLFAB_NO_RANK, and why as far as known. */
 static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
                              const char **why_p) {
-  *why_p = "has not called it";
+  *why_p = slot->missing_waits ? "waits in a barrier instead" : "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
   if (comm->phase != MLFAB__COMM_IN || mlfab__comm_number(slot) >= comm->limit) {
-    *why_p = "takes no part yet";
+    *why_p = comm->missing_waits ? "waits in a barrier instead" : "takes no part yet";
     return comm->missing;
   }
   *why_p = "is awaited";
@@ -28930,7 +29295,7 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, i
     if (slot) {
       int32_t rank = plain_awaited(comm, slot, &why);
       const mlfab__comm_past past = mlfab__plain_describe(slot);
-      mlfab__plain_words(words, &past);
+      mlfab__plain_words(words, &past, comm->config->workers);
       plain_withdraw(comm, request, code, words, "number", mlfab__comm_number(slot), rank, why);
     }
   } else {
@@ -29693,7 +30058,7 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
     tell.called = in->number < mlfab__comm_called(comm);
     if (mlfab__plain_past(comm, in->number, &past)) {
       tell.signature = past.signature;
-      mlfab__plain_words(tell.text, &past);
+      mlfab__plain_words(tell.text, &past, comm->config->workers);
     }
   } else {
     const mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
@@ -29712,14 +30077,14 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *
   if (in->epoch == 0) {
     if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
         comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm))
-      comm->missing = in->rank;
+      comm->missing = in->rank, comm->missing_waits = in->waits != 0;
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
   mlfab__comm_slot *slot = in->channel ? NULL : mlfab__comm_slot_of(comm, in->number);
   if (object) object->missing = in->rank;
-  if (slot) slot->missing = in->rank;
+  if (slot) slot->missing = in->rank, slot->missing_waits = in->waits != 0;
 }
 
 /* 0, FRAME, or 1: not of this role. */
@@ -29831,7 +30196,8 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, const char *why,
+                                             uint64_t now_ns) {
   char waited[24];
   uint64_t since;
   if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
@@ -29839,8 +30205,8 @@ MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, u
   if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
     comm->now_ns = now_ns;
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank,
-                     "worker %u cannot be reached, says worker %u after %s", rank, comm->rank,
-                     mlfab__duration(waited, now_ns - since));
+                     "worker %u cannot be reached, says worker %u after %s%s%.100s", rank,
+                     comm->rank, mlfab__duration(waited, now_ns - since), *why ? ": " : "", why);
   }
   return 1;
 }
@@ -29871,6 +30237,486 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
   mlfab__comm_exit(comm);
 }
 #endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/barrier.h
+ * ============================================================================================== */
+/* barrier.h - the barrier: workers ask, server 0 counts and answers.
+ *
+ * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
+ * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
+ * every live worker that is not done has asked for n or a later one. It answers by the number of the
+ * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing (WAITING). A process that
+ * came late counts from what is over (`base`) if it replaces one that died; else from what others have called, whose
+ * barriers do not wait for it.
+ *
+ * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
+ * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
+ * and says HERE: that barrier is its own then, and server 0 releases it.
+ *
+ * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
+ * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
+ * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
+ * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
+ * cancel, or by the death of server 0 (of both copies, if it has a replica: the numbers are at both). */
+
+typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
+  uint8_t gone, done, left;           /* left: gone in good order, or never here */
+  uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
+  uint8_t elsewhere;    /* it waits in a collective */
+  uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
+  uint64_t progress;    /* updates that it had pushed when it asked */
+} mlfab__barrier_entry;
+
+typedef struct mlfab__barrier_server {
+  mlfab__env *env;
+  mlfab__port port; /* peers are workers */
+  uint32_t workers;
+  mlfab__barrier_entry *entries;
+  uint64_t over;
+  int32_t missing;     /* told to those who wait */
+  mlfab__touch *touch; /* a replica of server 0 has the state, too; or NULL */
+} mlfab__barrier_server;
+
+typedef struct mlfab__barrier_worker {
+  mlfab__port port; /* peer 0 is server 0 */
+  mlfab__requests *requests;
+  uint64_t over; /* barriers that have succeeded */
+  uint32_t open; /* requests */
+  int dead;      /* server 0 is */
+  int leaving;   /* this worker takes no further part */
+  mlfab__counting counting;
+  uint8_t known, newcomer, admitted, told; /* as in membership.h */
+} mlfab__barrier_worker;
+
+/* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node,
+                                                 mlfab__barrier_server **barrier_p);
+/* For errors: does this worker wait in a barrier? It does, or does not, wait in a collective. */
+MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
+                                              int waits);
+MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
+                                          mlfab__barrier_worker **barrier_p);
+/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
+MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error);
+
+/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (membership.h). */
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
+
+
+/* ==============================================================================================
+ * core/coll/barrier.c
+ * ============================================================================================== */
+/* barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
+ * barrier.h. */
+
+#include <stdio.h>
+
+/* --- server 0 --- */
+
+static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
+  mlfab__barrier barrier = {.number = number};
+  MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
+}
+
+static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_t missing) {
+  mlfab__waiting waiting = {.kind = MLFAB__REQUEST_BARRIER, .rank = missing};
+  if (missing != MLFAB_NO_RANK && server->entries[missing].elsewhere)
+    snprintf(waiting.text, sizeof waiting.text, ", which waits in a collective instead");
+  MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
+}
+
+static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
+  return entry->asked > server->over && !entry->gone && !entry->guest;
+}
+
+/* The first live worker that has not asked for the next barrier, or NO_RANK. *next_p: up to which
+ * barrier all who wait have asked, or `over` when nobody waits. */
+static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *next_p) {
+  int32_t missing = MLFAB_NO_RANK;
+  uint64_t least = UINT64_MAX;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (barrier_waits(server, entry)) {
+      least = mlfab__min(least, entry->asked);
+    } else if (!entry->gone && !entry->done && !entry->guest && missing == MLFAB_NO_RANK) {
+      missing = (int32_t)w;
+    }
+  }
+  *next_p = least == UINT64_MAX ? server->over : least;
+  return missing;
+}
+
+/* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
+ * of them, or NO_RANK. */
+static int32_t barrier_meets(const mlfab__barrier_server *server) {
+  mlfab__barrier barrier = {.what = 1};
+  int32_t first = MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (barrier_waits(server, entry))
+      barrier.progress = mlfab__max(barrier.progress, entry->progress);
+  }
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (!entry->guest || !entry->wants || entry->gone) continue;
+    MLFAB__POST(&server->port, w, MLFAB__BARRIER_DONE, barrier, &barrier);
+    if (first == MLFAB_NO_RANK) first = (int32_t)w;
+  }
+  return first;
+}
+
+/* A guest counts from now on: its newest barrier, or the last one that is over for it, is this one of the others. */
+static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
+  mlfab__barrier_entry *entry = &server->entries[worker];
+  uint64_t most = server->over, next;
+  if (!entry->guest) return;
+  (void)barrier_missing(server, &next);
+  for (uint32_t w = 0; w < server->workers; w++)
+    if (barrier_waits(server, &server->entries[w]))
+      most = mlfab__max(most, server->entries[w].asked);
+  if (entry->wants) most = mlfab__max(next, server->over + 1);
+  entry->asked = mlfab__max(most, number);
+  entry->base = entry->asked - number;
+  entry->guest = entry->wants = 0;
+}
+
+/* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
+static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
+  uint64_t before = server->over, next;
+  int32_t missing = barrier_missing(server, &next);
+  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server) : MLFAB_NO_RANK;
+  if (guest != MLFAB_NO_RANK) missing = guest;
+  while (missing == MLFAB_NO_RANK && next > server->over) {
+    server->over = next;
+    missing = barrier_missing(server, &next);
+  }
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__barrier_entry *entry = &server->entries[w];
+    if (entry->gone || entry->guest) continue;
+    if (entry->asked > before && server->over > mlfab__max(before, entry->base))
+      barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
+    if (barrier_waits(server, entry) &&
+        (w == newcomer || missing != server->missing || server->over > before))
+      barrier_blame(server, w, missing);
+  }
+  server->missing = missing;
+}
+
+MLFAB__INTERNAL int mlfab__barrier_waits(const mlfab__barrier_server *server, uint32_t worker) {
+  return barrier_waits(server, &server->entries[worker]);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uint32_t worker,
+                                              int waits) {
+  if (server->entries[worker].elsewhere == waits) return;
+  server->entries[worker].elsewhere = waits != 0;
+  for (uint32_t w = 0; server->missing == (int32_t)worker && w < server->workers; w++)
+    if (barrier_waits(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
+}
+
+/* A worker's event changes its entry, and perhaps what is over. */
+static void barrier_touch(mlfab__barrier_server *server, uint32_t worker) {
+  mlfab__touched(server->touch, 0);
+  mlfab__touched(server->touch, 1 + worker);
+}
+
+static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__barrier_server *server = self;
+  barrier_touch(server, at.peer);
+  mlfab__barrier_entry *entry = &server->entries[at.peer];
+  uint64_t base = server->over;
+  /* One that joins in good order has no part in the barriers that others have called already. */
+  for (uint32_t w = 0; entry->left && w < server->workers; w++)
+    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
+  entry->gone = 0;
+  if (greeting->fresh)
+    *entry = (mlfab__barrier_entry){
+        .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
+}
+
+static void barrier_server_gone(void *self, mlfab__at at, int left) {
+  mlfab__barrier_server *server = self;
+  barrier_touch(server, at.peer);
+  server->entries[at.peer].left = left != 0;
+  server->entries[at.peer].gone = 1;
+  if (left == MLFAB__NEVER_HERE)
+    return; /* nobody has called yet, and there may be 65536 such numbers */
+  barrier_check(server, MLFAB__NO_NODE);
+}
+
+static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_entry *entry = &server->entries[at.peer];
+  mlfab__barrier in;
+  barrier_touch(server, at.peer);
+  if (frame->type == MLFAB__DONE) {
+    entry->done = 1;
+    barrier_check(server, MLFAB__NO_NODE);
+  }
+  if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
+  if (mlfab__port_refuse(&server->port, at.peer, frame,
+                         mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
+                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS) ||
+                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_HERE))
+    return 1;
+  entry->progress = in.progress;
+  if (in.what == MLFAB__BARRIER_HERE) {
+    barrier_admit(server, at.peer, in.number);
+  } else if (in.what == MLFAB__BARRIER_APART) {
+    entry->guest = 1;
+    entry->wants = 0;
+  } else if (entry->guest) {
+    entry->wants = 1;
+  }
+  if (entry->guest || in.what != MLFAB__BARRIER_ASKS) {
+    barrier_check(server, at.peer);
+    return 1;
+  }
+  uint64_t asked = mlfab__add_sat(entry->base, in.number);
+  /* Asked again, or late: the answer may have been lost. */
+  if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
+    barrier_answer(server, at.peer, mlfab__min(asked, server->over) - entry->base);
+  entry->asked = mlfab__max(entry->asked, asked);
+  barrier_check(server, at.peer);
+  return 1;
+}
+
+static void barrier_server_free(void *self) {
+  mlfab__barrier_server *server = self;
+  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
+}
+
+static const mlfab__role barrier_server_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__DONE,
+    .name = "barrier server",
+    .links = MLFAB__ON(WORKER),
+    .frame = barrier_server_frame,
+    .up = barrier_server_up,
+    .gone = barrier_server_gone,
+    .free = barrier_server_free,
+};
+
+/* --- as records: record 0, and one for each worker --- */
+
+static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__barrier_server *server = self;
+  if (record == 0) {
+    const mlfab__barrier_state state = {server->over};
+    return mlfab__encode_barrier_state(bytes, &state);
+  }
+  const mlfab__barrier_entry *entry = &server->entries[record - 1];
+  const mlfab__barrier_worker_state state = {.gone = entry->gone,
+                                             .done = entry->done,
+                                             .left = entry->left,
+                                             .guest = entry->guest,
+                                             .wants = entry->wants,
+                                             .base = entry->base,
+                                             .asked = entry->asked,
+                                             .progress = entry->progress};
+  return mlfab__encode_barrier_worker_state(bytes, &state);
+}
+
+static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
+                          int apply) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_state state;
+  mlfab__barrier_worker_state in;
+  int code = record ? mlfab__decode_barrier_worker_state(bytes, n, &in)
+                    : mlfab__decode_barrier_state(bytes, n, &state);
+  if (code || !apply) return code;
+  if (record == 0) {
+    server->over = state.over;
+    server->missing = MLFAB_NO_RANK;
+  } else {
+    server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
+                                                         .done = in.done != 0,
+                                                         .left = in.left != 0,
+                                                         .guest = in.guest != 0,
+                                                         .wants = in.wants != 0,
+                                                         .progress = in.progress,
+                                                         .base = in.base,
+                                                         .asked = in.asked};
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
+                                                 mlfab__barrier_server **barrier_p) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__barrier_server *server = role->self;
+  *server = (mlfab__barrier_server){.env = &node->env,
+                                    .port = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
+                                    .workers = node->config.workers,
+                                    .missing = MLFAB_NO_RANK};
+  server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
+  if (!server->entries) return MLFAB_ERR_MEMORY;
+  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
+                                               .self = server,
+                                               .records = 1 + server->workers,
+                                               .encode = barrier_encode,
+                                               .decode = barrier_decode,
+                                               .port = &server->port,
+                                               .workers = 1,
+                                               .touch = &server->touch});
+  *barrier_p = server;
+  return 0;
+}
+
+/* --- a worker --- */
+
+static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
+  mlfab__barrier barrier = {worker->over + worker->open, what, 0};
+  if (worker->counting.worker)
+    barrier.progress = worker->counting.progress(worker->counting.worker);
+  MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
+}
+
+static void barrier_ask(const mlfab__barrier_worker *worker) {
+  barrier_say(worker, MLFAB__BARRIER_ASKS);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
+  if (worker->newcomer || worker->dead) return;
+  worker->newcomer = 1;
+  barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0) barrier_ask(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
+  worker->told = 0;
+  if (!worker->newcomer || worker->dead) return;
+  worker->newcomer = 0;
+  worker->admitted = 1;
+  barrier_say(worker, MLFAB__BARRIER_HERE);
+}
+
+/* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
+static void barrier_settle(void *self) {
+  mlfab__barrier_worker *worker = self;
+  if (worker->told && worker->counting.counted(worker->counting.worker))
+    mlfab__barrier_here(worker);
+}
+
+/* No barrier of a joiner waits any more, and it has met nobody. */
+static void barrier_gives_up(mlfab__barrier_worker *worker) {
+  if (!worker->newcomer || worker->open > 0) return;
+  worker->told = 0;
+  barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
+}
+
+MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error) {
+  if (worker->leaving)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
+  if (worker->dead)
+    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
+  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_BARRIER, error);
+  if (code) return code;
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
+  *request_p = request->id;
+  worker->open++;
+  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
+  barrier_ask(worker);
+  return 0;
+}
+
+/* The first call that is open, or NULL. Ids grow. */
+static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
+  mlfab__request *first = NULL, *r = NULL;
+  while ((r = mlfab__request_of(worker->requests, MLFAB__REQUEST_BARRIER, 0, r)))
+    if (!first || r->id < first->id) first = r;
+  return first;
+}
+
+static void barrier_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__barrier_worker *worker = self;
+  worker->open--;
+  if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
+  barrier_gives_up(worker);
+}
+
+/* A lost link changes nothing: it is asked again on the next one. */
+static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__barrier_worker *worker = self;
+  if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
+  if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
+  worker->known = 1;
+  if (worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0) barrier_ask(worker);
+  if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
+}
+
+static void barrier_gone(void *self, mlfab__at at, int left) {
+  mlfab__barrier_worker *worker = self;
+  (void)left;
+  if (at.peer != 0) return;
+  worker->dead = 1;
+  for (; worker->open > 0; worker->open--)
+    mlfab__request_dead(worker->requests, barrier_first(worker), 0, at.now_ns);
+}
+
+static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__barrier_worker *worker = self;
+  mlfab__barrier in;
+  if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
+  if (in.what && !worker->newcomer) {
+    barrier_say(worker, MLFAB__BARRIER_HERE);
+  } else if (in.what && worker->open == 0) {
+    barrier_say(worker, MLFAB__BARRIER_APART);
+  } else if (in.what && !worker->counting.worker) {
+    mlfab__barrier_here(worker);
+  } else if (in.what && !worker->told) {
+    worker->told = 1;
+    worker->counting.back(worker->counting.worker, in.progress);
+  }
+  if (in.what) return 1;
+  for (; worker->over < in.number && worker->open > 0; worker->open--) {
+    worker->over++;
+    mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
+  }
+  return 1;
+}
+
+static void barrier_leave(void *self) {
+  mlfab__barrier_worker *worker = self;
+  worker->leaving = 1;
+}
+
+static const mlfab__role barrier_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__BARRIER_DONE,
+    .name = "barrier",
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(BARRIER),
+    .frame = barrier_frame,
+    .up = barrier_up,
+    .gone = barrier_gone,
+    .withdraw = barrier_withdraw,
+    .settle = barrier_settle,
+    .leave = barrier_leave,
+    .finish = barrier_leave,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_row, sizeof **barrier_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  *barrier_p = role->self;
+  **barrier_p = (mlfab__barrier_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
+                                        .requests = &node->requests};
+  return 0;
+}
 
 /* ==============================================================================================
  * core/coll/membership.h
@@ -29992,10 +30838,11 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
-  int32_t missing; /* who it was told is missing */
-  uint32_t place;  /* of a member: in `order` */
-  uint32_t lead;   /* the lowest rank among the members of its host */
-  double rate;     /* that the host's link carries, bytes a second; 0: not known */
+  int32_t missing; /* who it was told is missing, and whether that rank waits in a barrier */
+  uint8_t missing_waits;
+  uint32_t place; /* of a member: in `order` */
+  uint32_t lead;  /* the lowest rank among the members of its host */
+  double rate;    /* that the host's link carries, bytes a second; 0: not known */
   /* The inquiry. */
   uint8_t told, called;
   uint64_t signature;
@@ -30014,7 +30861,8 @@ typedef struct mlfab__membership_inquiry {
 typedef struct mlfab__membership {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port port; /* peers are workers */
+  mlfab__port port;               /* peers are workers */
+  mlfab__barrier_server *barrier; /* of this node: for errors that say who waits where; or NULL */
   uint32_t workers;
   enum mlfab__membership_phase phase;
   uint32_t epoch; /* that stands, or was the last */
@@ -30042,7 +30890,8 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
                                            const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__membership_free(void *self);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
+                                             mlfab__barrier_server *barrier);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
@@ -30397,9 +31246,16 @@ static int32_t membership_missing(const mlfab__membership *membership) {
   return fresh;
 }
 
+/* Does this rank wait in a barrier? */
+static uint32_t membership_waits(const mlfab__membership *membership, int32_t rank) {
+  return membership->barrier && rank != MLFAB_NO_RANK &&
+         mlfab__barrier_waits(membership->barrier, (uint32_t)rank);
+}
+
 /* Tells the workers that wait which rank is missing, when it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
-  mlfab__membership_missing missing = {0, 0, 0, membership_missing(membership)};
+  int32_t rank = membership_missing(membership);
+  mlfab__membership_missing missing = {0, 0, 0, rank, membership_waits(membership, rank)};
   uint8_t meta[32];
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -30407,8 +31263,10 @@ static void membership_tell_missing(mlfab__membership *membership) {
     int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING
                     ? entry->asked
                     : entry->member && (entry->ready || entry->fresh);
-    if (!waits || entry->left || entry->missing == missing.rank) continue;
-    entry->missing = missing.rank;
+    if (!waits || entry->left || (entry->missing == rank && entry->missing_waits == missing.waits))
+      continue;
+    entry->missing = rank;
+    entry->missing_waits = (uint8_t)missing.waits;
     membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
   }
 }
@@ -30500,7 +31358,8 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
 /* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
-  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank};
+  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank,
+                                       membership_waits(membership, rank)};
   uint8_t meta[32];
   inquiry->open = 0;
   membership_post_all(membership, MLFAB__MEMBERSHIP_MISSING, meta,
@@ -30544,9 +31403,16 @@ static void membership_compare(mlfab__membership *membership) {
     return;
   }
   uint32_t worker = (uint32_t)(odd - membership->entries);
-  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
-                     "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
-                     odd->words, (uint32_t)(usual - membership->entries), usual->words);
+  uint32_t other = (uint32_t)(usual - membership->entries);
+  if (!strcmp(odd->words, usual->words))
+    membership_verdict(
+        membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
+        "calls differ: worker %u and worker %u have called %.120s, with other options", worker,
+        other, odd->words);
+  else
+    membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
+                       "calls differ: worker %u has called %.100s, worker %u %.100s", worker,
+                       odd->words, other, usual->words);
 }
 
 /* 1 when the call under inquiry waits for this member. Nobody begins a call while a worker finishes, and a worker that
@@ -30745,7 +31611,7 @@ static int membership_is_full(mlfab__membership *membership, uint32_t worker,
 
 /* Tells the workers that join whose objects they wait for. */
 static void membership_tell_kept(mlfab__membership *membership) {
-  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper};
+  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper, 0};
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || entry->missing == missing.rank) continue;
@@ -31030,9 +31896,24 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   }
 }
 
+/* Tells the barrier which workers wait in a collective: for the epoch that forms, or in the call of the last inquiry. */
+static void membership_tell_barrier(mlfab__membership *membership, uint64_t now_ns) {
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  int fresh =
+      inquiry->asked_ns && now_ns - inquiry->asked_ns < 3 * membership->config->heartbeat_ns;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    int waits = membership->phase == MLFAB__MEMBERSHIP_RUNNING
+                    ? fresh && entry->told && entry->called && entry->signature != 0
+                    : entry->asked || entry->member;
+    mlfab__barrier_elsewhere(membership->barrier, w, waits);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  if (membership->barrier) membership_tell_barrier(membership, now_ns);
   if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
@@ -33182,462 +34063,6 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
 #endif /* MLFAB_WITH_DAG */
 
 /* ==============================================================================================
- * core/coll/barrier.h
- * ============================================================================================== */
-/* barrier.h - the barrier: workers ask, server 0 counts and answers.
- *
- * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
- * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
- * every live worker that is not done has asked for n or a later one. It answers by the number of the
- * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing (WAITING). A process that
- * came late counts from what is over (`base`) if it replaces one that died; else from what others have called, whose
- * barriers do not wait for it.
- *
- * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
- * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
- * and says HERE: that barrier is its own then, and server 0 releases it.
- *
- * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
- * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
- * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
- * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
- * cancel, or by the death of server 0 (of both copies, if it has a replica: the numbers are at both). */
-
-typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
-  uint8_t gone, done, left;           /* left: gone in good order, or never here */
-  uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
-  uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
-  uint64_t progress;    /* updates that it had pushed when it asked */
-} mlfab__barrier_entry;
-
-typedef struct mlfab__barrier_server {
-  mlfab__env *env;
-  mlfab__port port; /* peers are workers */
-  uint32_t workers;
-  mlfab__barrier_entry *entries;
-  uint64_t over;
-  int32_t missing;     /* told to those who wait */
-  mlfab__touch *touch; /* a replica of server 0 has the state, too; or NULL */
-} mlfab__barrier_server;
-
-typedef struct mlfab__barrier_worker {
-  mlfab__port port; /* peer 0 is server 0 */
-  mlfab__requests *requests;
-  uint64_t over; /* barriers that have succeeded */
-  uint32_t open; /* requests */
-  int dead;      /* server 0 is */
-  int leaving;   /* this worker takes no further part */
-  mlfab__counting counting;
-  uint8_t known, newcomer, admitted, told; /* as in membership.h */
-} mlfab__barrier_worker;
-
-/* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
-MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
-                                          mlfab__barrier_worker **barrier_p);
-/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
-MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error);
-
-/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (membership.h). */
-MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
-
-
-/* ==============================================================================================
- * core/coll/barrier.c
- * ============================================================================================== */
-/* barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
- * barrier.h. */
-
-/* --- server 0 --- */
-
-static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
-  mlfab__barrier barrier = {.number = number};
-  MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
-}
-
-static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_t missing) {
-  mlfab__waiting waiting = {.kind = MLFAB__REQUEST_BARRIER, .rank = missing};
-  MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
-}
-
-static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
-  return entry->asked > server->over && !entry->gone && !entry->guest;
-}
-
-/* The first live worker that has not asked for the next barrier, or NO_RANK. *next_p: up to which
- * barrier all who wait have asked, or `over` when nobody waits. */
-static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *next_p) {
-  int32_t missing = MLFAB_NO_RANK;
-  uint64_t least = UINT64_MAX;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry)) {
-      least = mlfab__min(least, entry->asked);
-    } else if (!entry->gone && !entry->done && !entry->guest && missing == MLFAB_NO_RANK) {
-      missing = (int32_t)w;
-    }
-  }
-  *next_p = least == UINT64_MAX ? server->over : least;
-  return missing;
-}
-
-/* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
- * of them, or NO_RANK. */
-static int32_t barrier_meets(const mlfab__barrier_server *server) {
-  mlfab__barrier barrier = {.what = 1};
-  int32_t first = MLFAB_NO_RANK;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry))
-      barrier.progress = mlfab__max(barrier.progress, entry->progress);
-  }
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__barrier_entry *entry = &server->entries[w];
-    if (!entry->guest || !entry->wants || entry->gone) continue;
-    MLFAB__POST(&server->port, w, MLFAB__BARRIER_DONE, barrier, &barrier);
-    if (first == MLFAB_NO_RANK) first = (int32_t)w;
-  }
-  return first;
-}
-
-/* A guest counts from now on: its newest barrier, or the last one that is over for it, is this one of the others. */
-static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
-  mlfab__barrier_entry *entry = &server->entries[worker];
-  uint64_t most = server->over, next;
-  if (!entry->guest) return;
-  (void)barrier_missing(server, &next);
-  for (uint32_t w = 0; w < server->workers; w++)
-    if (barrier_waits(server, &server->entries[w]))
-      most = mlfab__max(most, server->entries[w].asked);
-  if (entry->wants) most = mlfab__max(next, server->over + 1);
-  entry->asked = mlfab__max(most, number);
-  entry->base = entry->asked - number;
-  entry->guest = entry->wants = 0;
-}
-
-/* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
-static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
-  uint64_t before = server->over, next;
-  int32_t missing = barrier_missing(server, &next);
-  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server) : MLFAB_NO_RANK;
-  if (guest != MLFAB_NO_RANK) missing = guest;
-  while (missing == MLFAB_NO_RANK && next > server->over) {
-    server->over = next;
-    missing = barrier_missing(server, &next);
-  }
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__barrier_entry *entry = &server->entries[w];
-    if (entry->gone || entry->guest) continue;
-    if (entry->asked > before && server->over > mlfab__max(before, entry->base))
-      barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
-    if (barrier_waits(server, entry) &&
-        (w == newcomer || missing != server->missing || server->over > before))
-      barrier_blame(server, w, missing);
-  }
-  server->missing = missing;
-}
-
-/* A worker's event changes its entry, and perhaps what is over. */
-static void barrier_touch(mlfab__barrier_server *server, uint32_t worker) {
-  mlfab__touched(server->touch, 0);
-  mlfab__touched(server->touch, 1 + worker);
-}
-
-static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  mlfab__barrier_server *server = self;
-  barrier_touch(server, at.peer);
-  mlfab__barrier_entry *entry = &server->entries[at.peer];
-  uint64_t base = server->over;
-  /* One that joins in good order has no part in the barriers that others have called already. */
-  for (uint32_t w = 0; entry->left && w < server->workers; w++)
-    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
-  entry->gone = 0;
-  if (greeting->fresh)
-    *entry = (mlfab__barrier_entry){
-        .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
-}
-
-static void barrier_server_gone(void *self, mlfab__at at, int left) {
-  mlfab__barrier_server *server = self;
-  barrier_touch(server, at.peer);
-  server->entries[at.peer].left = left != 0;
-  server->entries[at.peer].gone = 1;
-  if (left == MLFAB__NEVER_HERE)
-    return; /* nobody has called yet, and there may be 65536 such numbers */
-  barrier_check(server, MLFAB__NO_NODE);
-}
-
-static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  mlfab__barrier_server *server = self;
-  mlfab__barrier_entry *entry = &server->entries[at.peer];
-  mlfab__barrier in;
-  barrier_touch(server, at.peer);
-  if (frame->type == MLFAB__DONE) {
-    entry->done = 1;
-    barrier_check(server, MLFAB__NO_NODE);
-  }
-  if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
-  if (mlfab__port_refuse(&server->port, at.peer, frame,
-                         mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS) ||
-                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_HERE))
-    return 1;
-  entry->progress = in.progress;
-  if (in.what == MLFAB__BARRIER_HERE) {
-    barrier_admit(server, at.peer, in.number);
-  } else if (in.what == MLFAB__BARRIER_APART) {
-    entry->guest = 1;
-    entry->wants = 0;
-  } else if (entry->guest) {
-    entry->wants = 1;
-  }
-  if (entry->guest || in.what != MLFAB__BARRIER_ASKS) {
-    barrier_check(server, at.peer);
-    return 1;
-  }
-  uint64_t asked = mlfab__add_sat(entry->base, in.number);
-  /* Asked again, or late: the answer may have been lost. */
-  if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
-    barrier_answer(server, at.peer, mlfab__min(asked, server->over) - entry->base);
-  entry->asked = mlfab__max(entry->asked, asked);
-  barrier_check(server, at.peer);
-  return 1;
-}
-
-static void barrier_server_free(void *self) {
-  mlfab__barrier_server *server = self;
-  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
-}
-
-static const mlfab__role barrier_server_row = {
-    .from = MLFAB__BARRIER,
-    .to = MLFAB__DONE,
-    .name = "barrier server",
-    .links = MLFAB__ON(WORKER),
-    .frame = barrier_server_frame,
-    .up = barrier_server_up,
-    .gone = barrier_server_gone,
-    .free = barrier_server_free,
-};
-
-/* --- as records: record 0, and one for each worker --- */
-
-static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes) {
-  const mlfab__barrier_server *server = self;
-  if (record == 0) {
-    const mlfab__barrier_state state = {server->over};
-    return mlfab__encode_barrier_state(bytes, &state);
-  }
-  const mlfab__barrier_entry *entry = &server->entries[record - 1];
-  const mlfab__barrier_worker_state state = {.gone = entry->gone,
-                                             .done = entry->done,
-                                             .left = entry->left,
-                                             .guest = entry->guest,
-                                             .wants = entry->wants,
-                                             .base = entry->base,
-                                             .asked = entry->asked,
-                                             .progress = entry->progress};
-  return mlfab__encode_barrier_worker_state(bytes, &state);
-}
-
-static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
-                          int apply) {
-  mlfab__barrier_server *server = self;
-  mlfab__barrier_state state;
-  mlfab__barrier_worker_state in;
-  int code = record ? mlfab__decode_barrier_worker_state(bytes, n, &in)
-                    : mlfab__decode_barrier_state(bytes, n, &state);
-  if (code || !apply) return code;
-  if (record == 0) {
-    server->over = state.over;
-    server->missing = MLFAB_NO_RANK;
-  } else {
-    server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
-                                                         .done = in.done != 0,
-                                                         .left = in.left != 0,
-                                                         .guest = in.guest != 0,
-                                                         .wants = in.wants != 0,
-                                                         .progress = in.progress,
-                                                         .base = in.base,
-                                                         .asked = in.asked};
-  }
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
-  mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__barrier_server *server = role->self;
-  *server = (mlfab__barrier_server){.env = &node->env,
-                                    .port = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
-                                    .workers = node->config.workers,
-                                    .missing = MLFAB_NO_RANK};
-  server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
-  if (!server->entries) return MLFAB_ERR_MEMORY;
-  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
-                                               .self = server,
-                                               .records = 1 + server->workers,
-                                               .encode = barrier_encode,
-                                               .decode = barrier_decode,
-                                               .port = &server->port,
-                                               .workers = 1,
-                                               .touch = &server->touch});
-  return 0;
-}
-
-/* --- a worker --- */
-
-static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
-  mlfab__barrier barrier = {worker->over + worker->open, what, 0};
-  if (worker->counting.worker)
-    barrier.progress = worker->counting.progress(worker->counting.worker);
-  MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
-}
-
-static void barrier_ask(const mlfab__barrier_worker *worker) {
-  barrier_say(worker, MLFAB__BARRIER_ASKS);
-}
-
-MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
-  if (worker->newcomer || worker->dead) return;
-  worker->newcomer = 1;
-  barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0) barrier_ask(worker);
-}
-
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
-  worker->told = 0;
-  if (!worker->newcomer || worker->dead) return;
-  worker->newcomer = 0;
-  worker->admitted = 1;
-  barrier_say(worker, MLFAB__BARRIER_HERE);
-}
-
-/* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
-static void barrier_settle(void *self) {
-  mlfab__barrier_worker *worker = self;
-  if (worker->told && worker->counting.counted(worker->counting.worker))
-    mlfab__barrier_here(worker);
-}
-
-/* No barrier of a joiner waits any more, and it has met nobody. */
-static void barrier_gives_up(mlfab__barrier_worker *worker) {
-  if (!worker->newcomer || worker->open > 0) return;
-  worker->told = 0;
-  barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
-}
-
-MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error) {
-  if (worker->leaving)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
-  if (worker->dead)
-    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
-  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_BARRIER, error);
-  if (code) return code;
-  mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
-  *request_p = request->id;
-  worker->open++;
-  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
-  barrier_ask(worker);
-  return 0;
-}
-
-/* The first call that is open, or NULL. Ids grow. */
-static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
-  mlfab__request *first = NULL, *r = NULL;
-  while ((r = mlfab__request_of(worker->requests, MLFAB__REQUEST_BARRIER, 0, r)))
-    if (!first || r->id < first->id) first = r;
-  return first;
-}
-
-static void barrier_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
-  mlfab__barrier_worker *worker = self;
-  worker->open--;
-  if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
-  mlfab__request_expire(worker->requests, request, code, now_ns);
-  barrier_gives_up(worker);
-}
-
-/* A lost link changes nothing: it is asked again on the next one. */
-static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  mlfab__barrier_worker *worker = self;
-  if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
-  if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
-  worker->known = 1;
-  if (worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0) barrier_ask(worker);
-  if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
-}
-
-static void barrier_gone(void *self, mlfab__at at, int left) {
-  mlfab__barrier_worker *worker = self;
-  (void)left;
-  if (at.peer != 0) return;
-  worker->dead = 1;
-  for (; worker->open > 0; worker->open--)
-    mlfab__request_dead(worker->requests, barrier_first(worker), 0, at.now_ns);
-}
-
-static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  mlfab__barrier_worker *worker = self;
-  mlfab__barrier in;
-  if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
-  if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
-  if (in.what && !worker->newcomer) {
-    barrier_say(worker, MLFAB__BARRIER_HERE);
-  } else if (in.what && worker->open == 0) {
-    barrier_say(worker, MLFAB__BARRIER_APART);
-  } else if (in.what && !worker->counting.worker) {
-    mlfab__barrier_here(worker);
-  } else if (in.what && !worker->told) {
-    worker->told = 1;
-    worker->counting.back(worker->counting.worker, in.progress);
-  }
-  if (in.what) return 1;
-  for (; worker->over < in.number && worker->open > 0; worker->open--) {
-    worker->over++;
-    mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
-  }
-  return 1;
-}
-
-static void barrier_leave(void *self) {
-  mlfab__barrier_worker *worker = self;
-  worker->leaving = 1;
-}
-
-static const mlfab__role barrier_row = {
-    .from = MLFAB__BARRIER,
-    .to = MLFAB__BARRIER_DONE,
-    .name = "barrier",
-    .links = MLFAB__ON(SERVER),
-    .requests = MLFAB__SERVES(BARRIER),
-    .frame = barrier_frame,
-    .up = barrier_up,
-    .gone = barrier_gone,
-    .withdraw = barrier_withdraw,
-    .settle = barrier_settle,
-    .leave = barrier_leave,
-    .finish = barrier_leave,
-};
-
-MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
-  mlfab__role *role = mlfab__roles_add(node, &barrier_row, sizeof **barrier_p);
-  if (!role) return MLFAB_ERR_MEMORY;
-  *barrier_p = role->self;
-  **barrier_p = (mlfab__barrier_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
-                                        .requests = &node->requests};
-  return 0;
-}
-
-/* ==============================================================================================
  * core/coll/trees.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
@@ -33979,8 +34404,8 @@ static void comm_role_gone(void *self, mlfab__at at, int left) {
   }
 }
 
-static int comm_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
+static int comm_role_wants(void *self, mlfab__at at, const char *why) {
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, why, at.now_ns);
 }
 
 static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
@@ -34142,9 +34567,10 @@ static const mlfab__role trees_row = {
     .free = mlfab__trees_free,
 };
 
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node, mlfab__barrier_server *barrier) {
   mlfab__membership *membership;
   if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
+  membership->barrier = barrier;
   mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
@@ -38429,12 +38855,13 @@ static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
   story->backlog = backlog;
 }
 
-/* When the first byte of an item leaves its worker, or is sent to it; 0 if that takes no time. */
-static double batch_start(const mlfab__scheduler *s, uint32_t item) {
+/* When the first byte of an item leaves its worker, or is sent to it; or of its sum. 0 if that takes no time. */
+static double batch_start(const mlfab__scheduler *s, uint32_t item, int sum) {
   double start = mlfab__network_never();
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
-    const mlfab__leg *own = &mlfab__scheduler_part(s, item, s->batch_servers[j])->own;
-    if (own->n > 0 && own->stretches[0].from < start) start = own->stretches[0].from;
+    const mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
+    const mlfab__leg *leg = sum ? &part->sum : &part->own;
+    if (leg->n > 0 && leg->stretches[0].from < start) start = leg->stretches[0].from;
   }
   return mlfab__finite(start) ? start : 0.0;
 }
@@ -38470,10 +38897,10 @@ static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
       if (arrive > told->arrive) told->arrive = arrive;
       if (end > told->end) told->end = end;
     }
-    if (!s->items[i].group) told->ready = kind == MLFAB__TRANSFER_PUSH ? 0.0 : told->end;
+    told->ready = batch_start(s, i, 1);
     if (told->end > commit) commit = told->end;
     told->commit = kind == MLFAB__TRANSFER_PUSH ? commit : told->end;
-    told->start = batch_start(s, i);
+    told->start = batch_start(s, i, 0);
     i = s->items[i].next;
   }
 }
@@ -38487,7 +38914,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   batch_story(s, kind, 0.0);
   for (uint32_t i = 0; i < s->nbatch; i++) {
     mlfab__told *told = batch_note(s, s->batch[i]);
-    told->ready = told->end = told->commit = told->arrive = mlfab__network_never();
+    told->end = told->commit = told->arrive = mlfab__network_never();
     for (uint32_t j = 0; j < s->nbatch_servers; j++) {
       mlfab__item_part *part = mlfab__scheduler_part(s, s->batch[i], s->batch_servers[j]);
       part->own = (mlfab__leg){.left = (double)part->bytes, .since_ns = s->now_ns, .lost = 1};
@@ -38574,7 +39001,7 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
   mlfab__item *item = &s->items[i];
   mlfab__told *told = batch_note(s, i);
   told->reason = p->reason;
-  told->arrive = p->arrive, told->ready = p->ready, told->end = p->end, told->commit = p->commit;
+  told->arrive = p->arrive, told->end = p->end, told->commit = p->commit;
   told->delay = p->delay;
   if (p->fate == MLFAB__PLAN_DROPPED) told->dropped = 1;
   if (p->reason == MLFAB__UNREACHABLE) {
@@ -38588,8 +39015,9 @@ static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uin
     batch_place_part(s, i, j, grouped ? p->group - 1 : MLFAB__NO_NODE);
   }
   item->delay = p->delay > 0 ? (uint64_t)p->delay : 0;
-  told->start = batch_start(s, i);
+  told->start = batch_start(s, i, 0);
   if (grouped) {
+    told->ready = batch_start(s, i, 1);
     told->group = p->group_number;
     told->aggregator = s->aggregators[(p->group - 1) * m];
     item->group = groups + p->group_number;
@@ -38707,8 +39135,7 @@ static void batch_settle_pull(mlfab__scheduler *s, uint32_t i, uint32_t members)
     told->group = d->q;
     told->aggregator = part->aggregator;
   }
-  told->ready = told->arrive;
-  told->start = batch_start(s, s->batch[i]);
+  told->start = batch_start(s, s->batch[i], 0);
   mlfab__scheduler_place(s, s->batch[i]);
 }
 
@@ -39719,8 +40146,10 @@ static void explain_item(explain_text *t, uint32_t kind, const mlfab__told *told
   }
   if (!told->dropped && mlfab__finite(told->end)) {
     explain_put(t, ", start %.9f", told->start);
-    if (told->group)
-      explain_put(t, kind == MLFAB__TRANSFER_PUSH ? ", arrive %.9f" : ", there %.9f", told->arrive);
+    if (told->group && kind == MLFAB__TRANSFER_PUSH)
+      explain_put(t, ", arrive %.9f, sum from %.9f", told->arrive, told->ready);
+    else if (told->group)
+      explain_put(t, ", there %.9f", told->arrive);
     explain_put(t, ", end %.9f, commit %.9f", told->end, told->commit);
   }
   if (kind == MLFAB__TRANSFER_PUSH) explain_put(t, ", delay %lld", (long long)told->delay);
@@ -40034,6 +40463,9 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator,
                                                   const mlfab__frame_out *frame);
 /* A bulk came back, on either kind of link. A token that is no longer lent is ignored. */
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
+/* mlfab__role.awake */
+MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint64_t late_ns,
+                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
 
@@ -40050,8 +40482,8 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
                                             uint32_t peer);
 /* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *accumulator, uint64_t at,
-                                             mlfab__frame_out *frame);
+                                             const mlfab__accumulator *accumulator, int up,
+                                             uint32_t peer, uint64_t at, mlfab__frame_out *frame);
 /* The transport took the frame, which ends at `end` in the accumulator: records the loan. 1 when there is
  * one. */
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
@@ -40163,13 +40595,16 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
 
 /* A token: the accumulator, the loan, and a serial number that identifies stale tokens. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *accumulator, uint64_t at,
-                                             mlfab__frame_out *frame) {
+                                             const mlfab__accumulator *accumulator, int up,
+                                             uint32_t peer, uint64_t at, mlfab__frame_out *frame) {
+  int lends =
+      mlfab__port_lends(up ? &aggregator->up : &aggregator->down, peer,
+                        aggregator->config->chunk_bytes, frame->bulk_bytes, MLFAB__AGGREGATOR_COPY);
   uint64_t slot = 0;
   frame->slot = (uint32_t)(accumulator - aggregator->accumulators);
   frame->bulk = aggregator->ghost ? NULL : accumulator->data + at;
   frame->token = 0;
-  if (aggregator->ghost || frame->bulk_bytes <= MLFAB__AGGREGATOR_COPY) return;
+  if (aggregator->ghost || !lends) return;
   while (accumulator->loans[slot].serial != 0) slot++;
   uint32_t serial = aggregator->serials + 1 ? aggregator->serials + 1 : 1;
   frame->token = (uint64_t)frame->slot << 40 | slot << 32 | serial;
@@ -40492,12 +40927,14 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
                                                 const mlfab__accumulator *group) {
   uint64_t upto = mlfab__min(group->released, group->length), n = 0;
   if (!group->encoded) return 0;
+  uint32_t chunk =
+      mlfab__port_chunk(&aggregator->up, group->server, aggregator->config->chunk_bytes);
   while (group->sent + n < upto) {
     uint64_t at = group->sent + n;
     uint32_t bytes;
     memcpy(&bytes, group->stream + at + SUM_AT_BODY, sizeof bytes);
     bytes += MLFAB__PACKET_HEADER;
-    int large = n > 0 && n + bytes > aggregator->config->chunk_bytes;
+    int large = n > 0 && n + bytes > chunk;
     if (large || bytes > upto - at) break;
     n += bytes;
   }
@@ -40834,7 +41271,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
   frame->meta_bytes = mlfab__encode_hop_model(frame->meta, &model);
   frame->bulk_bytes = record->bulk;
   frame->note[0] = (uint64_t)(recipient - best->recipients);
-  mlfab__aggregator_offer(aggregator, best, record->at, frame);
+  mlfab__aggregator_offer(aggregator, best, 0, member, record->at, frame);
   return 1;
 }
 
@@ -40862,7 +41299,7 @@ MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
 
 MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
                                              mlfab__accumulator *spread) {
-  uint64_t now = aggregator->now_ns;
+  uint64_t now = aggregator->now_ns, beat = aggregator->config->heartbeat_ns;
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     mlfab__recipient *recipient = &spread->recipients[i];
     int active = recipient->state == MLFAB__RECIPIENT_ACTIVE;
@@ -40876,7 +41313,9 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
         (recipient->state != MLFAB__RECIPIENT_WAITING ||
          mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation)))
       continue;
-    if (now - recipient->since_ns < 3 * aggregator->config->heartbeat_ns) continue;
+    if (!mlfab__port_stalled(&aggregator->down, recipient->worker, 1, recipient->since_ns, now,
+                             3 * beat, MLFAB__PORT_STANDS_BEATS * beat))
+      continue;
     aggregator->stats->transfers_revoked++;
     distributor_give_up(aggregator, spread, recipient, MLFAB_ERR_PEER_DEAD);
     if (spread->state == MLFAB__ACCUMULATOR_FREE) return;
@@ -41237,7 +41676,9 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
   uint64_t upto = mlfab__min(released, added);
   uint64_t n = upto > group->sent ? upto - group->sent : 0;
   if (group->state != MLFAB__ACCUMULATOR_ADDING || (group->whole && added < group->bytes)) return 0;
-  if (n >= aggregator->config->chunk_bytes) return aggregator->config->chunk_bytes;
+  uint32_t chunk =
+      mlfab__port_chunk(&aggregator->up, group->server, aggregator->config->chunk_bytes);
+  if (n >= chunk) return chunk;
   return upto == released ? (uint32_t)n : 0;
 }
 
@@ -41617,7 +42058,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uin
   frame->type = MLFAB__FORWARD;
   frame->bulk_bytes = aggregator_forwardable(aggregator, best);
   frame->meta_bytes = mlfab__encode_forward(frame->meta, &forward);
-  mlfab__aggregator_offer(aggregator, best, best->sent, frame);
+  mlfab__aggregator_offer(aggregator, best, 1, server, best->sent, frame);
   if (best->packed) frame->bulk = best->stream + best->sent;
   return 1;
 }
@@ -41640,6 +42081,7 @@ MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint6
   if (loan.serial == 0 || loan.serial != (uint32_t)token) return;
   accumulator->loans[slot].serial = 0;
   accumulator->lent--;
+  if (accumulator->top == 0) accumulator->since_ns = aggregator->now_ns;
   if (loan.up) {
     aggregator->up.ready(aggregator->up.self, loan.peer);
   } else if (accumulator->state == MLFAB__ACCUMULATOR_HANDING && loan.age == accumulator->age) {
@@ -41650,26 +42092,32 @@ MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint6
 
 /* --- time --- */
 
-/* When member k will be named, unless it sends something before. */
-static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
-                                   const mlfab__accumulator *group, uint32_t k) {
+/* Is this member awaited? */
+static int aggregator_awaits(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
+                             uint32_t k) {
   const mlfab__addend *addend = &group->addends[k];
   int absent = addend->granted == 0 && k == group->head &&
                !mlfab__aggregator_stands(aggregator, addend->worker, addend->incarnation);
-  if (aggregator_owed(aggregator, group, addend) == 0 && !absent) return MLFAB__NEVER;
-  return mlfab__add_sat(addend->since_ns, 3 * aggregator->config->heartbeat_ns);
+  return absent || aggregator_owed(aggregator, group, addend) > 0;
 }
 
+/* Names a member that is awaited, and whose link is silent. */
 static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
-  uint64_t patience = 3 * aggregator->config->heartbeat_ns;
+  uint64_t beat = aggregator->config->heartbeat_ns, now_ns = aggregator->now_ns;
+  const mlfab__port *down = &aggregator->down;
   for (uint32_t k = group->head; k < group->naddends && (k <= group->head || k < group->top); k++) {
-    if (aggregator_overdue(aggregator, group, k) > aggregator->now_ns) continue;
+    mlfab__addend *addend = &group->addends[k];
+    if (!aggregator_awaits(aggregator, group, k) ||
+        !mlfab__port_stalled(down, addend->worker, 0, addend->since_ns, now_ns, 3 * beat,
+                             aggregator->config->silent_death_ns))
+      continue;
     aggregator->stats->transfers_revoked++;
-    aggregator_fail(aggregator, group, &group->addends[k], MLFAB_ERR_PEER_DEAD);
+    aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
     return;
   }
   /* Bulks of the last use do not come back: treat their link as dead. */
-  if (group->top == 0 && group->lent > 0 && aggregator->now_ns - group->since_ns >= patience)
+  if (group->top == 0 && group->lent > 0 &&
+      now_ns - group->since_ns >= MLFAB__PORT_STANDS_BEATS * beat)
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
@@ -41701,7 +42149,7 @@ MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint6
 }
 
 MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator) {
-  uint64_t deadline = MLFAB__NEVER;
+  uint64_t deadline = MLFAB__NEVER, beat = aggregator->config->heartbeat_ns;
   uint32_t k;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     const mlfab__accumulator *a = &aggregator->accumulators[i];
@@ -41710,16 +42158,30 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
     if (a->state != MLFAB__ACCUMULATOR_ADDING) continue;
     if (a->packed && a->head == a->naddends && !a->encoded) return 0;
     for (k = a->head; k < a->naddends && (k <= a->head || k < a->top); k++) {
-      deadline = mlfab__min(deadline, aggregator_overdue(aggregator, a, k));
+      if (!aggregator_awaits(aggregator, a, k)) continue;
+      uint64_t at_ns = mlfab__port_stalls_at(a->addends[k].since_ns, aggregator->now_ns, 3 * beat,
+                                             aggregator->config->silent_death_ns);
+      deadline = mlfab__min(deadline, at_ns);
     }
     if (a->top == 0 && a->lent > 0)
-      deadline =
-          mlfab__min(deadline, mlfab__add_sat(a->since_ns, 3 * aggregator->config->heartbeat_ns));
+      deadline = mlfab__min(deadline, mlfab__add_sat(a->since_ns, MLFAB__PORT_STANDS_BEATS * beat));
   }
   /* A member waits for spare capacity of the in-link. */
   if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
     deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
   return deadline;
+}
+
+MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint64_t late_ns,
+                                             uint64_t now_ns) {
+  for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
+    mlfab__accumulator *a = &aggregator->accumulators[i];
+    mlfab__later(&a->since_ns, late_ns, now_ns);
+    for (uint32_t k = 0; a->state == MLFAB__ACCUMULATOR_ADDING && k < a->naddends; k++)
+      mlfab__later(&a->addends[k].since_ns, late_ns, now_ns);
+    for (uint32_t k = 0; a->state == MLFAB__ACCUMULATOR_HANDING && k < a->nrecipients; k++)
+      mlfab__later(&a->recipients[k].since_ns, late_ns, now_ns);
+  }
 }
 #endif /* MLFAB_WITH_SCHED */
 
@@ -42498,7 +42960,7 @@ static uint32_t spread_frames(const mlfab__server *server, const mlfab__server_p
   for (uint32_t i = 0; i < pull->segments_used; i++) {
     const mlfab__segment *segment = &pull->segments[i];
     for (uint64_t at = 0; at < segment->bytes; frames++)
-      at += mlfab__serve_cut(server, segment, at, &slice);
+      at += mlfab__serve_cut(server, segment, at, pull->chunk, &slice);
   }
   return frames;
 }
@@ -42521,6 +42983,7 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
   mlfab__serve_fill(server, aggregator, own, MLFAB__SPREAD_BIT | ++server->sched->spreads,
                     first->segments, first->segments_used, first->bytes);
   own->held = MLFAB__PULL_FOR_TURN;
+  own->chunk = mlfab__port_chunk(&server->port, aggregator, server->config->chunk_bytes);
   own->place = place;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__server_pull *pull = mlfab__serve_find(server, members[i].worker, members[i].request);
@@ -42634,7 +43097,10 @@ static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
   if (pull->spread == 0) {
     uint64_t spread = pull->request;
-    if (pull->held != MLFAB__PULL_GOES || silent_ns < 3 * beat) return;
+    if (pull->held != MLFAB__PULL_GOES ||
+        !mlfab__port_stalled(&server->port, pull->worker, 1, pull->progress_ns, server->now_ns,
+                             3 * beat, MLFAB__PORT_STANDS_BEATS * beat))
+      return;
     spread_abandon(server, pull->worker, spread);
     spread_dissolve(server, pull->worker, spread, 0);
   } else if (silent_ns >= 4 * beat && !mlfab__serve_find(server, pull->aggregator, pull->spread)) {
@@ -43060,6 +43526,10 @@ static void aggregator_role_tick(void *self, uint64_t now_ns) {
   mlfab__aggregator_tick(self, now_ns);
 }
 
+static void aggregator_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
+  mlfab__aggregator_awake(self, late_ns, now_ns);
+}
+
 static uint64_t aggregator_role_deadline(const void *self) {
   return mlfab__aggregator_deadline(self);
 }
@@ -43091,6 +43561,7 @@ static const mlfab__role aggregator_row = {
     .lost = aggregator_role_lost,
     .gone = aggregator_role_gone,
     .tick = aggregator_role_tick,
+    .awake = aggregator_role_awake,
     .deadline = aggregator_role_deadline,
     .settle = aggregator_role_settle,
     .free = aggregator_role_free,
@@ -43126,8 +43597,9 @@ static void scheduler_role_gone(void *self, mlfab__at at, int left) {
   mlfab__scheduler_lost(self, at.peer, at.now_ns);
 }
 
-static int scheduler_role_wants(void *self, mlfab__at at) {
+static int scheduler_role_wants(void *self, mlfab__at at, const char *why) {
   (void)at;
+  (void)why;
   (void)self;
   return 1;
 }
@@ -44875,6 +45347,10 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
 static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
                                        uint32_t server, uint64_t from, uint64_t most,
                                        uint64_t *at_p) {
+  const mlfab__part *part = &update->parts[server];
+  int hops = part->aggregator != MLFAB__NO_NODE;
+  uint32_t chunk = mlfab__port_chunk(hops ? &worker->hop : &worker->port,
+                                     hops ? part->aggregator : server, worker->config->chunk_bytes);
   uint64_t at = from, bytes = 0, sum = 0;
   uint32_t owner = server;
   for (; at < update->packet_bytes; at += bytes) {
@@ -44884,7 +45360,7 @@ static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab_
   *at_p = at;
   for (; at < update->packet_bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
-    int fits = sum + bytes <= (sum > 0 ? mlfab__min(most, worker->config->chunk_bytes) : most);
+    int fits = sum + bytes <= (sum > 0 ? mlfab__min(most, chunk) : most);
     if (owner != server || !fits) break;
     sum += bytes;
   }
@@ -45738,7 +46214,10 @@ static uint64_t delta_fill(delta_frame *f, uint32_t slice, uint64_t at, uint64_t
 
 static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
                              uint64_t end, uint32_t *plain, mlfab__frame_out *frame) {
-  uint32_t room = (uint32_t)mlfab__min(server->config->chunk_bytes, MLFAB__SPARSE_APPLY_ROOM) & ~7u;
+  uint32_t room = (uint32_t)mlfab__min(
+                      mlfab__port_chunk(&server->port, pull->worker, server->config->chunk_bytes),
+                      MLFAB__SPARSE_APPLY_ROOM) &
+                  ~7u;
   delta_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
   if (pull->cached && pull->sinces[pull->slice] > 0) {
     f.tags = &server->store.tags[pull->slice];
@@ -46581,7 +47060,8 @@ static void reshard_tick(void *self, uint64_t now_ns) {
   if (now_ns >= reshard_deadline(self)) reshard_late(self, now_ns);
 }
 
-static int reshard_wants(void *self, mlfab__at at) {
+static int reshard_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   const mlfab__reshard *r = self;
   if (at.kind != MLFAB__LINK_RESHARD) return 0;
   if (reshard_busy(r)) return !r->at[at.peer].away;
@@ -46900,7 +47380,8 @@ static void reshard_server_hold(mlfab__server *server) {
 static int reshard_server_seek(const mlfab__server *server, uint32_t to,
                                mlfab__image_cursor *cursor, mlfab__image_chunk *chunk) {
   return mlfab__image_next(&server->store, server->move.under_way->owners, to,
-                           server->config->chunk_bytes, cursor, chunk);
+                           mlfab__port_chunk(&server->move.across, to, server->config->chunk_bytes),
+                           cursor, chunk);
 }
 
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uint32_t to) {
@@ -47950,7 +48431,8 @@ static void reshard_server_role_gone(void *self, mlfab__at at, int left) {
   if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_server_dead(self, at.peer);
 }
 
-static int reshard_server_role_wants(void *self, mlfab__at at) {
+static int reshard_server_role_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_server_wants(self, at.peer);
 }
 
@@ -48491,6 +48973,7 @@ typedef struct mlfab__challenge { /* caller -> called, the first frame of a link
   uint32_t vouched; /* 1: its kernel says that the other end is this user's */
   uint64_t nonce[2];
   uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */
+  uint64_t job; /* a hash (guard.c): without a common key it tells whether the two are of one job */
 } mlfab__challenge;
 
 typedef struct mlfab__answer {   /* called -> caller */
@@ -48524,7 +49007,7 @@ MLFAB__KEYS_PAIRS(MLFAB__WIRE_DECLARE)
 #define P(member) N(member[0]) N(member[1])
 
 /* clang-format off */
-WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(of) N(vouched) P(nonce) P(keys))
+WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(of) N(vouched) P(nonce) P(keys) N(job))
 WIRE_META(answer, N(number) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
 WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
 /* clang-format on */
@@ -48547,6 +49030,9 @@ WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
  *    key of an end   = H(S; "mlfab from called") or H(S; "mlfab from caller")   64 bytes
  *    (T, k)          = H(key of the sender; counter, header, meta, and a bulk below MLFAB__TAG_LARGE bytes)
  *    tag of a frame  = T; with a larger bulk, which T does not cover: Poly1305(k; bulk)   128 bits
+ *    (m0, m1, m2)    = H(key of the sender; 2^64 - 1)   24 bytes
+ *    12 pads         = H(key of the sender; 2^63 + counter / 12)   32 bits each, for 12 counters
+ *    code of a header = (m0 + m1 * its meta bytes + m2 * its bulk bytes, mod 2^64) / 2^32, xor the counter's pad
  *
  * Invariants
  *  (1) S covers both nonces, numbers, roles and epochs, what the caller wants, and the keys that it offered. Each end
@@ -48554,10 +49040,15 @@ WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
  *  (2) The two ends have different texts in their proofs and keys: nothing that an end sent can be sent back to it.
  *  (3) The counter is the number of tagged frames that this end sent on this link before. It is not sent: a frame that
  *      is repeated, left out or moved has a wrong tag.
- *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
+ *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk. The code covers the
+ *      lengths and the counter. Of 2^32 forged codes one is right, since the function is strongly universal and a pad
+ *      serves once. Each wrong code ends a link. A right one gains only that the receiver waits for so many bytes, as the
+ *      tag is checked nonetheless.
  *  (5) No two frames that leave have one k, or r of Poly1305 would be known. A frame that the transport refuses is sealed
  *      again, or another in its place, with the same counter; nothing of it has left. A link's keys are its own by (1). The
  *      header, which T and k depend on, tells which of the two is used. The tag of a ghost (no bytes) is T.
+ *  (6) A header with the right code has the lengths that its sender gave to the frame with this counter. The next frame's
+ *      header in the midst of a frame shows that bytes of this one were left out.
  *
  * A tag does not encrypt. Members of the fabric are not protected from each other. */
 
@@ -48573,9 +49064,16 @@ typedef struct mlfab__fabric_keys { /* wipe after use */
   uint32_t count;   /* 1 or 2: the first is for own calls, both are accepted */
 } mlfab__fabric_keys;
 
+typedef struct mlfab__codes { /* of the headers that one end sends */
+  uint64_t mix[3];            /* m0, m1, m2 */
+  uint64_t block;             /* of the 12 counters whose pads are here; UINT64_MAX: none */
+  uint32_t pads[12];
+} mlfab__codes;
+
 typedef struct mlfab__session { /* wipe after use */
-  uint64_t out[8], in[8];  /* BLAKE2b states after the key of the own frames, and of the peer's */
-  uint64_t sent, received; /* tagged frames */
+  uint64_t out[8], in[8]; /* BLAKE2b states after the key of the own frames, and of the peer's */
+  mlfab__codes codes_out, codes_in;
+  uint64_t sent, received;    /* tagged frames */
   uint64_t own[2], theirs[2]; /* proofs */
   mlfab__challenge challenge; /* of the caller */
 } mlfab__session;
@@ -48596,6 +49094,10 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
 MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counter,
                                         const uint8_t *head, uint32_t head_bytes, const void *bulk,
                                         uint32_t bulk_bytes, uint8_t tag[MLFAB__TAG_BYTES]);
+/* The code of a header with these lengths. */
+MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__codes *codes,
+                                             uint64_t counter, uint32_t meta_bytes,
+                                             uint32_t bulk_bytes);
 
 #endif /* MLFAB_WITH_KEYS */
 
@@ -48607,6 +49109,9 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
 
 /* The first 16 bytes are the tag of a frame with a small bulk, the others a key for that of a large one. */
 enum { SESSION_DIGEST = MLFAB__TAG_BYTES + MLFAB__POLY1305_KEY };
+/* Numbers that are hashed like counters of frames, which are smaller. */
+#define SESSION_PADS (UINT64_C(1) << 63)
+#define SESSION_MIX UINT64_MAX
 
 /* Hashes a text and data under a key. */
 static void session_hash(void *digest, uint32_t digest_bytes, const void *key, const char *text,
@@ -48616,6 +49121,36 @@ static void session_hash(void *digest, uint32_t digest_bytes, const void *key, c
   mlfab__blake2b_add(&s, text, strlen(text) + 1);
   mlfab__blake2b_add(&s, data, bytes);
   mlfab__blake2b_end(&s, digest);
+}
+
+/* A number in little-endian bytes, and back. */
+static void session_number(uint8_t at[8], uint64_t number) {
+  for (int i = 0; i < 8; i++) at[i] = (uint8_t)(number >> 8 * i);
+}
+
+static uint64_t session_word(const uint8_t *at, int bytes) {
+  uint64_t word = 0;
+  for (int i = 0; i < bytes; i++) word |= (uint64_t)at[i] << 8 * i;
+  return word;
+}
+
+/* Hashes a number that is no counter of a frame. */
+static void session_hash_number(uint8_t digest[SESSION_DIGEST], const uint64_t state[8],
+                                uint64_t number) {
+  uint8_t text[8];
+  mlfab__blake2b s;
+  session_number(text, number);
+  mlfab__blake2b_resume(&s, state, SESSION_DIGEST);
+  mlfab__blake2b_add(&s, text, sizeof text);
+  mlfab__blake2b_end(&s, digest);
+}
+
+static void session_codes(mlfab__codes *codes, const uint64_t state[8]) {
+  uint8_t digest[SESSION_DIGEST];
+  session_hash_number(digest, state, SESSION_MIX);
+  for (int i = 0; i < 3; i++) codes->mix[i] = session_word(digest + 8 * i, 8);
+  codes->block = UINT64_MAX;
+  mlfab__wipe(digest, sizeof digest);
 }
 
 MLFAB__INTERNAL int mlfab__keys_parse(const char *text, mlfab__fabric_keys *keys,
@@ -48669,7 +49204,9 @@ MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
     session_hash(own ? session->own : session->theirs, 16, secret,
                  end ? "mlfab called" : "mlfab caller", NULL, 0);
     session_hash(one, sizeof one, secret, end ? "mlfab from called" : "mlfab from caller", NULL, 0);
-    mlfab__blake2b_prepare(own ? session->out : session->in, SESSION_DIGEST, one, sizeof one);
+    uint64_t *state = own ? session->out : session->in;
+    mlfab__blake2b_prepare(state, SESSION_DIGEST, one, sizeof one);
+    session_codes(own ? &session->codes_out : &session->codes_in, state);
   }
   mlfab__wipe(secret, sizeof secret);
   mlfab__wipe(one, sizeof one);
@@ -48681,7 +49218,7 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   uint8_t first[8 + MLFAB_HEADER_BYTES], digest[SESSION_DIGEST];
   int large = bulk_bytes >= MLFAB__TAG_LARGE;
   mlfab__blake2b s;
-  for (int i = 0; i < 8; i++) first[i] = (uint8_t)(counter >> 8 * i);
+  session_number(first, counter);
   memcpy(first + 8, head, MLFAB_HEADER_BYTES);
   mlfab__wire_untag(first + 8);
   mlfab__blake2b_resume(&s, state, sizeof digest);
@@ -48693,6 +49230,25 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
   if (bulk && large) mlfab__poly1305(digest + MLFAB__TAG_BYTES, bulk, bulk_bytes, tag);
   mlfab__wipe(digest, sizeof digest);
 }
+
+MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__codes *codes,
+                                             uint64_t counter, uint32_t meta_bytes,
+                                             uint32_t bulk_bytes) {
+  uint64_t block = counter / MLFAB__COUNT(codes->pads);
+  if (codes->block != block) {
+    uint8_t digest[SESSION_DIGEST];
+    session_hash_number(digest, state, SESSION_PADS + block);
+    for (size_t i = 0; i < MLFAB__COUNT(codes->pads); i++)
+      codes->pads[i] = (uint32_t)session_word(digest + 4 * i, 4);
+    codes->block = block;
+    mlfab__wipe(digest, sizeof digest);
+  }
+  uint64_t mixed = codes->mix[0] + codes->mix[1] * meta_bytes + codes->mix[2] * bulk_bytes;
+  return (uint32_t)(mixed >> 32) ^ codes->pads[counter % MLFAB__COUNT(codes->pads)];
+}
+
+#undef SESSION_PADS
+#undef SESSION_MIX
 #endif /* MLFAB_WITH_KEYS */
 
 /* ==============================================================================================
@@ -48720,11 +49276,15 @@ MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counte
  *
  * Invariants
  *  (1) No frame reaches the node or its roles on a link that is not proven.
- *  (2) A frame with a wrong tag closes its link and is counted (frames_refused). It changes nothing else.
- *  (3) A caller that is not proven costs its link (below 280 bytes with its timer) and nothing after it: the called
+ *  (2) A frame with a wrong tag closes its link at once and is counted (frames_refused). It changes nothing else.
+ *  (3) A caller that is not proven costs its link (below 288 bytes with its timer) and nothing after it: the called
  *      node keeps the number of its nonce only, and reads the rest again in PROOF. It ends after 2 s (alive.c).
  *  (4) REFUSE before the proof may come from anybody. It ends the call, and joining too when it says that the keys
  *      differ; this side does not show its text.
+ *  (5) On a link with tags no frame is awaited because of a length that its sender has not given. A transport that cuts
+ *      frames out of a stream of bytes reports a header before it waits for the rest (MLFAB_IO_HEAD), and again when bytes
+ *      in the midst of a frame begin like a header: the next frame's shows that bytes were left out. So whoever repeats,
+ *      leaves out or inserts bytes costs the link, within a heartbeat of the sender, and the link is made anew.
  *
  * Keys are wiped when their link or the node is closed. */
 
@@ -48742,6 +49302,9 @@ MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node);
 /* guard.c - a fabric with a key: proofs on new links, tags on frames. See guard.h. */
 
 #include <stdio.h>
+
+/* A frame that lacks bytes may have so many frames behind it. Each 12 cost a hash. */
+enum { GUARD_AHEAD = 256 };
 
 typedef struct guard_self {
   mlfab__fabric_keys keys;
@@ -48765,6 +49328,17 @@ static void guard_pool(const mlfab_node *node, guard_self *self) {
   mlfab__blake2b_add(&s, node->config.entropy, sizeof node->config.entropy);
   mlfab__blake2b_add(&s, place, sizeof place);
   mlfab__blake2b_end(&s, self->pool);
+}
+
+/* The job of a challenge: a hash with its nonce, so that it tells a listener no more than a guess of the name does. */
+static uint64_t guard_job(const mlfab_node *node, const mlfab__challenge *c) {
+  return mlfab__mix(node->job ^ mlfab__mix(c->nonce[0]));
+}
+
+/* Why a caller without a common key is refused. Of several ports one may be another job's, with another key. */
+static const char *guard_foreign(const mlfab_node *node, const mlfab__challenge *c) {
+  return c->job == guard_job(node, c) ? "the caller's key is not this job's (MLFAB_KEY)"
+                                      : "the jobs have different names (MLFAB_JOB), and keys";
 }
 
 /* The call of a link that is not proven has failed; *link is gone after it. */
@@ -48821,6 +49395,7 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
   c->vouched = (link->caps & MLFAB_CAP_VOUCHED) != 0;
   guard_nonce(self, ++self->nonces, c->nonce);
   memcpy(c->keys, self->keys.name, sizeof c->keys);
+  c->job = guard_job(node, c);
   mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
 }
 
@@ -48875,10 +49450,12 @@ static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta,
   static const char *const known[] = {
       "this job has none (MLFAB_KEY)",
       "the caller's key is not this job's (MLFAB_KEY)",
+      "the jobs have different names (MLFAB_JOB), and keys",
   };
   static const char *const texts[] = {
       "refused: the caller has a key, and this job has none (MLFAB_KEY)",
       "refused: the caller's key is not this job's (MLFAB_KEY)",
+      "refused: the jobs have different names (MLFAB_JOB), and keys (MLFAB_KEY)",
   };
   mlfab__refuse refuse;
   int parses = !mlfab__decode_refuse(meta, bytes, &refuse) && refuse.code == MLFAB_ERR_JOB;
@@ -48916,7 +49493,7 @@ static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint
   if (link->pending != 0 || mlfab__decode_challenge(meta, bytes, &c) || c.vouched > 1)
     return "a challenge that does not parse, or a second one";
   int key = mlfab__keys_choose(&self->keys, &c, &own);
-  if (key < 0) return "the caller's key is not this job's (MLFAB_KEY)";
+  if (key < 0) return guard_foreign(node, &c);
   link->pending = ++self->nonces;
   guard_make_answer(node, link, &c, key, &answer);
   mlfab__session_derive(&session, self->keys.key[own], &c, &answer, 1);
@@ -48937,7 +49514,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   if (link->pending == 0 || mlfab__decode_proof(meta, bytes, &proof))
     return "a proof that does not parse, or without a challenge";
   int key = mlfab__keys_choose(&self->keys, &proof.challenge, &own);
-  if (key < 0) return "the caller's key is not this job's (MLFAB_KEY)";
+  if (key < 0) return guard_foreign(node, &proof.challenge);
   memset(&session, 0, sizeof session);
   guard_make_answer(node, link, &proof.challenge, key, &answer);
   mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
@@ -48962,7 +49539,9 @@ static int guard_is_bare(const mlfab__header *h) {
 
 static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header *header,
                            const uint8_t *meta) {
-  const char *why = "this job has a key, and the caller has none (MLFAB_KEY)";
+  const char *why = header->job == node->job || header->job == 0
+                        ? "this job has a key, and the caller has none (MLFAB_KEY)"
+                        : "the jobs have different names (MLFAB_JOB), and the caller has no key";
   if (header->type == MLFAB__BYE) {
     mlfab__node_hang_up(node, index, "the caller left before its proof");
     return;
@@ -48985,6 +49564,47 @@ static int guard_is_announced(const mlfab__link *link, const mlfab__header *head
          (header->type == c->first && header->sender == c->node);
 }
 
+static void guard_altered(const mlfab_node *node, const mlfab__link *link, char *text,
+                          size_t room) {
+  const mlfab__challenge *c = &link->session->challenge;
+  char name[32];
+  if (link->called)
+    mlfab__node_name(node, c->node, name);
+  else
+    snprintf(name, sizeof name, "%s %u", guard_name(c->of), c->to);
+  snprintf(text, room, "a frame from %s was altered or repeated on its way", name);
+}
+
+static void guard_give_up(mlfab_node *node, uint32_t index) {
+  char text[MLFAB__TEXT_MAX];
+  guard_altered(node, &node->links[index], text, sizeof text);
+  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s", text);
+  node->stats.frames_refused++;
+  mlfab__node_hang_up(node, index, text);
+}
+
+/* Is it the header of the peer's frame with a counter in [from, to)? */
+static int guard_is_next(mlfab__session *session, const mlfab__header *header, uint64_t from,
+                         uint64_t to) {
+  uint64_t at = from;
+  while (at < to && header->code != mlfab__session_code(session->in, &session->codes_in, at,
+                                                        header->meta_bytes, header->bulk_bytes))
+    at++;
+  return at < to && (header->flags & MLFAB__WIRE_TAGGED) != 0;
+}
+
+/* Before the rest of a frame is awaited: guard.h (5). */
+static void guard_head(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
+  const mlfab__link *link = &node->links[index];
+  mlfab__header header;
+  if (!link->tagged) return;
+  uint64_t next = link->session->received + 1;
+  mlfab__wire_open(event->head, &header);
+  int right = event->token ? !guard_is_next(link->session, &header, next, next + GUARD_AHEAD)
+                           : guard_is_next(link->session, &header, next - 1, next);
+  if (!right) guard_give_up(node, index);
+}
+
 static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event,
                        const mlfab__header *header) {
   mlfab__link *link = &node->links[index];
@@ -48997,7 +49617,7 @@ static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
       mlfab__session_tag(session->in, session->received, head, event->head_bytes, event->bulk,
                          event->bulk_bytes, tag);
     if (!tagged || !mlfab__same_secret(tag, head + MLFAB__TAG_AT, sizeof tag)) {
-      mlfab__node_drop(node, index, MLFAB_ERR_CRC, "a frame with a wrong tag");
+      guard_give_up(node, index);
       return 0;
     }
     session->received++;
@@ -49021,8 +49641,10 @@ static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
 static void guard_seal(const mlfab__link *link, uint8_t *head, uint32_t head_bytes,
                        const void *bulk, uint32_t bulk_bytes) {
   uint8_t tag[MLFAB__TAG_BYTES];
-  mlfab__session_tag(link->session->out, link->session->sent, head, head_bytes, bulk, bulk_bytes,
-                     tag);
+  mlfab__session *session = link->session;
+  mlfab__wire_code(head, mlfab__session_code(session->out, &session->codes_out, session->sent,
+                                             head_bytes - MLFAB_HEADER_BYTES, bulk_bytes));
+  mlfab__session_tag(session->out, session->sent, head, head_bytes, bulk, bulk_bytes, tag);
   mlfab__wire_tag(head, tag);
 }
 
@@ -49050,8 +49672,8 @@ MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *
 }
 
 MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
-  static const mlfab__guard guard = {guard_call, guard_frame, guard_seal,
-                                     guard_sent, guard_end,   guard_free};
+  static const mlfab__guard guard = {guard_call, guard_frame, guard_head, guard_altered,
+                                     guard_seal, guard_sent,  guard_end,  guard_free};
   const char *why;
   guard_self *self = mlfab__alloc(&node->env, sizeof *self);
   if (!self) {
@@ -49096,7 +49718,7 @@ typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or w
 } mlfab__checkpoint_done;
 
 typedef struct mlfab__checkpoint_order { /* server 0 -> server: write your shard */
-  uint64_t number, set;                  /* set: random number of the attempt */
+  uint64_t number, set;                  /* set: as in record.h */
   uint32_t index, shards;                /* of the shards this one is number `index` */
   char dir[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_order;
@@ -49241,7 +49863,9 @@ WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry
  * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
  *
- * `set` is one random number for all files of an attempt: files of two attempts never mix. The manifest has each shard
+ * `set` is one number for all files of an attempt: its upper half is the history of the model, its lower half random, of
+ * the process of server 0 that led the attempt. With the number, files of two attempts never mix. A history is drawn when
+ * a model begins, and kept by whatever goes on from one of its checkpoints or copies. The manifest has each shard
  * file's length, and its chain: a CRC32C over the headers of its records, which cover all other bytes.
  *
  * Invariant: any change of any byte of a file, and any other length, is an error of record_open, or a wrong chain or
@@ -49278,6 +49902,8 @@ MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
                                            mlfab__file_record *record, const char **why_p);
 /* The chain that goes on with this record's header. Initially 0. */
 MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head);
+
+static inline uint32_t mlfab__record_history(uint64_t set) { return (uint32_t)(set >> 32); }
 
 /* --- names --- */
 
@@ -49469,7 +50095,8 @@ typedef struct mlfab__moment_room { /* numbers of elements that the arrays have 
 typedef struct mlfab__moment {
   mlfab__env *env;
   struct mlfab__server *server;
-  int complete; /* with PEER records, which files do not have; set it before pin */
+  int complete;   /* with PEER records, which files do not have; set it before pin */
+  uint32_t chunk; /* the most bulk of a record; 0: that of the configuration */
   int pinned;
   uint64_t at; /* store.changes when it was pinned */
   mlfab__checkpoint_head head;
@@ -49745,7 +50372,8 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
   mlfab__store *view = &moment->view;
   mlfab__image_chunk chunk;
   view->blocks = server->store.blocks; /* may have grown since */
-  if (!mlfab__image_next(view, moment->owners, server->number, server->config->chunk_bytes,
+  if (!mlfab__image_next(view, moment->owners, server->number,
+                         moment->chunk ? moment->chunk : server->config->chunk_bytes,
                          &moment->cursor, &chunk))
     return 0;
   const mlfab__shard_slice *s = &view->slices[chunk.slice];
@@ -50079,9 +50707,21 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
  * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
  *
- * An attempt is dead when nobody can write its manifest any more: it has none in the list, this copy of server 0 has led
- * it or a former process of this copy has, and every server has answered its order. A server that has not (`owes`) may
- * still be writing. Its late answer lets SWEEPS begin. A server that is dead owes nothing.
+ * Whose files. A directory may have files of other histories (record.h), and of other processes that lead. So CLEARS, and
+ * SWEEPS after a list, first look at the header of each manifest, and of each file without a manifest. They strike the
+ * foreign names off the list:
+ *
+ *    manifest             of another history, or unreadable; with it all files of its number
+ *    file without one     of another history, or unreadable; or led by another process, and not there when this process
+ *                         listed the directory first (`found`)
+ *
+ * A file whose number is below the newest manifest on the list is of an attempt that is over. It stays on the list, also if
+ * another process has led it, or if it is empty or an unfinished part.
+ *
+ * An attempt is dead when nobody can write its manifest any more. Its files are on the list, which has no manifest of it. Its
+ * number is not of the other copy of server 0. Every server has answered its order. A server that has not may still be
+ * writing: `owes` is the lowest such number, and files of this number and later ones stay. Each of its late answers lets
+ * SWEEPS begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -50089,8 +50729,8 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  * the former one may still write is another checkpoint, whole or not.
  *
  * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
- * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer
- * manifest is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
+ * manifest is whole, whenever which process stops. (2) A file of a checkpoint is removed only after a newer manifest of its
+ * history is durable; of an attempt without a manifest, when it is dead, too. (3) A failed attempt changes nothing about
  * older checkpoints. (4) The log gets one line for each kind of failure (code) and minute, and one more when a checkpoint
  * is whole again. Events and answers are for every attempt. */
 
@@ -50112,6 +50752,14 @@ typedef struct mlfab__lead_seat { /* a worker: its last answer */
 
 enum { MLFAB__LEAD_KINDS = 8 };
 
+enum mlfab__lead_step {                    /* of CLEARS and SWEEPS */
+                        MLFAB__LEAD_LOOKS, /* at manifests */
+                        MLFAB__LEAD_LOOKS_REST,
+                        MLFAB__LEAD_REMOVES, /* manifests */
+                        MLFAB__LEAD_REMOVES_REST,
+                        MLFAB__LEAD_STEPS
+};
+
 typedef struct mlfab__lead_said { /* a kind of failure that is in the log */
   int kind;                       /* a code; 1: a file cannot be removed; 0: none */
   uint64_t until_ns;              /* the log gets no other line of this kind before */
@@ -50126,7 +50774,7 @@ typedef struct mlfab__lead {
   void *self;
   void (*own)(void *self,
               const mlfab__checkpoint_order *order); /* the order to this server itself */
-  uint64_t seed;
+  uint32_t leader;                                   /* random number of this process */
   enum mlfab__lead_phase phase;
   /* Does this server take part? Late servers only while they have slices. */
   int (*asks)(void *self, uint32_t server);
@@ -50138,13 +50786,14 @@ typedef struct mlfab__lead {
   /* The one that is being made. */
   uint32_t asker; /* a worker, or MLFAB__NO_NODE: by itself */
   uint32_t keep;
-  uint64_t began_ns, deadline_ns;
+  uint64_t deadline_ns;
   uint64_t again_ns; /* AWAITS: when to order again; 0: not */
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered; /* by server */
-  uint64_t
-      *owes; /* by server: number of a failed attempt whose order it has not answered; 0: none */
+  /* By server: numbers of the first and the last failed attempt whose order it has not answered; 0: none. */
+  uint64_t *owes, *owes_last;
+  int unclean;                      /* such an answer has come, and nothing was removed since */
   uint32_t *shard;                  /* by server: number of its shard, of those that take part */
   uint32_t shards;                  /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
@@ -50152,9 +50801,13 @@ typedef struct mlfab__lead {
   uint32_t epoch;
   char *names; /* the directory's list */
   uint32_t names_bytes;
-  size_t name_at;  /* CLEARS, SWEEPS: the next to look at ... */
-  int sweeps_rest; /* ... 0: for manifests */
-  uint64_t oldest; /* CLEARS, SWEEPS: checkpoints before this one go */
+  int listed;     /* this process has listed order.dir before ... */
+  uint64_t found; /* ... and this was the largest number then */
+  enum mlfab__lead_step step;
+  size_t name_at;               /* the next name of the step */
+  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: what is being read ... */
+  char *looked_name;            /* ... and its place in the list */
+  uint64_t oldest;              /* CLEARS, SWEEPS: checkpoints before this one go */
   mlfab__lead_said said[MLFAB__LEAD_KINDS];
   uint64_t failures; /* attempts that failed since the last whole checkpoint */
   int told;          /* one of them is in the log */
@@ -50200,11 +50853,13 @@ MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
   lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
+  lead->owes_last = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes_last);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->owes_last && lead->shard &&
+            lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -50221,6 +50876,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
   mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
+  mlfab__free(lead->env, lead->owes_last, lead->servers * sizeof *lead->owes_last);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -50274,9 +50930,10 @@ static void lead_tell(mlfab__lead *lead) {
   if (done->code)
     snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
   else
-    snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
+    snprintf(text, sizeof text,
+             "checkpoint %llu is whole: version %llu, %llu bytes in %.160s (history %u)",
              (unsigned long long)done->number, (unsigned long long)done->version,
-             (unsigned long long)done->bytes, lead->order.dir);
+             (unsigned long long)done->bytes, lead->order.dir, lead->server->save.history);
   lead_log(lead, text);
   lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
   if (lead->asker == MLFAB__NO_NODE) return;
@@ -50303,8 +50960,11 @@ static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *tex
   snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  for (uint32_t s = 0; s < lead->servers && left; s++)
-    if (!lead->answered[s] && lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+  for (uint32_t s = 0; s < lead->servers && left; s++) {
+    if (lead->answered[s]) continue;
+    if (lead->owes[s] == 0) lead->owes[s] = lead->order.number;
+    lead->owes_last[s] = lead->order.number;
+  }
   if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
   if (left) lead_clean(lead, phase == MLFAB__LEAD_SEALS ? MLFAB_FILE_ABORT : MLFAB_FILE_LIST);
@@ -50327,14 +50987,21 @@ static void lead_begin(mlfab__lead *lead, uint32_t asker, uint32_t keep, const c
   lead->keep = keep                            ? keep
                : lead->config->checkpoint_keep ? lead->config->checkpoint_keep
                                                : LEAD_KEEP;
-  lead->began_ns = now_ns;
   lead->deadline_ns = mlfab__add_sat(now_ns, timeout_ns ? timeout_ns : lead->config->timeout_ns);
+  if (strcmp(lead->order.dir, dir) != 0) {
+    lead->listed = 0;
+    memset(lead->owes, 0, lead->servers * sizeof *lead->owes);
+  }
   memset(&lead->order, 0, sizeof lead->order);
   snprintf(lead->order.dir, sizeof lead->order.dir, "%.255s", dir);
   lead->phase = MLFAB__LEAD_LISTS;
   op->kind = MLFAB_FILE_LIST;
   op->path = lead->order.dir;
   mlfab__files_ask(lead->filer);
+}
+
+static const char *lead_dir(const mlfab__lead *lead, const mlfab__checkpoint_ask *ask) {
+  return ask->dir[0] ? ask->dir : lead->config->checkpoint_dir;
 }
 
 /* Why no checkpoint can begin now: 0, or a code and a text. */
@@ -50362,8 +51029,7 @@ static void lead_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoi
   lead->done =
       (mlfab__checkpoint_done){.ask = ask->ask, .rank = MLFAB_NO_RANK, .servers = lead->servers};
   lead_forget_names(lead);
-  lead_begin(lead, worker, ask->keep, ask->dir[0] ? ask->dir : lead->config->checkpoint_dir,
-             ask->timeout_ns, now_ns);
+  lead_begin(lead, worker, ask->keep, lead_dir(lead, ask), ask->timeout_ns, now_ns);
 }
 
 static void lead_serve_waiting(mlfab__lead *lead) {
@@ -50406,8 +51072,7 @@ MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
   int under_way = lead->phase != MLFAB__LEAD_IDLE && lead->phase != MLFAB__LEAD_SWEEPS;
   if (under_way && lead->asker == worker && lead->done.ask == ask.ask) return;
   if (lead->waits && lead->waiter == worker && lead->wanted.ask == ask.ask) return;
-  const char *dir = ask.dir[0] ? ask.dir : lead->config->checkpoint_dir;
-  done.code = lead_refuse(lead, dir, done.text, sizeof done.text);
+  done.code = lead_refuse(lead, lead_dir(lead, &ask), done.text, sizeof done.text);
   if (done.code) {
     lead_answer(lead, worker, &done);
   } else {
@@ -50510,12 +51175,24 @@ static void lead_seal(mlfab__lead *lead) {
   mlfab__files_ask(lead->filer);
 }
 
+/* Is it the answer to the order of an attempt that has failed? A server carries out one order after another. */
+static int lead_settles(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+  uint64_t *owes = &lead->owes[shard->server], *last = &lead->owes_last[shard->server];
+  if (*owes == 0 || shard->number < *owes) return 0;
+  if (shard->code == MLFAB_ERR_AGAIN && shard->number > *owes) {
+    /* It still carries out an earlier one. */
+    if (shard->number == *last) *last = shard->number - 1;
+    return 0;
+  }
+  *owes = shard->number < *last ? shard->number + 1 : 0;
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
-  if (shard->number == lead->owes[shard->server]) { /* late: it writes no more */
-    lead->owes[shard->server] = 0;
+  if (lead_settles(lead, shard)) {
+    lead->unclean = 1;
     if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
-    return;
   }
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
       !mlfab__lead_wants(lead, shard->server))
@@ -50548,6 +51225,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
 
 /* The names in the directory: 0, or MEMORY. */
 static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
+  lead->unclean = 0;
   lead_forget_names(lead);
   if (event->bulk_bytes == 0) return 0;
   lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
@@ -50574,35 +51252,55 @@ static uint64_t lead_oldest(const mlfab__lead *lead) {
   return oldest;
 }
 
-/* Is it a file of an attempt that is dead? */
-static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
+/* Does the list have the manifest of this number? 0 for the number: the newest of all; 0: none. */
+static uint64_t lead_manifest(const mlfab__lead *lead, uint64_t number) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
-  if (!lead_own(lead, file->number)) return 0;
-  for (uint32_t s = 0; s < lead->servers; s++)
-    if (lead->owes[s] == file->number) return 0;
-  if (file->part) return 1;
+  uint64_t newest = 0;
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    if (name.manifest && !name.part && name.number == file->number) return 0;
-  return 1;
+    if (name.manifest && !name.part && (number == 0 || name.number == number))
+      newest = mlfab__max(newest, name.number);
+  return newest;
 }
 
-/* Asks for the removal of the next file that has to go; 0: none is left. */
-static int lead_removes(mlfab__lead *lead) {
-  mlfab__record_name name;
+/* Is it a file of an attempt that is dead? */
+static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
+  if (!lead_own(lead, file->number)) return 0;
+  for (uint32_t s = 0; s < lead->servers; s++)
+    if (lead->owes[s] && file->number >= lead->owes[s]) return 0;
+  return file->part || !lead_manifest(lead, file->number);
+}
+
+/* Does the present step concern this file? */
+static int lead_due(const mlfab__lead *lead, const mlfab__record_name *file) {
+  int manifest = file->manifest && !file->part;
+  switch (lead->step) {
+    case MLFAB__LEAD_LOOKS:
+      return manifest;
+    case MLFAB__LEAD_LOOKS_REST:
+      return !manifest && !lead_manifest(lead, file->number);
+    default:
+      return manifest == (lead->step == MLFAB__LEAD_REMOVES) &&
+             (file->number < lead->oldest || lead_orphan(lead, file));
+  }
+}
+
+/* Asks for the next file operation of CLEARS or SWEEPS; 0: none is left. */
+static int lead_acts(mlfab__lead *lead) {
   const char *text;
   size_t bytes;
-  for (; lead->sweeps_rest < 2; lead->sweeps_rest++, lead->name_at = 0) {
-    while (
-        mlfab__record_each(lead->names, lead->names_bytes, &lead->name_at, &text, &bytes, &name)) {
-      int manifest = name.manifest && !name.part;
-      if (manifest == lead->sweeps_rest) continue;
-      if (name.number >= lead->oldest && !lead_orphan(lead, &name)) continue;
+  for (; lead->step < MLFAB__LEAD_STEPS; lead->step++, lead->name_at = 0) {
+    while (mlfab__record_each(lead->names, lead->names_bytes, &lead->name_at, &text, &bytes,
+                              &lead->looked_at)) {
+      if (!lead_due(lead, &lead->looked_at)) continue;
       mlfab_file_op *op = &lead->filer->op;
       snprintf(lead->path, sizeof lead->path, "%.255s/%.*s", lead->order.dir, (int)bytes, text);
-      op->kind = MLFAB_FILE_REMOVE;
+      lead->looked_name = lead->names + (text - lead->names);
+      op->kind = lead->step < MLFAB__LEAD_REMOVES ? MLFAB_FILE_READ : MLFAB_FILE_REMOVE;
       op->path = lead->path;
+      op->offset = 0;
+      op->bytes = MLFAB__RECORD_BYTES;
       mlfab__files_ask(lead->filer);
       return 1;
     }
@@ -50610,23 +51308,48 @@ static int lead_removes(mlfab__lead *lead) {
   return 0;
 }
 
+/* The header of a file was read: strikes it off the list if it is foreign. */
+static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__file_record record = {.set = 0};
+  mlfab__record_name name;
+  const mlfab__record_name *file = &lead->looked_at;
+  const char *text, *why;
+  size_t at = 0, bytes;
+  int manifest = lead->step == MLFAB__LEAD_LOOKS;
+  /* An upload that is not finished is listed, and cannot be read. */
+  int empty = event->code ? file->part : event->bulk_bytes < MLFAB__RECORD_BYTES;
+  int read = !event->code && mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why) >= 0;
+  int mine = read && mlfab__record_history(record.set) == lead->server->save.history;
+  int over = file->number <= lead->found || file->number < lead_manifest(lead, 0);
+  if (!manifest && empty) mine = file->number < lead_manifest(lead, 0);
+  if (!manifest && (uint32_t)record.set != lead->leader) mine = mine && over;
+  if (mine) return;
+  if (!manifest) *lead->looked_name = '-';
+  while (manifest && mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    if (name.number == file->number) lead->names[text - lead->names] = '-';
+}
+
 /* Goes on with CLEARS or SWEEPS, or ends it. */
 static void lead_sweep(mlfab__lead *lead) {
-  if (lead_removes(lead)) return;
+  if (lead_acts(lead)) return;
   if (lead->phase == MLFAB__LEAD_CLEARS) {
     lead_orders(lead);
     return;
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  lead_serve_waiting(lead);
+  if (lead->waits) {
+    lead_serve_waiting(lead);
+  } else if (lead->unclean) {
+    lead_clean(lead, MLFAB_FILE_LIST);
+  }
 }
 
-/* `oldest` 0: only what attempts that failed have left. */
+/* `oldest` 0: only what attempts that failed have left, of a new list. */
 static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead->oldest = oldest;
   lead->name_at = 0;
-  lead->sweeps_rest = 0;
+  lead->step = oldest == 0 ? MLFAB__LEAD_LOOKS : MLFAB__LEAD_REMOVES;
   lead_sweep(lead);
 }
 
@@ -50639,6 +51362,9 @@ static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
     /* Without a list, the next attempt removes it. */
     if (!event->code) (void)lead_take_names(lead, event);
     lead_sweep_from(lead, 0);
+  } else if (kind == MLFAB_FILE_READ) {
+    lead_looked(lead, event);
+    lead_sweep(lead);
   } else {
     if (event->code && lead_news(lead, LEAD_REMOVAL))
       mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
@@ -50652,18 +51378,19 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   mlfab__record_name name;
   const char *text;
   size_t at = 0, bytes;
-  uint64_t largest = lead->spoilt;
+  uint64_t largest = 0;
   if (lead_take_names(lead, event)) {
     lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
     return;
   }
   while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
     largest = mlfab__max(largest, name.number);
-  largest++;
+  if (!lead->listed) lead->found = largest;
+  lead->listed = 1;
+  largest = mlfab__max(largest, lead->spoilt) + 1;
   if (!lead_own(lead, largest)) largest++;
   lead->order.number = lead->done.number = largest;
-  uint64_t drawn[2] = {lead->began_ns, largest};
-  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->order.set = (uint64_t)lead->server->save.history << 32 | lead->leader;
   lead->phase = MLFAB__LEAD_CLEARS;
   lead_sweep_from(lead, 0);
 }
@@ -50805,7 +51532,7 @@ static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *
 }
 
 static const char *reader_define(const mlfab__file_record *record, mlfab__define *define) {
-  if (mlfab__decode_define(record->meta, record->meta_bytes, define) ||
+  if (mlfab__decode_define(record->meta, record->meta_bytes, define) || define->tensors == 0 ||
       record->bulk_bytes != (uint64_t)define->tensors * MLFAB__TENSOR_INFO_BYTES)
     return "its definition of the model does not parse";
   return NULL;
@@ -51184,6 +51911,9 @@ static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *even
        mlfab__decode_checkpoint_manifest(record.meta, record.meta_bytes, m, restore->entries)))
     why = "it is no manifest";
   if (!why && m->number != restore->number) why = "it is the manifest of another checkpoint";
+  uint32_t wanted = restore->server->config->history;
+  if (!why && wanted && mlfab__record_history(record.set) != wanted)
+    why = "it is of another history";
   if (!why && (m->shards == 0 || m->slices == 0 || m->slices > MLFAB__SLICES_MAX))
     why = "it is no manifest";
   if (why) {
@@ -51218,12 +51948,12 @@ static void restore_define(mlfab__restore *restore, const mlfab__define *define,
   if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return;
   restore->define = *define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
-  if (!restore->table && record->bulk_bytes > 0) {
+  if (!restore->table) {
     restore->code = MLFAB_ERR_MEMORY;
     return;
   }
   restore->table_bytes = record->bulk_bytes;
-  if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
+  memcpy(restore->table, record->bulk, record->bulk_bytes);
 }
 
 /* Installs a clock of the shard file that is being read, unless it is installed already. */
@@ -51359,8 +52089,6 @@ static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
   const mlfab__server_peer *first = &restore->server->peers[0];
   uint32_t n = restore->define.tensors;
   if (!first->definition) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "worker 0 has gone");
-  if (n == 0 || restore->table_bytes != n * MLFAB__TENSOR_INFO_BYTES)
-    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "the checkpoint has no definition of a model");
   mlfab__tensor_info *stored = mlfab__alloc_array(restore->env, n, sizeof *stored);
   if (!stored) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the definition");
   for (uint32_t i = 0; i < n; i++)
@@ -51420,6 +52148,7 @@ static void restore_finish(mlfab__restore *restore) {
   }
   for (uint32_t w = 0; w < server->workers; w++) server->peers[w].pushed = restore->pushed[w];
   uint64_t number = restore->number, version = restore->manifest.version;
+  server->save.history = mlfab__record_history(restore->set);
   snprintf(text, sizeof text, "checkpoint %llu, version %llu, loaded from %.160s",
            (unsigned long long)number, (unsigned long long)version, restore->dir);
   restore_end(restore);
@@ -51560,10 +52289,11 @@ typedef struct mlfab__collect {
   mlfab__env *env;
   struct mlfab__server *server;
   enum mlfab__collect_phase phase;
-  uint64_t at;    /* the moment that was installed last: HEAD's number; 0: none */
-  uint64_t since; /* what comes is what has changed since then; 0: all */
-  uint64_t here;  /* store.changes after that */
-  int built;      /* the model is of this stream */
+  uint64_t at;      /* the moment that was installed last: HEAD's number; 0: none */
+  uint64_t since;   /* what comes is what has changed since then; 0: all */
+  uint64_t here;    /* store.changes after that */
+  int built;        /* the model is of this stream */
+  uint32_t history; /* of the model: the caller of begin sets it */
   mlfab__reader reader;
   mlfab__checkpoint_head head;
   /* Room, and for what store. */
@@ -51995,6 +52725,7 @@ static void collect_install_workers(mlfab__collect *collect) {
 MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
   mlfab__server *server = collect->server;
   assert(collect->phase == MLFAB__COLLECT_WHOLE);
+  server->save.history = collect->history;
   for (uint32_t i = 0; i < collect->nslices; i++) {
     if (collect->slices[i].comes) collect_install_slice(collect, i);
   }
@@ -52194,7 +52925,8 @@ static void checkpoint_gone(void *self, mlfab__at at, int left) {
   if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer);
 }
 
-static int checkpoint_wants(void *self, mlfab__at at) {
+static int checkpoint_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
   const mlfab__checkpoint *c = self;
   if (at.kind != MLFAB__LINK_RESHARD) return 0;
   if (c->lead) return mlfab__lead_wants(c->lead, at.peer);
@@ -52255,7 +52987,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
                            .workers = node->config.workers,
                            .servers = node->config.servers,
                            .asker = MLFAB__NO_NODE,
-                           .seed = node->nonce};
+                           .leader = (uint32_t)node->nonce};
   return mlfab__lead_init(c->lead);
 }
 
@@ -52276,6 +53008,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *se
   if (code) return code;
   server->save.hooks = &saver;
   server->save.checkpoint = c;
+  server->save.history = (uint32_t)mlfab__max(mlfab__hash(node->nonce, "history", 7) >> 32, 1);
   checkpoint_arm(c);
   return 0;
 }
@@ -53123,6 +53856,9 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
  * A voter that did not run for a time, with the others perhaps, counts them as heard when it runs again (node.h, Pauses):
  * it helps another copy later than it might. Its own lease has ended by its clock, and a new echo gives it back.
  *
+ * A voter is heard as long as bytes of its link come, also those of a frame that is not complete: on a slow link a vote
+ * waits behind a state. Leases count votes only.
+ *
  * An empty copy (a new process, without the image) grants, but does not serve, and counts as silent: its number and
  * its stored record are those of a process whose data are gone.
  *
@@ -53170,6 +53906,7 @@ typedef struct mlfab__vote_peer {
   uint64_t lease_ns;       /* our clock, in our last message that it echoed; 0: none */
   uint32_t floor;          /* its largest epoch */
   uint8_t told;            /* UNKNOWN: it has told what it knows */
+  uint8_t empty;           /* its last message was that of an empty copy */
 } mlfab__vote_peer;
 
 typedef struct mlfab__vote {
@@ -53193,6 +53930,9 @@ typedef struct mlfab__vote {
   void *user;
   void (*send)(void *user, uint32_t to, const mlfab__vote_message *message);
   void (*store)(void *user, const mlfab__vote_record *record);
+  /* How long the link from another voter has been without a byte: its votes may wait behind a state. NULL: as long as
+   * without a vote. */
+  uint64_t (*quiet)(void *user, uint32_t from);
 } mlfab__vote;
 
 /* stored: what this voter's disk has, or NULL. fresh: the fabric is being formed, so there is nothing to remember.
@@ -53216,7 +53956,7 @@ MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote);
 /* Does this copy serve, as far as it knows? May it acknowledge updates now? */
 MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote);
 MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns);
-/* Has this voter not heard the other one for 5 beats? */
+/* Has this voter not heard the other one for 5 beats, nor a byte of its link? */
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns);
 
 #endif /* MLFAB_WITH_REPLICA */
@@ -53276,7 +54016,11 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
 }
 
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns) {
-  return now_ns - vote->peers[other].heard_ns >= MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  const mlfab__vote_peer *peer = &vote->peers[other];
+  uint64_t patience_ns = MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  if (now_ns - peer->heard_ns < patience_ns) return 0;
+  return other == vote->self || peer->empty || !vote->quiet ||
+         vote->quiet(vote->user, other) >= patience_ns;
 }
 
 MLFAB__INTERNAL void mlfab__vote_awake(mlfab__vote *vote, uint64_t late_ns, uint64_t now_ns) {
@@ -53427,7 +54171,7 @@ MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
   uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
-  return mlfab__min(due, silent_ns);
+  return silent_ns > vote->said_ns ? mlfab__min(due, silent_ns) : due;
 }
 
 /* --- messages --- */
@@ -53475,6 +54219,7 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
     return;
   mlfab__vote_peer *peer = &vote->peers[from];
   if (!in->empty) peer->heard_ns = now_ns;
+  peer->empty = in->empty != 0;
   if (peer->nonce != in->nonce) peer->sent_ns = 0;
   peer->nonce = in->nonce;
   if (in->sent_ns > peer->sent_ns) peer->sent_ns = in->sent_ns;
@@ -53962,6 +54707,7 @@ typedef struct
   uint32_t term;   /* of the sender */
   uint32_t type, index;
   uint64_t since; /* as in moment_pin: 0: it has all slices; else it builds on moment number - 1 */
+  uint32_t history; /* of the model */
 } mlfab__moment_frame;
 
 typedef struct mlfab__moment_has { /* other copy -> serving copy, after END and on a new link */
@@ -53994,7 +54740,7 @@ typedef struct mlfab__votes {
 
 enum {
   MLFAB__MIRROR_FRAME_BYTES = 24,
-  MLFAB__MOMENT_FRAME_BYTES = 28,
+  MLFAB__MOMENT_FRAME_BYTES = 32,
   MLFAB__VOTE_RECORD_BYTES = 12
 };
 
@@ -54026,7 +54772,7 @@ WIRE_META(vote_frame,
   N(shard) N(message.kind) N(message.known) N(message.empty) N(message.floor) R(message.record)
   R(message.decided) R(message.bond) N(message.nonce) N(message.sent_ns) N(message.echo_nonce)
   N(message.echo_ns))
-WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since))
+WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since) N(history))
 WIRE_META(moment_has, N(number) N(term) N(refused))
 WIRE_META(mirror_frame, N(number) N(term) N(stream) N(part) N(record))
 WIRE_META(mirror_has, N(number) N(term) N(stream))
@@ -54085,6 +54831,7 @@ typedef struct mlfab__voter_shard {
 typedef struct mlfab__voters {
   mlfab_node *node;
   mlfab__port port;           /* peers are voters */
+  mlfab__port in;             /* their links to us, on which their votes come */
   mlfab__filer files, *filer; /* filer NULL: without a directory */
   uint32_t n, copies;         /* shards; copies: of all servers */
   mlfab__voter_shard *shards;
@@ -54095,9 +54842,10 @@ typedef struct mlfab__voters {
   char path[MLFAB__RECORD_PATH];
 } mlfab__voters;
 
-/* `n` shards from `first` on. Errors: MEMORY. Afterwards free works in any case. */
+/* `n` shards from `first` on; `port` and `in` are copied. Errors: MEMORY. Afterwards free works in any case. */
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
-                                       const mlfab__port *port, uint32_t first, uint32_t n);
+                                       const mlfab__port *port, const mlfab__port *in,
+                                       uint32_t first, uint32_t n);
 MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
 /* A VOTE from this voter. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
@@ -54139,6 +54887,12 @@ static void voter_send(void *user, uint32_t to, const mlfab__vote_message *messa
   mlfab__port *port = &shard->voters->port;
   const mlfab__vote_frame frame = {shard->shard, *message};
   MLFAB__POST(port, voter_of(shard, to), MLFAB__VOTE, vote_frame, &frame);
+}
+
+static uint64_t voter_quiet(void *user, uint32_t from) {
+  const mlfab__voter_shard *shard = user;
+  const mlfab__port *in = &shard->voters->in;
+  return in->silent(in->self, voter_of(shard, from), 0);
 }
 
 static void voter_store(void *user, const mlfab__vote_record *record) {
@@ -54187,6 +54941,7 @@ static void voter_begin(mlfab__voters *voters) {
     s->vote.user = s;
     s->vote.send = voter_send;
     s->vote.store = voter_store;
+    s->vote.quiet = voters->in.silent ? voter_quiet : NULL;
     mlfab__vote_begin(&s->vote, voter_part(voters, node->voter), node->config.heartbeat_ns,
                       node->nonce, s->stored.epoch ? &s->stored : NULL, node->fresh, node->now_ns);
     if (s->stored.epoch)
@@ -54319,8 +55074,9 @@ MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters) {
 /* --- open and close --- */
 
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
-                                       const mlfab__port *port, uint32_t first, uint32_t n) {
-  *voters = (mlfab__voters){.node = node, .port = *port, .n = n};
+                                       const mlfab__port *port, const mlfab__port *in,
+                                       uint32_t first, uint32_t n) {
+  *voters = (mlfab__voters){.node = node, .port = *port, .in = *in, .n = n};
   voters->file_bytes = voter_file_bytes(n);
   voters->shards = mlfab__alloc_array(&node->env, n, sizeof *voters->shards);
   voters->bytes = mlfab__alloc(&node->env, voters->file_bytes);
@@ -54603,7 +55359,7 @@ MLFAB__INTERNAL int mlfab__mirror_init(mlfab__mirror *mirror, mlfab__env *env,
     if (!part->mirrored.port) continue;
     part->port = *part->mirrored.port;
     *part->mirrored.port = (mlfab__port){part,          mirror_post,  mirror_ready, mirror_drop,
-                                         mirror_detach, mirror_event, NULL};
+                                         mirror_detach, mirror_event, NULL,         NULL};
   }
   return 0;
 }
@@ -55276,6 +56032,7 @@ static void copy_unsend(mlfab__copy *c) {
 }
 
 static void copy_fetch(mlfab__copy *c) {
+  c->moment.chunk = mlfab__port_chunk(&c->port, c->peer, c->node->config.chunk_bytes);
   c->ready = mlfab__moment_next(&c->moment, c->meta + MLFAB__MOMENT_FRAME_BYTES, &c->record);
   if (c->ready) c->port.ready(c->port.self, c->peer);
 }
@@ -55336,8 +56093,8 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   uint32_t slot = 0;
   while (slot < MLFAB__COPY_LOANS && (c->lent >> slot & 1)) slot++;
   if (slot == MLFAB__COPY_LOANS) return 0;
-  const mlfab__moment_frame head = {c->number, c->node->term, c->record.type, c->record.index,
-                                    c->since};
+  const mlfab__moment_frame head = {c->number,       c->node->term, c->record.type,
+                                    c->record.index, c->since,      c->server->save.history};
   frame->type = MLFAB__MOMENT;
   mlfab__encode_moment_frame(frame->meta, &head);
   memcpy(frame->meta + MLFAB__MOMENT_FRAME_BYTES, c->meta + MLFAB__MOMENT_FRAME_BYTES,
@@ -55478,6 +56235,7 @@ static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
     }
     c->number_in = in.number;
     mlfab__collect_begin(&c->collect, c->server->env, c->server, in.since);
+    c->collect.history = in.history;
   }
   if (c->number_in != in.number) return 1;
   const mlfab__file_record record = {.type = (uint16_t)in.type,
@@ -55848,12 +56606,13 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) 
   c->node = node;
   c->server = server;
   c->port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
+  const mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
   c->self = node->is_replica ? MLFAB__VOTER_B : MLFAB__VOTER_A;
   c->other = node->is_replica ? MLFAB__VOTER_A : MLFAB__VOTER_B;
   c->peer = c->other * servers + server->number;
   server->asleep = 1;
   c->meta = mlfab__alloc(&node->env, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
-  int code = mlfab__voters_init(&c->voters, node, &c->port, server->number, 1);
+  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1);
   if (!code && !c->meta) code = MLFAB_ERR_MEMORY;
   if (!code) code = mlfab__keeper_attach(server, node->config.div_max);
   if (code) return code;
@@ -55924,7 +56683,8 @@ MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node) {
   mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
-  return mlfab__voters_init(role->self, node, &port, 0, node->config.servers);
+  mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
+  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers);
 }
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -56876,12 +57636,19 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
                        "schedule.size is not set (call mlfab_schedule_init)");
   memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
   schedule->size = sizeof *schedule;
-  if ((schedule->best | schedule->whole | schedule->no_aggregation | schedule->no_distribution) >
-          1 ||
-      schedule->reserved != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "schedule: best, whole, no_aggregation and no_distribution are 0 or 1, and "
-                       "reserved is 0");
+  const struct {
+    const char *name;
+    uint32_t value, most;
+  } flags[] = {{"best", schedule->best, 1},
+               {"whole", schedule->whole, 1},
+               {"no_aggregation", schedule->no_aggregation, 1},
+               {"no_distribution", schedule->no_distribution, 1},
+               {"reserved", schedule->reserved, 0}};
+  for (size_t i = 0; i < MLFAB__COUNT(flags); i++) {
+    if (flags[i].value > flags[i].most)
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "schedule.%s is %u, must be 0%s", flags[i].name,
+                         flags[i].value, flags[i].most ? " or 1" : "");
+  }
   if (schedule->delay_bound > 0) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                      "schedule.delay_bound is 0: no update has a delay below 0, all would be "
@@ -57303,6 +58070,7 @@ static const config_setting config_settings[] = {
     CONFIG_U("checkpoint_commits", mlfab_config, checkpoint_commits, 1, UINT64_MAX - 1, 1),
     CONFIG_U("checkpoint_keep", mlfab_config, checkpoint_keep, 1, 1000000, 1),
     CONFIG_T("resume", mlfab_config, resume, CONFIG_TEXT),
+    CONFIG_U("history", mlfab_config, history, 1, UINT32_MAX, 1),
     CONFIG_T("log", mlfab_config, log, CONFIG_TEXT),
     CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
     CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
@@ -57677,6 +58445,42 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   return config_bad(error, name, text, want);
 }
 
+/* A count of restarts, or 0. */
+static uint64_t config_count(const char *name) {
+  const char *text = config_variable(name);
+  return text ? mlfab__min(strtoull(text, NULL, 10), 65535) : 0;
+}
+
+/* The name of the run, as its launchers know it, in `job` with 64 bytes; "": they have no name for it. */
+static void config_run(char *job) {
+  const char *slurm = config_variable("SLURM_JOB_ID");
+  const char *torch = config_variable("TORCHELASTIC_RUN_ID");
+  char name[512];
+  snprintf(name, sizeof name, "%s%.200s%s%s%.200s", slurm ? "slurm-" : "", slurm ? slurm : "",
+           slurm && torch ? "-" : "", torch ? "torch-" : "", torch ? torch : "");
+  size_t n = strlen(name);
+  if (n > 48) /* room for the restarts */
+    snprintf(name + 30, sizeof name - 30, "-%016llx", (unsigned long long)mlfab__hash(0, name, n));
+  memcpy(job, name, strlen(name) + 1);
+}
+
+/* The name of the job where nobody has given one: that of the run, and how often its launchers have started it again
+ * (mlfab__job_restarts). Agents of torchrun on several hosts count each for itself, so there that count tells nothing. */
+static void config_job(mlfab_config *c) {
+  const char *agents = config_variable("GROUP_WORLD_SIZE");
+  uint64_t slurm = config_count("SLURM_RESTART_COUNT"), torch = 0;
+  char run[64];
+  if (c->job[0]) return;
+  if (!agents || !strcmp(agents, "1")) torch = config_count("TORCHELASTIC_RESTART_COUNT");
+  config_run(run);
+  /* A new start of the whole is later than all starts inside the former one. */
+  uint64_t restarts =
+      config_variable("TORCHELASTIC_RESTART_COUNT") ? 1000 * slurm + mlfab__min(torch, 999) : slurm;
+  if (run[0] || restarts)
+    snprintf(c->job, sizeof c->job, "%.50s~%u", run[0] ? run : "mlfab",
+             (unsigned)mlfab__min(restarts, 65535));
+}
+
 /* Are all processes on this host? The launcher tells how many it has started here, or the address is the loopback's. */
 static int config_is_one_host(const char *host) {
   static const char *const counts[][2] = {{"LOCAL_WORLD_SIZE", "WORLD_SIZE"},
@@ -57736,8 +58540,9 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
   if (code) return code;
   if (!c->key[0] && !c->key_file[0] && !c->key_from && !c->allow_insecure &&
       config_is_one_host(host)) {
-    char name[24];
-    snprintf(name, sizeof name, "%u", (unsigned)number);
+    char name[96], run[64];
+    config_run(run);
+    snprintf(name, sizeof name, "%u%s%s", (unsigned)number, run[0] ? "-" : "", run);
     return (void)config_meet_here(c, name), 0;
   }
   int bare6 = strchr(host, ':') && host[0] != '[';
@@ -57774,6 +58579,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
+  if (!code) config_job(&c);
   if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
   if (!code && !c.join) code = config_rank(&c, rank_given, error_p); /* else server 0 tells */
   /* Over MPI nobody needs an address. */
@@ -57838,6 +58644,11 @@ MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_e
   int chosen = made.sync != 0 && made.consistency.size == 0;
   int code = config_environment(&made, &initial, config_model, MLFAB__COUNT(config_model), error_p);
   if (code) return code;
+  if (made.consistency.kind == MLFAB_SYNC_PSSP &&
+      made.consistency.kind != options->consistency.kind && !config_variable("MLFAB_CHANCE") &&
+      !(options->consistency.chance > 0.0))
+    return config_bad(error_p, "MLFAB_CONSISTENCY", "pssp",
+                      "needs MLFAB_CHANCE: without it no pull waits");
   if (chosen) made.consistency = options->consistency;
   if (!chosen) made.consistency.size = sizeof made.consistency;
   *options = made;
@@ -58275,6 +59086,24 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
 }
 
 /* ==============================================================================================
+ * core/api/calling.c
+ * ============================================================================================== */
+/* calling.c - calls to nodes that have several addresses.
+ *
+ * A node publishes its addresses, best first. Those that no transport of this context reaches are left out. One is called at
+ * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
+ * last the first. The states of a token, which names a route of the node:
+ *
+ *    none --the node calls--> CALLS --UP--> IDLE, this address is called first the next time
+ *                             CALLS --DOWN, not the last address--> CALLS the next one
+ *                             CALLS --DOWN, the last address--> IDLE, and the node is told why each has failed
+ *                             CALLS --the node calls again--> CALLS the next one; all are tried again
+ *
+ * Invariants. (1) The node sees one call: it is told of the last DOWN only, or of UP. (2) A DOWN of a transport that does not
+ * have the call any more is void. (3) A node with one address needs no entry. (4) A list
+ * that has changed belongs to another process: its first address is called. */
+
+/* ==============================================================================================
  * core/api/context.h
  * ============================================================================================== */
 /* context.h - a context, for the files of this group.
@@ -58307,6 +59136,7 @@ typedef struct mlfab__context_choice {
   const mlfab_transport *table;
   const char *listen;  /* "": the transport chooses */
   int publish;         /* 1: peers get its address */
+  int spare;           /* 1: if it cannot be opened, the others do */
   uint32_t neighbours; /* as in mlfab_transport_options */
   /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
   const struct mlfab__shm_memory_table *shm_memory;
@@ -58481,10 +59311,11 @@ struct mlfab {
   uint32_t quiet_looks; /* pumps since all transports without links were polled */
   uint64_t now_ns;      /* the clock when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns; /* when to measure the transports next; MLFAB__NEVER: never */
-  int fd;              /* of mlfab_fd, or -1 */
-  int tell;            /* an eventfd in it */
-  uint64_t moves_told; /* moves when mlfab_progress last returned */
+  uint64_t measure_ns;             /* when to measure the transports next; MLFAB__NEVER: never */
+  int fd;                          /* of mlfab_fd, or -1 */
+  int tell;                        /* an eventfd in it */
+  uint64_t moves_told;             /* moves when mlfab_progress last returned */
+  struct mlfab__calling *callings; /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
   int tells;                               /* a thread is calling a watching function */
   int lends;                               /* a transport may keep buffers: ask `keeps` */
@@ -58525,10 +59356,18 @@ MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* The functions below need the lock. */
 
+/* Calls the first of these addresses that a transport reaches, and on failure the others. As mlfab_transport.connect. */
+MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t token);
+/* UP or DOWN of a transport: 1 if the node is not to be told, because another address is called. */
+MLFAB__INTERNAL int mlfab__calling_event(mlfab *ctx, uint32_t transport, mlfab_io_event *event);
+MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx);
+
 /* Moves events and actions that can move now. 1: something moved. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
 /* 1 inside a function of mlfab_on_done, which must not wait: sets the error. */
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
+/* With the lock: adds what hinders this process's connections to the error of a call that has waited in vain. */
+MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
@@ -58614,6 +59453,143 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
   return mlfab__submit_call(ctx, &call, 0, request_p, NULL)
 #define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
 
+/* core/api/calling.c goes on. */
+
+#include <errno.h>
+#include <stdio.h>
+
+struct mlfab__calling {
+  struct mlfab__calling *next;
+  uint64_t token;
+  uint32_t at, left;  /* the number of the address; how many more are tried after it */
+  uint32_t transport; /* that has, or had, the call */
+  int calls, told;
+  char why[MLFAB__TEXT_MAX];       /* the reasons of this round */
+  char list[MLFAB__ADDRESSES_MAX]; /* the addresses */
+};
+
+/* The n-th address that some transport reaches: 1, or 0. */
+static int calling_address(const mlfab *ctx, const char *list, uint32_t n, char address[256],
+                           uint32_t *transport_p) {
+  for (const char *at = list; *at;) {
+    size_t bytes = strcspn(at, " ");
+    if (bytes > 0 && bytes < 256) {
+      memcpy(address, at, bytes);
+      address[bytes] = 0;
+      for (uint32_t t = 0; t < ctx->ntransports; t++) {
+        const mlfab__context_transport *transport = &ctx->transports[t];
+        if (!transport->table->reach(transport->self, address)) continue;
+        if (n-- > 0) break;
+        *transport_p = t;
+        return 1;
+      }
+    }
+    at += bytes + (at[bytes] == ' ');
+  }
+  return 0;
+}
+
+static uint32_t calling_count(const mlfab *ctx, const char *list) {
+  char address[256];
+  uint32_t n = 0, transport;
+  while (calling_address(ctx, list, n, address, &transport)) n++;
+  return n;
+}
+
+static void calling_why(struct mlfab__calling *c, const char *address, const char *why) {
+  size_t at = strlen(c->why);
+  /* A transport mostly names the address. */
+  int named = !address || strstr(why, address) != NULL;
+  snprintf(c->why + at, sizeof c->why - at, "%s%s%s%.110s", at ? "; " : "", named ? "" : address,
+           named ? "" : ": ", why);
+}
+
+/* Calls the address that is due; if that fails at once, the next. 0, or why the last one failed. */
+static int calling_go(mlfab *ctx, struct mlfab__calling *c) {
+  char address[256];
+  int code = MLFAB_ERR_ADDRESS;
+  for (;;) {
+    if (!calling_address(ctx, c->list, c->at, address, &c->transport)) {
+      c->at = 0;
+      if (!calling_address(ctx, c->list, 0, address, &c->transport)) return code;
+    }
+    const mlfab__context_transport *transport = &ctx->transports[c->transport];
+    errno = 0;
+    code = transport->table->connect(transport->self, address, c->token);
+    int number = errno;
+    c->calls = code == 0;
+    if (code == 0) return 0;
+    calling_why(c, address,
+                code == MLFAB_ERR_IO && number ? mlfab__reason(number) : mlfab_error_text(code));
+    c->at++;
+    if (c->left == 0) return code;
+    c->left--;
+  }
+}
+
+MLFAB__INTERNAL int mlfab__calling_begin(mlfab *ctx, const char *list, uint64_t token) {
+  char address[256];
+  uint32_t transport, n = calling_count(ctx, list);
+  struct mlfab__calling *c = ctx->callings;
+  while (c && c->token != token) c = c->next;
+  if (!c && n > 1 && strlen(list) < sizeof c->list && (c = mlfab__alloc(&ctx->env, sizeof *c))) {
+    c->token = token;
+    c->next = ctx->callings;
+    ctx->callings = c;
+  }
+  if (!c) { /* one address, or out of memory */
+    if (!calling_address(ctx, list, 0, address, &transport)) return MLFAB_ERR_ADDRESS;
+    return ctx->transports[transport].table->connect(ctx->transports[transport].self, address,
+                                                     token);
+  }
+  c->why[0] = 0;
+  if (strcmp(c->list, list) != 0) {
+    snprintf(c->list, sizeof c->list, "%s", list);
+    c->at = 0;
+    c->calls = 0;
+  } else if (c->calls && calling_address(ctx, list, c->at, address, &transport)) {
+    calling_why(c, address, "has not answered");
+    c->at++;
+  }
+  c->left = n > 0 ? n - 1 : 0;
+  return calling_go(ctx, c);
+}
+
+MLFAB__INTERNAL int mlfab__calling_event(mlfab *ctx, uint32_t transport, mlfab_io_event *event) {
+  char address[256];
+  uint32_t of;
+  struct mlfab__calling *c = ctx->callings;
+  if (event->token == 0 || (event->kind == MLFAB_IO_DOWN && event->link != 0)) return 0;
+  while (c && c->token != event->token) c = c->next;
+  if (!c) return 0;
+  if (event->kind == MLFAB_IO_UP) {
+    if (c->calls && c->why[0] && !c->told && calling_address(ctx, c->list, c->at, address, &of))
+      mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "a node is reached at %s, because %s", address,
+                 c->why);
+    if (c->why[0]) c->told = 1;
+    c->calls = 0;
+    return 0;
+  }
+  if (!c->calls || c->transport != transport) return 1;
+  calling_address(ctx, c->list, c->at, address, &of);
+  calling_why(c, address, event->text ? event->text : mlfab_error_text(event->code));
+  c->calls = 0;
+  c->at++;
+  if (c->left > 0) {
+    c->left--;
+    if (calling_go(ctx, c) == 0) return 1;
+  }
+  event->text = c->why;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx) {
+  while (ctx->callings) {
+    struct mlfab__calling *c = ctx->callings;
+    ctx->callings = c->next;
+    mlfab__free(&ctx->env, c, sizeof *c);
+  }
+}
 
 /* ==============================================================================================
  * core/api/context.c
@@ -58781,24 +59757,6 @@ MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx) {
 
 /* --- moving --- */
 
-static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
-  char address[256];
-  for (const char *at = list; *at;) {
-    size_t n = strcspn(at, " ");
-    if (n > 0 && n < sizeof address) {
-      memcpy(address, at, n);
-      address[n] = 0;
-      for (uint32_t t = 0; t < ctx->ntransports; t++) {
-        const mlfab__context_transport *transport = &ctx->transports[t];
-        if (transport->table->reach(transport->self, address))
-          return transport->table->connect(transport->self, address, token);
-      }
-    }
-    at += n + (at[n] == ' ');
-  }
-  return MLFAB_ERR_ADDRESS;
-}
-
 static int context_send(const mlfab__context_transport *transport, uint32_t link,
                         const mlfab_action *action) {
   const mlfab_transport *table = transport->table;
@@ -58834,7 +59792,7 @@ static int context_file(mlfab *ctx, const mlfab_action *action) {
 static int context_action(mlfab *ctx, const mlfab_action *action) {
   if (action->kind == MLFAB_ACTION_FILE) return context_file(ctx, action);
   if (action->kind == MLFAB_ACTION_CONNECT)
-    return context_reach(ctx, action->address, action->token);
+    return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
   uint32_t link = action->link & ((1u << CONTEXT_LINK_BITS) - 1);
   switch (action->kind) {
@@ -58894,7 +59852,9 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
       transport->links++;
     }
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
-    mlfab_node_event(ctx->node, &mapped, *now_p);
+    int called = event.kind == MLFAB_IO_UP || event.kind == MLFAB_IO_DOWN;
+    if (!called || !mlfab__calling_event(ctx, t, &mapped))
+      mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
     /* Memory that a request has given back must leave the transport before the next event writes to it. */
     if (ctx->node->actions_count > 0) context_actions(ctx, *now_p);
@@ -59133,11 +60093,51 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
 static _Thread_local mlfab_error context_error;
 static _Thread_local uint64_t context_error_of;
 
+/* Does this process lack the descriptors of one more connection (of shared memory: three)? 0, or their limit. */
+static unsigned long context_starves(void) {
+  struct rlimit limit;
+  int fds[4], n = 0, number = 0;
+  for (; n < 4 && !number; n += number ? 0 : 2) {
+#if defined(__linux__)
+    number = pipe2(&fds[n], O_CLOEXEC) ? errno : 0;
+#else
+    number = pipe(&fds[n]) ? errno : 0;
+#endif
+  }
+  while (n > 0) (void)close(fds[--n]);
+  return number == EMFILE && !getrlimit(RLIMIT_NOFILE, &limit) ? (unsigned long)limit.rlim_cur : 0;
+}
+
+MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error) {
+  char text[200] = "";
+  if (error->code != MLFAB_ERR_TIMEOUT && error->code != MLFAB_ERR_PEER_DEAD &&
+      error->code != MLFAB_ERR_PEER_CLOSED)
+    return;
+  unsigned long most = ctx->simulated ? 0 : context_starves();
+  if (most > 0)
+    snprintf(
+        text, sizeof text,
+        "this process has no descriptors left for connections: raise its limit (ulimit -n is %lu)",
+        most);
+  for (uint32_t t = 0; t < ctx->ntransports && !text[0]; t++) {
+    const mlfab__context_transport *transport = &ctx->transports[t];
+    if (MLFAB__HAS(transport->table, mlfab_transport, trouble) && transport->table->trouble &&
+        !transport->table->trouble(transport->self, text, sizeof text))
+      text[0] = 0;
+  }
+  if (!text[0] || strstr(error->text, text)) return;
+  /* The cause counts more than the end of a long text. */
+  size_t bytes = strlen(text), most_at = sizeof error->text - bytes - 3, at = strlen(error->text);
+  at = mlfab__min(at, most_at);
+  snprintf(error->text + at, sizeof error->text - at, "; %s", text);
+}
+
 /* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
  * the call failed. What another thread has already taken is not. */
 static void context_take_error(mlfab *ctx) {
   mlfab_error *last = &ctx->node->requests.last;
   if (last->code == 0 || last->reserved) return;
+  mlfab__context_trouble(ctx, last);
   context_error = *last;
   context_error_of = ctx->number;
   last->reserved = 1;
@@ -59447,6 +60447,7 @@ static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->observer) ctx->observer->stop(ctx, child);
   if (ctx->disk) ctx->files->close(ctx->disk, child);
+  mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
     ctx->watches = watch->next;
@@ -59559,8 +60560,17 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = observer ? observer->open(ctx, c, error) : 0;
-  for (uint32_t i = 0; i < n && !code; i++)
+  for (uint32_t i = 0; i < n && !code; i++) {
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
+    if (!code || !choices[i].spare) continue;
+    mlfab__env env = ctx->env;
+    env.hooks = ctx->hooks; /* with the log that the configuration asks for */
+    mlfab__log(&env, MLFAB_LOG_WARN, "this node does without %s: %s", choices[i].table->name,
+               error->text);
+    memset(error, 0, sizeof *error);
+    error->rank = MLFAB_NO_RANK;
+    code = 0;
+  }
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
@@ -60881,11 +61891,11 @@ static void telemetry_write_log(mlfab__telemetry *t) {
   }
 }
 
-/* A file cannot be written: one line in the log; on stderr where there is none. */
+/* A file cannot be written: one line in the log; on stderr where none takes warnings. */
 static void telemetry_complain(mlfab__telemetry *t, const char *what, const char *path, int why,
                                const char *then) {
   mlfab *ctx = t->ctx;
-  if (t->has_log || t->log_level > 0) {
+  if (ctx->log_level >= MLFAB_LOG_WARN) {
     pthread_mutex_lock(&ctx->lock);
     mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
                telemetry_reason(why), then);
@@ -60989,6 +61999,7 @@ static void telemetry_work(mlfab__telemetry *t, int last) {
 
 static void *telemetry_thread(void *argument) {
   mlfab__telemetry *t = argument;
+  telemetry_open_log(t); /* says at once that it cannot be written */
   pthread_mutex_lock(&t->lock);
   for (;;) {
     enum telemetry_phase phase = t->phase;
@@ -63206,7 +64217,7 @@ static void staging_remove(mlfab *ctx, staging_call *c) {
   if (c->direct) ctx->direct->free(ctx, c->direct, 0);
   if (c->image && c->unknown) {
     /* The device may still use it: it is counted for ever. */
-    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+    mlfab__log(&ctx->node->env, MLFAB_LOG_ERROR,
                "staging: %llu bytes of pinned memory are lost, as a copy has not ended",
                (unsigned long long)c->image->bytes);
     mlfab__free(&ctx->env, c->image, sizeof *c->image);
@@ -64836,7 +65847,7 @@ static void direct_close(mlfab *ctx, int child) {
   direct_agreement *d = ctx->shares;
   if (!child) direct_release(ctx);
   if (!child && (d->busy || d->lost))
-    mlfab__log(&ctx->env, MLFAB_LOG_ERROR,
+    mlfab__log(&ctx->node->env, MLFAB_LOG_ERROR,
                "device memory of other workers stays mapped, as the device has not ended its work");
   mlfab__free(&ctx->env, d, sizeof *d);
   ctx->shares = NULL;
@@ -64952,7 +65963,8 @@ MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share) {
   if (a->state == MLFAB__SHARE_LISTS) {
     const char *why = direct_compare(ctx, a->list, &rank, &a->busy);
     if (why)
-      mlfab__log(&ctx->env, MLFAB_LOG_INFO, "device memory is not shared: worker %u %s", rank, why);
+      mlfab__log(&ctx->node->env, MLFAB_LOG_INFO, "device memory is not shared: worker %u %s", rank,
+                 why);
     a->agree = why == NULL;
     a->epoch = ctx->node->parts->comm->epoch;
     a->state = MLFAB__SHARE_LOOKS;
@@ -65050,7 +66062,8 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
  * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
  * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
  * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
- * read directly into that. All buffers come from free lists, last in first out, so that a stream reuses
+ * read directly into that. In a fabric with a key the header is reported before the rest is read (MLFAB_IO_HEAD), and so
+ * is one with which bytes begin that are read in the midst of a frame. All buffers come from free lists, last in first out, so that a stream reuses
  * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
  * `listener_paused` with the other functions.
  *
@@ -65151,6 +66164,11 @@ enum {
   TCP_WATCH_OUT = 2
 };
 
+enum tcp_asks {
+  TCP_ASKS_FRAME = 1, /* that of `frame`, of which more has to come */
+  TCP_ASKS_MIDST = 2  /* `midst`: it came in the midst of `frame` */
+};
+
 enum tcp_state {
   TCP_LINK_RESOLVING = 1,
   TCP_LINK_CONNECTING,
@@ -65233,6 +66251,7 @@ typedef struct tcp_link {
   uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
   uint8_t refused; /* a send was refused, so a WRITABLE event is due */
   uint8_t large;   /* counts down from the last large frame */
+  uint8_t asks;    /* a header is to be reported: TCP_ASKS_* */
   uint8_t fed;     /* bytes have come since the last probe */
   uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
   int32_t write_failed;  /* errno after which nothing can be sent */
@@ -65314,8 +66333,10 @@ typedef struct tcp_self {
   size_t free_bytes;
   dev_t path_device; /* of the Unix socket's file, so that close removes no other file */
   ino_t path_inode;
+  uint64_t midst[MLFAB_HEADER_BYTES / 8]; /* a header that is being reported */
   char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
   char address[256];
+  int anywhere;   /* it listens at all addresses of this host, and nobody has chosen one of them */
   char text[300]; /* text of the last event */
 } tcp_self;
 
@@ -65429,13 +66450,8 @@ static int tcp_watch(tcp_self *self, tcp_link *link, uint32_t interest) {
   return status;
 }
 
-static int tcp_poller_open(tcp_self *self) {
-#if MLFAB_TCP_EPOLL
-  self->poller = epoll_create1(EPOLL_CLOEXEC);
-  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (self->poller < 0 || self->wake_read < 0) return -1;
-  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
-#else
+/* Sleepers wait at the one end, and are woken at the other. */
+static int tcp_pipe_open(tcp_self *self) {
   int ends[2];
   if (pipe(ends)) return -1;
   self->wake_read = ends[0];
@@ -65443,6 +66459,17 @@ static int tcp_poller_open(tcp_self *self) {
   for (int i = 0; i < 2; i++)
     if (fcntl(ends[i], F_SETFL, O_NONBLOCK) || fcntl(ends[i], F_SETFD, FD_CLOEXEC)) return -1;
   return 0;
+}
+
+static int tcp_poller_open(tcp_self *self) {
+#if MLFAB_TCP_EPOLL
+  self->poller = epoll_create1(EPOLL_CLOEXEC);
+  self->wake_read = self->wake_write = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  /* A filter of system calls may deny eventfd. */
+  if (self->poller < 0 || (self->wake_read < 0 && tcp_pipe_open(self))) return -1;
+  return tcp_poller_set(self, TCP_SLOTS, self->wake_read, 0, TCP_WATCH_IN);
+#else
+  return tcp_pipe_open(self);
 #endif
 }
 
@@ -65513,7 +66540,7 @@ static void tcp_input_drop(tcp_self *self, tcp_link *link) {
   tcp_buffer_put(self, &link->stage);
   tcp_buffer_put(self, &link->frame);
   link->stage_at = link->stage_end = link->got = 0;
-  link->whole = 0;
+  link->whole = link->asks = 0;
 }
 
 static void tcp_group_leave(tcp_self *self, tcp_link *link) {
@@ -65634,6 +66661,8 @@ static int tcp_code_of(int number) {
 
 static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
   const char *why = link->session ? self->layer->why(link->session) : "";
+  if (!*why && number == ETIMEDOUT && link->state == TCP_LINK_OPEN)
+    why = "nothing that was sent is acknowledged (cut off, or the path loses large packets: MTU)";
   tcp_link_end(self, link, tcp_code_of(number), *why ? why : mlfab__reason(number));
 }
 
@@ -65655,6 +66684,17 @@ static int tcp_is_allowed(const tcp_self *self, const tcp_endpoint *end) {
 static int tcp_is_wildcard(const tcp_endpoint *end) {
   if (end->at.any.sa_family == AF_INET) return end->at.v4.sin_addr.s_addr == htonl(INADDR_ANY);
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
+}
+
+static in_port_t tcp_port(const tcp_endpoint *end) {
+  return end->at.any.sa_family == AF_INET ? end->at.v4.sin_port : end->at.v6.sin6_port;
+}
+
+static void tcp_set_port(tcp_endpoint *end, in_port_t port) {
+  if (end->at.any.sa_family == AF_INET)
+    end->at.v4.sin_port = port;
+  else
+    end->at.v6.sin6_port = port;
 }
 
 static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
@@ -65822,6 +66862,23 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   return best ? 0 : MLFAB_ERR_ADDRESS;
 }
 
+/* " (ADDRESS, ...)": those of a name, for an error; "" without a name. */
+static const char *tcp_tried(const tcp_dial *dial, int named, char *text, size_t room) {
+  size_t at = 0;
+  text[0] = 0;
+  for (uint32_t i = 0; named && i < dial->count && at + INET6_ADDRSTRLEN + 4 < room; i++) {
+    char host[INET6_ADDRSTRLEN] = "";
+    const tcp_endpoint *end = &dial->to[i];
+    int v4 = end->at.any.sa_family == AF_INET;
+    inet_ntop(end->at.any.sa_family,
+              v4 ? (const void *)&end->at.v4.sin_addr : (const void *)&end->at.v6.sin6_addr, host,
+              sizeof host);
+    at += (size_t)snprintf(text + at, room - at, "%s%s", i ? ", " : " (", host);
+  }
+  if (at > 0) snprintf(text + at, room - at, ")");
+  return text;
+}
+
 /* --- sockets ---------------------------------------------------------------------------------- */
 
 /* Makes the socket non-blocking, close-on-exec and without signals. Returns fd, or -1 with errno; then
@@ -65877,11 +66934,13 @@ static int tcp_unlink_stale(const tcp_endpoint *end) {
 static uint64_t tcp_monotonic(void);
 
 static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
-  int one = 1, family = end->at.any.sa_family;
+  int one = 1, zero = 0, family = end->at.any.sa_family;
   self->listener = tcp_socket(family);
   if (self->listener < 0) return -1;
   if (family != AF_UNIX)
     (void)setsockopt(self->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (family == AF_INET6 && tcp_is_wildcard(end)) /* IPv4, too */
+    (void)setsockopt(self->listener, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
   if (bind(self->listener, &end->at.any, end->bytes) &&
       (errno != EADDRINUSE || !tcp_unlink_stale(end) ||
        bind(self->listener, &end->at.any, end->bytes)))
@@ -65898,29 +66957,42 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
 }
 
 /* Binds the first port of a range that is free. Returns 0 or errno. */
-static int tcp_bind_first(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
-  in_port_t *port =
-      end->at.any.sa_family == AF_INET6 ? &end->at.v6.sin6_port : &end->at.v4.sin_port;
-  for (in_port_t first = *port; tcp_bind(self, end);) {
+static int tcp_bind_port(tcp_self *self, tcp_endpoint *end, uint32_t ports) {
+  in_port_t first = tcp_port(end);
+  while (tcp_bind(self, end)) {
     int number = errno;
     if (self->listener >= 0) (void)close(self->listener);
     self->listener = -1;
     if (number != EADDRINUSE || --ports == 0) {
-      if (end->at.any.sa_family != AF_UNIX) *port = first;
+      if (end->at.any.sa_family != AF_UNIX) tcp_set_port(end, first);
       return number;
     }
-    *port = htons((uint16_t)(ntohs(*port) + 1));
+    tcp_set_port(end, htons((uint16_t)(ntohs(tcp_port(end)) + 1)));
   }
   return 0;
 }
 
-/* Binds again while a process that ends still has the address, for at most TCP_BIND_NS or half of `timeout_ns`. Returns 0
- * or errno. */
-static int tcp_bind_patiently(tcp_self *self, tcp_endpoint *end, uint32_t ports,
-                              uint64_t timeout_ns) {
-  uint64_t begin = tcp_monotonic(), limit = mlfab__min(timeout_ns / 2, TCP_BIND_NS);
-  int number;
-  while ((number = tcp_bind_first(self, end, ports)) != 0) {
+/* Binds the first of the addresses that this host has. Callers try all of them. Returns 0 or errno. */
+static int tcp_bind_first(tcp_self *self, tcp_dial *dial, uint32_t ports) {
+  int number = EADDRNOTAVAIL;
+  for (uint32_t i = 0; i < dial->count && number != EADDRINUSE; i++) {
+    number = tcp_bind_port(self, &dial->to[i], ports);
+    if (!number) return 0;
+  }
+  return number;
+}
+
+/* Binds again while a process that ends still has the address: for at most TCP_BIND_NS, and half of the deadline. If this is
+ * a restart of the job, its former process probably has it, and ends when it meets this one: half of the deadline. A Unix
+ * socket is free as soon as its process has closed it, so without a restart another job has it. Returns 0 or errno. */
+static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *options,
+                              tcp_dial *dial, uint32_t ports) {
+  size_t run;
+  int restarts = options->job && mlfab__job_restarts(options->job, &run) > 0, number;
+  uint64_t begin = tcp_monotonic(), limit = options->timeout_ns / 2;
+  if (!restarts)
+    limit = dial->to[0].at.any.sa_family == AF_UNIX ? 0 : mlfab__min(limit, TCP_BIND_NS);
+  while ((number = tcp_bind_first(self, dial, ports)) != 0) {
     if (number != EADDRINUSE || tcp_monotonic() - begin >= limit) return number;
     (void)poll(NULL, 0, TCP_BIND_PAUSE_MS);
   }
@@ -65956,18 +67028,15 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     return;
   }
   if (tcp_is_wildcard(&end)) {
-    uint16_t port = family == AF_INET ? end.at.v4.sin_port : end.at.v6.sin6_port;
-    if (!tcp_interface(options->ifname, family, &found) ||
-        (family == AF_INET6 && !tcp_interface(options->ifname, 0, &found)))
+    in_port_t port = tcp_port(&end);
+    self->anywhere = !options->ifname || !*options->ifname;
+    if (!tcp_interface(options->ifname, family == AF_INET ? AF_INET : 0, &found))
       end = found;
     else if (family == AF_INET)
       end.at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     else
       end.at.v6.sin6_addr = in6addr_loopback;
-    if (end.at.any.sa_family == AF_INET)
-      end.at.v4.sin_port = port;
-    else
-      end.at.v6.sin6_port = port;
+    tcp_set_port(&end, port);
   }
   tcp_format(self, &end, self->address, sizeof self->address);
   self->is_local = tcp_is_loopback(&end) != 0;
@@ -66160,6 +67229,44 @@ static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
            (unsigned long long)tcp_monotonic());
 }
 
+/* IPv4 alone, where there is no IPv6. */
+static void tcp_anywhere(tcp_dial *dial) {
+  if (!tcp_is_wildcard(&dial->to[0]) || dial->to[0].at.any.sa_family != AF_INET6) return;
+  tcp_endpoint *v4 = &dial->to[dial->count++];
+  memset(v4, 0, sizeof *v4);
+  v4->at.v4.sin_family = AF_INET;
+  v4->bytes = sizeof v4->at.v4;
+}
+
+/* The name of this host is mostly also one of its loopback ("127.0.1.1 host"): then other hosts, which know another address for
+ * it, would call in vain. Addresses of the network go first. If there is none, the node listens at all addresses of this
+ * host, and says so. */
+static void tcp_leave_home(const tcp_self *self, tcp_dial *dial) {
+  tcp_endpoint away[TCP_CANDIDATES];
+  uint32_t n = 0;
+  char text[160];
+  if (!self->allow_insecure || !strcmp(dial->host, "localhost")) return;
+  for (uint32_t i = 0; i < dial->count; i++)
+    if (!tcp_is_loopback(&dial->to[i])) away[n++] = dial->to[i];
+  if (n > 0) {
+    memcpy(dial->to, away, n * sizeof *away);
+    dial->count = n;
+    return;
+  }
+  tcp_tried(dial, 1, text, sizeof text);
+  mlfab__log(&self->env, MLFAB_LOG_WARN,
+             "this host's own name '%s' is %.*s here, which no other host reaches (/etc/hosts): "
+             "listening at all addresses of this host",
+             dial->host, (int)strlen(text) - 3, text + 2);
+  in_port_t port = tcp_port(&dial->to[0]);
+  memset(&dial->to[0], 0, sizeof dial->to[0]);
+  dial->to[0].at.v6.sin6_family = AF_INET6;
+  dial->to[0].bytes = sizeof dial->to[0].at.v6;
+  dial->count = 1;
+  tcp_anywhere(dial);
+  for (uint32_t i = 0; i < dial->count; i++) tcp_set_port(&dial->to[i], port);
+}
+
 static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   const char *wanted = options->listen ? options->listen : "";
   const char *ifname = options->ifname ? options->ifname : "";
@@ -66171,11 +67278,10 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
       tcp_name_socket(self, own, sizeof own);
       wanted = own;
     }
-    if (self->allow_insecure && !tcp_interface(ifname, 0, &found))
-      wanted = found.at.any.sa_family == AF_INET ? "tcp:0.0.0.0:0" : "tcp:[::]:0";
-    else if (self->allow_insecure && *ifname)
+    if (self->allow_insecure && *ifname && tcp_interface(ifname, 0, &found))
       return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
                          "no interface that is up and has an address fits ifname \"%s\"", ifname);
+    if (self->allow_insecure) wanted = "tcp:[::]:0"; /* tcp_anywhere */
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
@@ -66183,16 +67289,21 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   mlfab__address_port(wanted, strlen(wanted), 0, first, sizeof first);
   int status = tcp_parse(self, first, &dial);
   if (status < 0)
-    return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
-  if (status > 0) status = tcp_await_name(self, options, &dial);
+    return MLFAB__FAIL(options->error, status, "listen at %s: %s", wanted,
+                       mlfab__address_fault(wanted));
+  int named = status > 0;
+  if (named) status = tcp_await_name(self, options, &dial);
   if (status) return status;
-  if (!tcp_is_allowed(self, &dial.to[0]))
+  if (!tcp_keep_safe(self, &dial))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
-  int number = tcp_bind_patiently(self, &dial.to[0], mlfab__address_ports(wanted, strlen(wanted)),
-                                  options->timeout_ns);
+  if (!options->listen || !*options->listen) tcp_anywhere(&dial);
+  if (named) tcp_leave_home(self, &dial);
+  int number =
+      tcp_bind_patiently(self, options, &dial, mlfab__address_ports(wanted, strlen(wanted)));
   if (number) {
-    return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s: %s", wanted,
-                       mlfab__reason(number));
+    char tried[160];
+    return MLFAB__FAIL(options->error, tcp_code_of(number), "listen at %s%s: %s", wanted,
+                       tcp_tried(&dial, named, tried, sizeof tried), mlfab__reason(number));
   }
   tcp_publish(self, options, wanted);
   return 0;
@@ -66402,7 +67513,11 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
     if (link->fd >= 0) (void)close(link->fd);
     link->fd = -1;
   }
-  tcp_link_fail(self, link, number);
+  char tried[100], why[160];
+  int named = link->asked_ns != 0;
+  tcp_tried(link->dial, named, tried, sizeof tried);
+  snprintf(why, sizeof why, "%.50s%s", mlfab__reason(number), tried);
+  tcp_link_end(self, link, tcp_code_of(number), why);
 }
 
 /* A connect has completed. Dialling an unused port of the ephemeral range can connect a socket to itself
@@ -66734,11 +67849,35 @@ static int tcp_is_tls(const tcp_self *self, const tcp_link *link) {
   return 1;
 }
 
+/* Do the staged bytes begin unlike any frame? Enough of them for tcp_is_tls, too. */
+static int tcp_is_foreign(const tcp_link *link) {
+  static const uint8_t magic[4] = {MLFAB__MAGIC & 0xff, MLFAB__MAGIC >> 8 & 0xff,
+                                   MLFAB__MAGIC >> 16 & 0xff, MLFAB__MAGIC >> 24};
+  return !link->frame && link->stage && link->stage_end - link->stage_at >= 2 * sizeof magic &&
+         memcmp(tcp_payload(link->stage) + link->stage_at, magic, sizeof magic) != 0;
+}
+
+/* Another program, in its own words. */
+static const char *tcp_foreign(const tcp_link *link, char text[128]) {
+  enum { QUOTED = 40 };
+  const uint8_t *at = tcp_payload(link->stage) + link->stage_at;
+  size_t bytes = mlfab__min(link->stage_end - link->stage_at, QUOTED);
+  size_t n = (size_t)snprintf(text, 128, "it is another program: it says \"");
+  for (size_t i = 0; i < bytes && at[i] != '\r' && at[i] != '\n'; i++)
+    text[n++] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '.');
+  text[n++] = '"';
+  text[n] = 0;
+  return text;
+}
+
 /* A frame does not parse, or the input has ended. */
 static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
+  char text[128];
   if (tcp_is_tls(self, link))
     tcp_link_end(self, link, MLFAB_ERR_JOB,
                  "it speaks TLS, and this process does not (config.transport)");
+  else if (tcp_is_foreign(link))
+    tcp_link_end(self, link, code, tcp_foreign(link, text));
   else
     tcp_link_end(self, link, code, mlfab_error_text(code));
 }
@@ -66747,8 +67886,10 @@ static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
  * error. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   size_t staged = link->stage_end - link->stage_at;
-  if (!link->frame) {
+  int begins = !link->frame;
+  if (begins) {
     uint64_t header[MLFAB_HEADER_BYTES / 8];
+    if (tcp_is_foreign(link)) return MLFAB_ERR_FRAME; /* it may be shorter than a header */
     if (staged < sizeof header) return 0;
     memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
     int status = mlfab_frame_check(header, &link->head_bytes, &link->bulk_bytes);
@@ -66776,7 +67917,11 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     staged -= n;
   }
   tcp_stage_shrink(self, link);
-  if (link->got < all) return 0;
+  if (link->got < all) {
+    if (begins && self->keyed && !self->layer && link->state == TCP_LINK_OPEN)
+      link->asks = TCP_ASKS_FRAME;
+    return 0;
+  }
   const uint8_t *head = tcp_payload(link->frame);
   int status = mlfab_frame_verify(head, link->head_bytes, head + TCP_ROUND64(link->head_bytes),
                                   link->bulk_bytes);
@@ -66838,6 +67983,25 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   return n;
 }
 
+/* The frame is not complete yet, and `got` bytes of it had come before the last read: did that begin like a header? */
+static void tcp_look_midst(tcp_self *self, tcp_link *link, size_t got) {
+  uint8_t *to = (uint8_t *)self->midst;
+  uint32_t head_bytes, bulk_bytes;
+  size_t now = link->got, left = MLFAB_HEADER_BYTES;
+  if (!self->keyed || self->layer || link->state != TCP_LINK_OPEN || now - got < left) return;
+  for (link->got = got; left > 0;) {
+    size_t room, n;
+    const uint8_t *at = tcp_frame_at(link, &room);
+    n = mlfab__min(room, left);
+    memcpy(to, at, n);
+    to += n;
+    left -= n;
+    link->got += n;
+  }
+  link->got = now;
+  if (mlfab_frame_check(self->midst, &head_bytes, &bulk_bytes) == 0) link->asks = TCP_ASKS_MIDST;
+}
+
 /* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
 static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
   if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
@@ -66877,11 +68041,13 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       tcp_input_end(self, link, status);
       return;
     }
+    if (link->asks) return;
     if (!link->readable) {
       tcp_await(self, link);
       return;
     }
-    int drained = 0;
+    int drained = 0, midst = link->frame != NULL;
+    size_t got = link->got;
     ssize_t n = tcp_fill(self, link, &drained);
     if (n == 0) {
       if (link->write_failed)
@@ -66899,6 +68065,8 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       return;
     }
     if (n < 0 || drained) link->readable = 0;
+    if (n > 0 && midst && link->got < (size_t)link->head_bytes + link->bulk_bytes)
+      tcp_look_midst(self, link, got);
     if (n < 0) {
       tcp_await(self, link);
       return;
@@ -66996,13 +68164,35 @@ static int tcp_tell_end(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   return 1;
 }
 
+/* The address at which the listener is reached on the way of this call, in self->text; or NULL. */
+static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
+  tcp_endpoint here, listens;
+  memset(&here, 0, sizeof here);
+  memset(&listens, 0, sizeof listens);
+  here.bytes = listens.bytes = sizeof here.at.storage;
+  if (!self->anywhere || !link->token ||
+      getsockname(self->listener, &listens.at.any, &listens.bytes) ||
+      getsockname(link->fd, &here.at.any, &here.bytes) || tcp_is_loopback(&here))
+    return NULL;
+  int mapped = here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&here.at.v6.sin6_addr);
+  if (listens.at.any.sa_family == AF_INET && here.at.any.sa_family != AF_INET) return NULL;
+  if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
+    return NULL;
+  tcp_set_port(&here, tcp_port(&listens));
+  if (!self->measured_ns) tcp_name_interface(self, &here);
+  self->is_local = 0;
+  tcp_format(self, &here, self->text, sizeof self->text);
+  return self->text;
+}
+
 /* Each end of a Unix socket has asked the kernel for the user of the other end (tcp_trusts). */
-static int tcp_tell_up(tcp_link *link, mlfab_io_event *event) {
+static int tcp_tell_up(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   tcp_endpoint here;
   memset(&here, 0, sizeof here);
   here.bytes = sizeof here.at.storage;
   if (!getsockname(link->fd, &here.at.any, &here.bytes) && here.at.any.sa_family == AF_UNIX)
     event->caps = MLFAB_CAP_VOUCHED;
+  event->text = tcp_reached_at(self, link);
   link->told_up = 1;
   event->kind = MLFAB_IO_UP;
   event->token = link->token;
@@ -67022,13 +68212,23 @@ static int tcp_tell_frame(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   return 1;
 }
 
+static int tcp_tell_head(const tcp_self *self, tcp_link *link, mlfab_io_event *event) {
+  int midst = link->asks == TCP_ASKS_MIDST;
+  event->kind = MLFAB_IO_HEAD;
+  event->head = midst ? (const void *)self->midst : tcp_payload(link->frame);
+  event->head_bytes = MLFAB_HEADER_BYTES;
+  event->token = (uint64_t)midst;
+  link->asks = 0;
+  return 1;
+}
+
 /* The next event of this link: 1, or 0. */
 static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   memset(event, 0, sizeof *event);
   event->link = link->id;
   if (link->state == TCP_LINK_LINGER) return tcp_linger(self, link), 0;
   if (link->state == TCP_LINK_OPEN) {
-    if (!link->told_up) return tcp_tell_up(link, event);
+    if (!link->told_up) return tcp_tell_up(self, link, event);
     if (link->sent_count) {
       event->kind = MLFAB_IO_SENT;
       event->token = link->sent[link->sent_at];
@@ -67045,6 +68245,7 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   if ((link->state == TCP_LINK_OPEN || link->state == TCP_LINK_STRANGER) && !link->whole)
     tcp_receive(self, link);
   if (link->state > TCP_LINK_LINGER) return tcp_tell_end(self, link, event);
+  if (link->asks) return tcp_tell_head(self, link, event);
   if (!link->whole) return 0;
   if (link->state == TCP_LINK_OPEN) return tcp_tell_frame(self, link, event);
   mlfab__header first;
@@ -67052,7 +68253,7 @@ static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   link->small = first.type == MLFAB__JOIN;
   tcp_group_leave(self, link);
   link->state = TCP_LINK_OPEN;
-  return tcp_tell_up(link, event);
+  return tcp_tell_up(self, link, event);
 }
 
 static int tcp_poll(void *opaque, mlfab_io_event *event) {
@@ -67171,6 +68372,7 @@ enum {
   TCP_INFO_SND_MSS = 16,    /* u32 */
   TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
   TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
+  TCP_INFO_LAST_RECV = 52,  /* u32, milliseconds since data have come */
   TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
   TCP_INFO_PROBE_WANTED = 60,
   TCP_INFO_ACKED = 120,        /* u64, bytes */
@@ -67234,7 +68436,18 @@ static int tcp_probe_network(int fd) {
   if (info[TCP_INFO_PROBES] || (info[TCP_INFO_RETRANSMITS] && !newer)) return MLFAB_ERR_AGAIN;
   return 0;
 }
+/* 1: what was sent is not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or not known. */
+static unsigned tcp_look_at_path(int fd) {
+  enum { REPEATED = 2, FRESH_MS = 5000 };
+  uint8_t info[TCP_INFO_PROBE_WANTED];
+  socklen_t room = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
+  unsigned lost =
+      info[TCP_INFO_RETRANSMITS] >= REPEATED && tcp_info_number(info + TCP_INFO_UNACKED, 4);
+  return lost | (tcp_info_number(info + TCP_INFO_LAST_RECV, 4) < FRESH_MS ? 2 : 0);
+}
 #else
+static unsigned tcp_look_at_path(int fd) { return (void)fd, 0; }
 static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
 
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
@@ -67271,6 +68484,42 @@ static int tcp_probe(void *opaque, uint32_t id) {
   if (fed) return 1;
   if (getsockname(link->fd, &here.at.any, &here.bytes)) return MLFAB_ERR_UNSUPPORTED;
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
+}
+
+/* Do these sockets lead to the same host? */
+static int tcp_same_host(int one, int other) {
+  tcp_endpoint a, b;
+  memset(&a, 0, sizeof a);
+  memset(&b, 0, sizeof b);
+  a.bytes = b.bytes = sizeof a.at.storage;
+  if (getpeername(one, &a.at.any, &a.bytes) || getpeername(other, &b.at.any, &b.bytes) ||
+      a.at.any.sa_family != b.at.any.sa_family)
+    return 0;
+  return a.at.any.sa_family == AF_INET6
+             ? !memcmp(&a.at.v6.sin6_addr, &b.at.v6.sin6_addr, sizeof a.at.v6.sin6_addr)
+             : a.at.any.sa_family == AF_INET && a.at.v4.sin_addr.s_addr == b.at.v4.sin_addr.s_addr;
+}
+
+/* Large packets are lost on a path, if a link gets nothing through to a host from which data come. */
+static int tcp_trouble(void *opaque, char *text, size_t room) {
+  const tcp_self *self = opaque;
+  for (uint32_t i = 0; i < self->slot_count; i++) {
+    const tcp_link *lost = self->slots[i].link;
+    if (!lost || lost->state != TCP_LINK_OPEN || !(tcp_look_at_path(lost->fd) & 1)) continue;
+    for (uint32_t k = 0; k < self->slot_count; k++) {
+      const tcp_link *link = self->slots[k].link;
+      if (!link || link->state != TCP_LINK_OPEN || !tcp_same_host(lost->fd, link->fd) ||
+          !(tcp_look_at_path(link->fd) & 2))
+        continue;
+      snprintf(
+          text, room,
+          "small packets pass on the path to %.60s, and large ones are lost: compare the MTU of "
+          "all interfaces on it",
+          lost->name);
+      return 1;
+    }
+  }
+  return 0;
 }
 
 /* Adds one link's window to this host's measurement, and begins the link's next window. */
@@ -67491,7 +68740,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .fd = tcp_fd,
                                         .arm = tcp_arm,
                                         .measure = tcp_measure,
-                                        .probe = tcp_probe};
+                                        .probe = tcp_probe,
+                                        .trouble = tcp_trouble};
   return &table;
 }
 
@@ -69388,7 +70638,9 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   link->segment_fd =
       mlfab__shm_file("mlfab-link", SHM_CONTROL + 2 * (uint64_t)link->ring, F_SEAL_SEAL);
   if (link->segment_fd < 0) {
+    int why = errno;
     shm_drop_half(t, link);
+    errno = why;
     return MLFAB_ERR_IO;
   }
   shm_call(t, link);
@@ -69898,6 +71150,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
                                         shm_arm,
                                         NULL, /* there is no network link to measure */
                                         shm_probe,
+                                        NULL,
                                         NULL,
                                         NULL};
   return &table;
@@ -71584,7 +72837,7 @@ static void mpi_on_frame(mpi_engine *e, mpi_link *link, mpi_block *head) {
   if (link->first->whole) mpi_make_ready(link);
 }
 
-/* Posts the receive of the parked head's bulk. False: no memory yet. */
+/* Posts the receive of the parked head's bulk. False: no memory yet, or the engine has failed. */
 static bool mpi_unpark(mpi_engine *e) {
   mpi_block *head = e->parked;
   if (!head) return true;
@@ -71593,15 +72846,13 @@ static bool mpi_unpark(mpi_engine *e) {
   mpi_block *bulk = mpi_reserve_operations(e, 1) ? mpi_take_block(e, head->bulk_bytes) : NULL;
   if (!bulk) return false;
   int at = e->operations_count;
-  e->parked = NULL;
   head->bulk = bulk;
   if (!mpi_ok(e,
               MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source, MPT_BULKS,
                         e->comm, &e->requests[at]),
-              "MPI_Irecv", e->parked_source)) {
-    mpi_put_frame(e, head);
-    return true;
-  }
+              "MPI_Irecv", e->parked_source))
+    return false;
+  e->parked = NULL;
   e->operations[at] = (mpi_operation){.block = bulk, .head = head};
   e->operations_count++;
   mpi_on_frame(e, link, head);
@@ -72855,7 +74106,8 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
 #else
   (void)error;
 #endif
-  if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node);
+  mlfab__barrier_server *barrier = NULL;
+  if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node, &barrier);
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
 #endif
@@ -72870,7 +74122,7 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
-  if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
 #endif
 #if MLFAB_WITH_REPLICA
   if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
@@ -72938,8 +74190,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
  * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
  * (0: all of them, or none beside an own one); and the one that the coordinator's address belongs to. If
  * config.transports does not name that one, peers do not get its address. A node publishes its addresses in the same
- * order, and a peer uses the first that one of its transports reaches. So a node may reach each peer by another
- * transport.
+ * order, and a peer calls those that its transports reach, one after the other, until one answers (../api/calling.c). So
+ * a node may reach each peer by another transport. A transport that nobody has asked for may be missing: two users, a
+ * container without /proc, a filter of system calls or a limit of file sizes leave no shared memory.
  *
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
  * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
@@ -73047,7 +74300,7 @@ static mlfab__context_choice open_choice(const mlfab_config *c, const mlfab_tran
 static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                     mlfab_error *error) {
   const mlfab_transport *own = c->transport;
-  if (own->abi != MLFAB_TRANSPORT_ABI || own->size < sizeof *own)
+  if (own->abi != MLFAB_TRANSPORT_ABI || own->size < offsetof(mlfab_transport, trouble))
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "the transport was built for another version of mlfab_transport");
   if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
@@ -73095,6 +74348,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     mlfab__context_choice *choice = &choices[(*n_p)++];
     *choice = open_choice(c, table, asked || !c->transports);
+    choice->spare = !asked && !meets && !choice->listen[0];
     if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
       choice->neighbours = nodes;
     choice->shm_memory = t->memory ? t->memory() : NULL;
@@ -73159,37 +74413,48 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 static int open_votes(const mlfab_config *c, mlfab_error *error) {
   struct stat status;
   if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
-  int number = stat(c->vote_dir, &status)                ? errno
-               : !S_ISDIR(status.st_mode)                ? ENOTDIR
-               : access(c->vote_dir, R_OK | W_OK | X_OK) ? errno
-                                                         : 0;
+  int number = stat(c->vote_dir, &status)                                         ? errno
+               : !S_ISDIR(status.st_mode)                                         ? ENOTDIR
+               : faccessat(AT_FDCWD, c->vote_dir, R_OK | W_OK | X_OK, AT_EACCESS) ? errno
+                                                                                  : 0;
   return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
                               c->vote_dir, mlfab__reason(number))
                 : 0;
 }
 
 /* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
- * refuses. A disk may be full for a while. */
+ * refuses. */
 static int open_probe(const char *dir) {
   char path[MLFAB__TEXT_MAX + 64];
   struct stat status;
   if (stat(dir, &status)) return errno;
   if (!S_ISDIR(status.st_mode)) return ENOTDIR;
-  if (access(dir, R_OK | W_OK | X_OK)) return errno;
   snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
   int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return errno == EEXIST || errno == ENOSPC || errno == EDQUOT ? 0 : errno;
+  if (fd < 0) return errno == EEXIST ? 0 : errno;
   close(fd);
   return unlink(path) ? errno : 0;
 }
 
+/* May this be over when the first checkpoint is due? A full disk, a network file system that is away for a moment, a process
+ * that has too many files open. */
+static int open_passes(int number) {
+  return number == ENOSPC || number == EDQUOT || number == EINTR || number == EIO ||
+         number == ESTALE || number == EMFILE || number == ENFILE || number == ETIMEDOUT ||
+         number == EAGAIN || number == ENOMEM;
+}
+
 /* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
- * and a URL is not asked here. */
-static int open_checkpoints(const mlfab_config *c, mlfab_error *error) {
+ * and a URL is not asked here. *doubt_p: an errno that is to be logged. */
+static int open_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *error) {
   int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
   int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
   if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
   int number = open_probe(c->checkpoint_dir);
+  if (open_passes(number)) {
+    *doubt_p = number;
+    return 0;
+  }
   return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                               "configuration: checkpoint_dir '%.200s' is no directory that this "
                               "process can write to: %s",
@@ -73214,6 +74479,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   mlfab_config c, world;
   mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
   uint32_t n = 0;
+  int doubt = 0;
   memset(&error, 0, sizeof error);
   memset(&c, 0, sizeof c);
   error.rank = MLFAB_NO_RANK;
@@ -73224,7 +74490,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
-  if (!code && !ask) code = open_checkpoints(&c, &error);
+  if (!code && !ask) code = open_checkpoints(&c, &doubt, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
@@ -73232,6 +74498,10 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
                                OPEN_FILES, ctx_p, &error);
   if (!code) open_tell();
+  if (!code && doubt)
+    mlfab__log(&(*ctx_p)->node->env, MLFAB_LOG_WARN,
+               "checkpoint_dir '%.200s' cannot be written to now: %s", c.checkpoint_dir,
+               mlfab__reason(doubt));
 #if MLFAB_WITH_DEVICE
   if (!code) mlfab__staging_guard(*ctx_p);
 #endif
@@ -73258,6 +74528,7 @@ static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_e
   /* The node has the deadline for joining, and its error says which ranks are missing. */
   mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
+  if (code != 1 && error_p) mlfab__context_trouble(ctx, error_p);
   mlfab__context_leave(ctx);
   if (code == 1) {
     *ctx_p = ctx;
