@@ -43,7 +43,7 @@ import startup_test
 import telemetry_test
 from fabrics import Group, Watched
 from process import (KEY, RUN, cases, children, clean_environment, end, executable, expect, finish, free_port, helper,
-                     main, send, start, wait_until)
+                     is_alive, main, send, start, wait_until)
 
 FREEZE = 5.0  # seconds: more than a peer may be silent, and 50 heartbeats of servers with replicas
 
@@ -266,6 +266,7 @@ def test_ctrl_z_and_fg():
         wait_until(lambda: all(run_test.state(one) != "T" for one in everybody), "all go on")
         send(launcher, signal.SIGTERM)
         shows("[worker 0] saved", "[worker 1] saved")
+        wait_until(lambda: not is_alive(launcher), "it ends")  # until then it reads what is typed, for worker 0
         write("echo ended with $?.\n")
         shows("ended with 0.")
     finally:
