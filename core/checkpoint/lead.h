@@ -105,11 +105,11 @@ typedef struct mlfab__lead {
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered; /* by server */
-  /* By server: numbers of the first and the last failed attempt whose order it has not answered; 0: none. */
-  uint64_t *owes, *owes_last;
-  int unclean;                      /* such an answer has come, and nothing was removed since */
-  uint32_t *shard;                  /* by server: number of its shard, of those that take part */
-  uint32_t shards;                  /* number of servers that take part */
+  uint64_t *owes;    /* by server: the first failed attempt that it has not answered; 0: none */
+  int unclean;       /* a late answer has come, and nothing was removed since */
+  uint64_t whole;    /* number of the last checkpoint that this process has made */
+  uint32_t *shard;   /* by server: number of its shard, of those that take part */
+  uint32_t shards;   /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
   uint32_t awaited;                 /* number of servers that have not answered */
   uint32_t epoch;
