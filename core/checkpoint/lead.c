@@ -330,11 +330,10 @@ static void lead_seal(mlfab__lead *lead) {
   mlfab__files_ask(lead->filer);
 }
 
-/* An answer that nobody awaits any more: of an attempt that failed, unless a later one is whole. */
+/* An answer that nobody awaits any more. If its attempt failed, its files can go; if not now, with the next attempt. */
 static void lead_late(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
-  if ((uint32_t)shard->set != lead->leader || shard->number <= lead->whole) return;
-  lead->unclean = 1;
-  if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
+  int idle = lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy;
+  if (idle && shard->number > lead->whole) lead_clean(lead, MLFAB_FILE_LIST);
 }
 
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
@@ -374,7 +373,6 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
 
 /* The names in the directory: 0, or MEMORY. */
 static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
-  lead->unclean = 0;
   lead_forget_names(lead);
   if (event->bulk_bytes == 0) return 0;
   lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
@@ -487,11 +485,7 @@ static void lead_sweep(mlfab__lead *lead) {
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  if (lead->waits) {
-    lead_serve_waiting(lead);
-  } else if (lead->unclean) {
-    lead_clean(lead, MLFAB_FILE_LIST);
-  }
+  lead_serve_waiting(lead);
 }
 
 /* `oldest` 0: only what attempts that failed have left, of a new list. */

@@ -29,8 +29,8 @@
  *
  * An attempt is dead when nobody can write its manifest any more. Its files are on the list, which has no manifest of it. Its
  * number is not of the other copy of server 0. Every server has answered its order. A server that has not may still be
- * writing: `owes` is the lowest such number, and files of this number and later ones stay. Each of its late answers lets
- * SWEEPS begin. A server that is dead owes nothing.
+ * writing: `owes` is the lowest such number, and files of this number and later ones stay. Its late answer lets SWEEPS
+ * begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -106,7 +106,6 @@ typedef struct mlfab__lead {
   mlfab__checkpoint_done done;
   uint8_t *answered; /* by server */
   uint64_t *owes;    /* by server: the first failed attempt that it has not answered; 0: none */
-  int unclean;       /* a late answer has come, and nothing was removed since */
   uint64_t whole;    /* number of the last checkpoint that this process has made */
   uint32_t *shard;   /* by server: number of its shard, of those that take part */
   uint32_t shards;   /* number of servers that take part */
