@@ -24,7 +24,7 @@
  *    file without one     of another history, or unreadable; or led by another process, and not there when this process
  *                         listed the directory first (`found`)
  *
- * A file whose number is below the newest manifest on the list is of an attempt that is over. It stays on the list, also if
+ * If a file's number is below the newest manifest on the list, its attempt is over. It stays on the list, also if
  * another process has led it, or if it is empty or an unfinished part.
  *
  * An attempt is dead when nobody can write its manifest any more. Its files are on the list, which has no manifest of it. Its
@@ -118,7 +118,7 @@ typedef struct mlfab__lead {
   uint64_t found; /* ... and this was the largest number then */
   enum mlfab__lead_step step;
   size_t name_at;               /* the next name of the step */
-  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: what is being read ... */
+  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: the file that is being read ... */
   char *looked_name;            /* ... and its place in the list */
   uint64_t oldest;              /* CLEARS, SWEEPS: checkpoints before this one go */
   mlfab__lead_said said[MLFAB__LEAD_KINDS];
