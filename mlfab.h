@@ -971,7 +971,7 @@ typedef struct mlfab_checkpoint_info {
  * Errors: ARGUMENT, STATE (before mlfab_model_start; no directory), AGAIN (another checkpoint is being made, slices are moving),
  * IO with the server, the file and the system's error; UNSUPPORTED (ghost tensors); TIMEOUT; PEER_DEAD with the server;
  * MEMORY. After an error the older ones are as before, and the files of the attempt are
- * removed; what a process that was killed has left goes before the next attempt. The log of server 0 has one line for each
+ * removed; what a killed process of this history has left goes before the next attempt. The log of server 0 has one line for each
  * kind of failure and minute.
  * Cost: two small frames for each server; the shards are written. */
 MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,

@@ -22,16 +22,15 @@
  *    TERM -> END_SERVERS    no worker runs: helpers are ended
  *    TERM, END_SERVERS -> KILL   GRACE_NS are over: SIGKILL to all; likewise after a second SIGINT or SIGTERM
  *
- * With --on-failure=restart a process that fails is started again, and goes on with what the others have. If no copy of a
- * shard is left, the others have no model: then all are ended, as above, and all are started again (begins_again). The
- * model begins as the newest checkpoint of this run. Without one the run ends. A model begins only once with the first
- * weights.
+ * With --on-failure=restart a process that fails is started again, and uses the model of the others. If no copy of a shard
+ * is left, there is none. Then all are ended, as above, and all are started again (begins_again). The model begins as the
+ * newest checkpoint of this run. Without one the run ends. A model begins only once with the first weights.
  *
- * Which processes have what they are there for (`lacks`) is known from waitpid and from what built-in helpers tell
- * (news_pipe): at the begin only the servers, and the scheduler. A copy that ends lacks the model until the other one
- * tells that it is in sync; the scheduler lacks its votes until it has joined. The model is lost when all copies of a
- * shard lack it. It counts as lost when a worker fails, or a process that was started again, while two of the three that
- * vote for a shard lack something: nobody may serve then, and 20 heartbeats are over.
+ * A helper may lack its purpose (`lacks`). waitpid and the news of built-in helpers (news_pipe) tell it. At the beginning
+ * only replicas lack it. A copy that ends lacks the model until the other one says that it is in sync. The scheduler lacks
+ * its votes until it has joined. The model is lost when all copies of a shard lack it. It also counts as lost if a worker
+ * fails, or a process that was started again, while two of the three voters of a shard lack something. Then nobody may
+ * serve.
  *
  * SIGTSTP stops the workers first (STOP_NS at most), then the helpers, then this program. SIGCONT goes to helpers and
  * workers.
@@ -169,7 +168,7 @@ static int begins_again; /* all are being ended for it ... */
 static int lost_status;  /* ... since a rank failed with this status */
 /* A worker's library writes a byte when the worker opens a fabric. */
 static int opened_pipe[2] = {-1, -1};
-/* What a built-in helper tells this program: one write each, which does not mix with others. */
+/* News of a built-in helper for this program: one write each, which does not mix with others. */
 static int news_pipe[2] = {-1, -1};
 enum news_kind { NEWS_JOINED, NEWS_SERVES, NEWS_IN_SYNC, NEWS_APART, NEWS_CHECKPOINT };
 typedef struct helper_news {
@@ -766,7 +765,7 @@ static rank *other_copy(const rank *r) {
   return &ranks[r - ranks + (r->is_replica ? -options.servers : options.servers)];
 }
 
-/* What the processes that run tell. */
+/* A helper tells something. News of a process that has ended count only if they are of a checkpoint. */
 static void take_news(const helper_news *told) {
   if (told->kind == NEWS_CHECKPOINT) {
     snprintf(options.newest, sizeof options.newest, "%s", told->dir);

@@ -12,13 +12,11 @@ MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
   lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
-  lead->owes_last = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes_last);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->owes && lead->owes_last && lead->shard &&
-            lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -35,7 +33,6 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
   mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
-  mlfab__free(lead->env, lead->owes_last, lead->servers * sizeof *lead->owes_last);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -122,7 +119,6 @@ static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *tex
   for (uint32_t s = 0; s < lead->servers && left; s++) {
     if (lead->answered[s]) continue;
     if (lead->owes[s] == 0) lead->owes[s] = lead->order.number;
-    lead->owes_last[s] = lead->order.number;
   }
   if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
@@ -334,28 +330,21 @@ static void lead_seal(mlfab__lead *lead) {
   mlfab__files_ask(lead->filer);
 }
 
-/* Is it the answer to the order of an attempt that has failed? A server carries out one order after another. */
-static int lead_settles(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
-  uint64_t *owes = &lead->owes[shard->server], *last = &lead->owes_last[shard->server];
-  if (*owes == 0 || shard->number < *owes) return 0;
-  if (shard->code == MLFAB_ERR_AGAIN && shard->number > *owes) {
-    /* It still carries out an earlier one. */
-    if (shard->number == *last) *last = shard->number - 1;
-    return 0;
-  }
-  *owes = shard->number < *last ? shard->number + 1 : 0;
-  return 1;
+/* An answer that nobody awaits any more. If its attempt failed, its files can go; if not now, with the next attempt. */
+static void lead_late(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+  int idle = lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy;
+  if (idle && shard->number > lead->whole) lead_clean(lead, MLFAB_FILE_LIST);
 }
 
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
-  if (lead_settles(lead, shard)) {
-    lead->unclean = 1;
-    if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
-  }
+  uint64_t *owes = &lead->owes[shard->server];
+  if (shard->number >= *owes) *owes = 0;
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
-      !mlfab__lead_wants(lead, shard->server))
+      !mlfab__lead_wants(lead, shard->server)) {
+    lead_late(lead, shard);
     return;
+  }
   if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {
     /* It still writes for a copy of server 0 that was replaced. */
     lead->again_ns = lead->filer->node->now_ns + lead->config->heartbeat_ns;
@@ -384,7 +373,6 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
 
 /* The names in the directory: 0, or MEMORY. */
 static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
-  lead->unclean = 0;
   lead_forget_names(lead);
   if (event->bulk_bytes == 0) return 0;
   lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
@@ -497,11 +485,7 @@ static void lead_sweep(mlfab__lead *lead) {
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  if (lead->waits) {
-    lead_serve_waiting(lead);
-  } else if (lead->unclean) {
-    lead_clean(lead, MLFAB_FILE_LIST);
-  }
+  lead_serve_waiting(lead);
 }
 
 /* `oldest` 0: only what attempts that failed have left, of a new list. */
@@ -557,6 +541,7 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
 /* SEALS: the manifest is durable. */
 static void lead_whole(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_SWEEPS;
+  lead->whole = lead->order.number;
   lead_tell(lead);
   lead_sweep_from(lead, lead_oldest(lead));
 }

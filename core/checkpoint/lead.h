@@ -24,13 +24,13 @@
  *    file without one     of another history, or unreadable; or led by another process, and not there when this process
  *                         listed the directory first (`found`)
  *
- * A file whose number is below the newest manifest on the list is of an attempt that is over. It stays on the list, also if
+ * If a file's number is below the newest manifest on the list, its attempt is over. It stays on the list, also if
  * another process has led it, or if it is empty or an unfinished part.
  *
  * An attempt is dead when nobody can write its manifest any more. Its files are on the list, which has no manifest of it. Its
  * number is not of the other copy of server 0. Every server has answered its order. A server that has not may still be
- * writing: `owes` is the lowest such number, and files of this number and later ones stay. Each of its late answers lets
- * SWEEPS begin. A server that is dead owes nothing.
+ * writing: `owes` is the lowest such number, and files of this number and later ones stay. Its late answer lets SWEEPS
+ * begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -105,11 +105,10 @@ typedef struct mlfab__lead {
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered; /* by server */
-  /* By server: numbers of the first and the last failed attempt whose order it has not answered; 0: none. */
-  uint64_t *owes, *owes_last;
-  int unclean;                      /* such an answer has come, and nothing was removed since */
-  uint32_t *shard;                  /* by server: number of its shard, of those that take part */
-  uint32_t shards;                  /* number of servers that take part */
+  uint64_t *owes;    /* by server: the first failed attempt that it has not answered; 0: none */
+  uint64_t whole;    /* number of the last checkpoint that this process has made */
+  uint32_t *shard;   /* by server: number of its shard, of those that take part */
+  uint32_t shards;   /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
   uint32_t awaited;                 /* number of servers that have not answered */
   uint32_t epoch;
@@ -119,7 +118,7 @@ typedef struct mlfab__lead {
   uint64_t found; /* ... and this was the largest number then */
   enum mlfab__lead_step step;
   size_t name_at;               /* the next name of the step */
-  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: what is being read ... */
+  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: the file that is being read ... */
   char *looked_name;            /* ... and its place in the list */
   uint64_t oldest;              /* CLEARS, SWEEPS: checkpoints before this one go */
   mlfab__lead_said said[MLFAB__LEAD_KINDS];
