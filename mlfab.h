@@ -503,9 +503,9 @@ typedef struct mlfab_config {
   /* Name of the fabric; nodes of another one are refused. "": "mlfab". "NAME~N" is restart N of the job NAME: its
    * processes end those of an earlier start (FENCED). */
   char job[64];
-  /* Address to listen at, like coordinator; "": the transport chooses. Over TCP that is every address of the host, and
-   * others get the one from which server 0 was called, and that of the first interface that is up, has a carrier and is
-   * not link-local. */
+  /* Address to listen at, like coordinator; "": the transport chooses. Over TCP that is every address of the host. Others
+   * get the one from which server 0 was called, and those of interfaces that are up, have a carrier and are not
+   * link-local. */
   char listen[256];
   char ifname[128]; /* interfaces for TCP, in NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   /* 1: allow TCP without a key. Without either, a node uses Unix sockets and shared memory of this user only. */

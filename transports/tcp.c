@@ -121,6 +121,7 @@ enum {
   TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
+  TCP_PLACES = 4,                 /* maximum addresses that a node publishes */
   TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
@@ -798,40 +799,35 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4 before IPv6
- * unless `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, are taken only if `ifname` names
- * them. 0, or ADDRESS when there is none. */
-static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
+/* Addresses under which other hosts may reach this one: those of interfaces that are up and fit; IPv4 before IPv6 unless
+ * `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, count only if `ifname` names them. Returns
+ * how many there are, at most `room`. */
+static uint32_t tcp_interfaces(const char *ifname, int family, tcp_endpoint *ends, uint32_t room) {
   struct ifaddrs *list = NULL;
+  uint32_t n = 0;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
-  if (getifaddrs(&list)) return MLFAB_ERR_ADDRESS;
-  const struct ifaddrs *best = NULL;
-  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
-    if (*ifname == '^' && !(i->ifa_flags & IFF_RUNNING)) continue;
-    int kind = i->ifa_addr->sa_family;
-    if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
-    if (kind == AF_INET6) {
-      tcp_endpoint v6;
-      memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
-      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
-    } else if (kind == AF_INET) {
-      tcp_endpoint v4;
-      memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
-      if (*ifname == '^' && ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;
-    } else {
-      continue;
-    }
+  if (getifaddrs(&list)) return 0;
+  for (int pass = 0; pass < 2; pass++) {
+    const int kind = pass ? AF_INET6 : AF_INET;
     if (family && kind != family) continue;
-    if (!best || (best->ifa_addr->sa_family == AF_INET6 && kind == AF_INET)) best = i;
-  }
-  if (best) {
-    memset(end, 0, sizeof *end);
-    end->bytes = best->ifa_addr->sa_family == AF_INET ? sizeof end->at.v4 : sizeof end->at.v6;
-    memcpy(&end->at, best->ifa_addr, end->bytes);
+    for (const struct ifaddrs *i = list; i && n < room; i = i->ifa_next) {
+      if (!i->ifa_addr || i->ifa_addr->sa_family != kind || !(i->ifa_flags & IFF_UP) ||
+          !tcp_ifname_fits(ifname, i->ifa_name) ||
+          (*ifname == '^' && (!(i->ifa_flags & IFF_RUNNING) || i->ifa_flags & IFF_LOOPBACK)))
+        continue;
+      tcp_endpoint *end = &ends[n];
+      memset(end, 0, sizeof *end);
+      end->bytes = kind == AF_INET ? sizeof end->at.v4 : sizeof end->at.v6;
+      memcpy(&end->at, i->ifa_addr, end->bytes);
+      /* Not valid on other hosts. */
+      if (kind == AF_INET ? *ifname == '^' && ntohl(end->at.v4.sin_addr.s_addr) >> 16 == 0xa9fe
+                          : IN6_IS_ADDR_LINKLOCAL(&end->at.v6.sin6_addr))
+        continue;
+      n++;
+    }
   }
   freeifaddrs(list);
-  return best ? 0 : MLFAB_ERR_ADDRESS;
+  return n;
 }
 
 /* " (ADDRESS, ...)": those of a name, for an error; "" without a name. */
@@ -986,33 +982,40 @@ static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   freeifaddrs(list);
 }
 
-/* Sets self->address to the address under which others reach the listener. */
+/* Sets self->address to the addresses under which others reach the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
-  tcp_endpoint end, found;
-  memset(&end, 0, sizeof end);
-  end.bytes = sizeof end.at.storage;
-  (void)getsockname(self->listener, &end.at.any, &end.bytes);
-  int family = end.at.any.sa_family;
+  tcp_endpoint ends[TCP_PLACES];
+  uint32_t n = 1;
+  size_t at = 0;
+  memset(ends, 0, sizeof ends);
+  ends[0].bytes = sizeof ends[0].at.storage;
+  (void)getsockname(self->listener, &ends[0].at.any, &ends[0].bytes);
+  int family = ends[0].at.any.sa_family;
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
     self->is_local = 1;
     return;
   }
-  if (tcp_is_wildcard(&end)) {
-    in_port_t port = tcp_port(&end);
+  in_port_t port = tcp_port(&ends[0]);
+  if (tcp_is_wildcard(&ends[0])) {
     self->anywhere = !options->ifname || !*options->ifname;
-    if (!tcp_interface(options->ifname, family == AF_INET ? AF_INET : 0, &found))
-      end = found;
-    else if (family == AF_INET)
-      end.at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    else
-      end.at.v6.sin6_addr = in6addr_loopback;
-    tcp_set_port(&end, port);
+    n = tcp_interfaces(options->ifname, family == AF_INET ? AF_INET : 0, ends, TCP_PLACES);
+    if (n == 0) { /* there is the loopback only; the listener takes IPv4, too */
+      n = 1;
+      memset(&ends[0], 0, sizeof ends[0]);
+      ends[0].at.v4.sin_family = AF_INET;
+      ends[0].at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
   }
-  tcp_format(self, &end, self->address, sizeof self->address);
-  self->is_local = tcp_is_loopback(&end) != 0;
-  if (!self->is_local) tcp_name_interface(self, &end);
+  for (uint32_t i = 0; i < n && at + INET6_ADDRSTRLEN + 16 < sizeof self->address; i++) {
+    if (i > 0) self->address[at++] = ' ';
+    tcp_set_port(&ends[i], port);
+    tcp_format(self, &ends[i], self->address + at, sizeof self->address - at);
+    at += strlen(self->address + at);
+  }
+  self->is_local = tcp_is_loopback(&ends[0]) != 0;
+  if (!self->is_local) tcp_name_interface(self, &ends[0]);
 }
 
 #define TCP_INSECURE_TEXT                                                               \
@@ -1250,7 +1253,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
       tcp_name_socket(self, own, sizeof own);
       wanted = own;
     }
-    if (self->allow_insecure && *ifname && tcp_interface(ifname, 0, &found))
+    if (self->allow_insecure && *ifname && tcp_interfaces(ifname, 0, &found, 1) == 0)
       return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
                          "no interface that is up and has an address fits ifname \"%s\"", ifname);
     if (self->allow_insecure) wanted = "tcp:[::]:0"; /* tcp_anywhere */

@@ -125,7 +125,7 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
         !memcmp(at + bytes - digits, port, digits)) {
       if (used + n + 2 > MLFAB__ADDRESSES_MAX) return;
       memmove(at + n + 1, at, used + 1 - (size_t)(at - list));
-      memcpy(at, address, n);
+      memcpy(at, address, n + 1);
       at[n] = ' ';
       return;
     }

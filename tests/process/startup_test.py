@@ -293,6 +293,11 @@ def test_without_shared_memory(name, rank, at):
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         fails(server("tcp:127.0.0.1:%d" % taken.getsockname()[1]), "ADDRESS_IN_USE")
+    at = address("unix")
+    first = server(at)
+    fails(probe(at, RANK=7), "RANK_RANGE")  # it listens
+    fails(server(at), "ADDRESS_IN_USE")
+    end(first)
 
 
 def free_range(count):
