@@ -10329,7 +10329,7 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
         !memcmp(at + bytes - digits, port, digits)) {
       if (used + n + 2 > MLFAB__ADDRESSES_MAX) return;
       memmove(at + n + 1, at, used + 1 - (size_t)(at - list));
-      memcpy(at, address, n);
+      memcpy(at, address, n + 1);
       at[n] = ' ';
       return;
     }
@@ -50715,13 +50715,13 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  *    file without one     of another history, or unreadable; or led by another process, and not there when this process
  *                         listed the directory first (`found`)
  *
- * A file whose number is below the newest manifest on the list is of an attempt that is over. It stays on the list, also if
+ * If a file's number is below the newest manifest on the list, its attempt is over. It stays on the list, also if
  * another process has led it, or if it is empty or an unfinished part.
  *
  * An attempt is dead when nobody can write its manifest any more. Its files are on the list, which has no manifest of it. Its
  * number is not of the other copy of server 0. Every server has answered its order. A server that has not may still be
- * writing: `owes` is the lowest such number, and files of this number and later ones stay. Each of its late answers lets
- * SWEEPS begin. A server that is dead owes nothing.
+ * writing: `owes` is the lowest such number, and files of this number and later ones stay. Its late answer lets SWEEPS
+ * begin. A server that is dead owes nothing.
  *
  * With a replica. The lead is not at both copies of server 0. A checkpoint that is under way when the other copy takes
  * over is begun again: workers ask again on their new links, and a server that still writes for the former copy is
@@ -50791,11 +50791,10 @@ typedef struct mlfab__lead {
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered; /* by server */
-  /* By server: numbers of the first and the last failed attempt whose order it has not answered; 0: none. */
-  uint64_t *owes, *owes_last;
-  int unclean;                      /* such an answer has come, and nothing was removed since */
-  uint32_t *shard;                  /* by server: number of its shard, of those that take part */
-  uint32_t shards;                  /* number of servers that take part */
+  uint64_t *owes;    /* by server: the first failed attempt that it has not answered; 0: none */
+  uint64_t whole;    /* number of the last checkpoint that this process has made */
+  uint32_t *shard;   /* by server: number of its shard, of those that take part */
+  uint32_t shards;   /* number of servers that take part */
   mlfab__checkpoint_entry *entries; /* by shard */
   uint32_t awaited;                 /* number of servers that have not answered */
   uint32_t epoch;
@@ -50805,7 +50804,7 @@ typedef struct mlfab__lead {
   uint64_t found; /* ... and this was the largest number then */
   enum mlfab__lead_step step;
   size_t name_at;               /* the next name of the step */
-  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: what is being read ... */
+  mlfab__record_name looked_at; /* LOOKS, LOOKS_REST: the file that is being read ... */
   char *looked_name;            /* ... and its place in the list */
   uint64_t oldest;              /* CLEARS, SWEEPS: checkpoints before this one go */
   mlfab__lead_said said[MLFAB__LEAD_KINDS];
@@ -50853,13 +50852,11 @@ MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
   lead->owes = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes);
-  lead->owes_last = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->owes_last);
   lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  int all = lead->seats && lead->answered && lead->owes && lead->owes_last && lead->shard &&
-            lead->entries;
+  int all = lead->seats && lead->answered && lead->owes && lead->shard && lead->entries;
   return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
@@ -50876,7 +50873,6 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
   mlfab__free(lead->env, lead->owes, lead->servers * sizeof *lead->owes);
-  mlfab__free(lead->env, lead->owes_last, lead->servers * sizeof *lead->owes_last);
   mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
@@ -50963,7 +50959,6 @@ static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *tex
   for (uint32_t s = 0; s < lead->servers && left; s++) {
     if (lead->answered[s]) continue;
     if (lead->owes[s] == 0) lead->owes[s] = lead->order.number;
-    lead->owes_last[s] = lead->order.number;
   }
   if (left) lead->spoilt = lead->order.number;
   lead_tell(lead);
@@ -51175,28 +51170,21 @@ static void lead_seal(mlfab__lead *lead) {
   mlfab__files_ask(lead->filer);
 }
 
-/* Is it the answer to the order of an attempt that has failed? A server carries out one order after another. */
-static int lead_settles(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
-  uint64_t *owes = &lead->owes[shard->server], *last = &lead->owes_last[shard->server];
-  if (*owes == 0 || shard->number < *owes) return 0;
-  if (shard->code == MLFAB_ERR_AGAIN && shard->number > *owes) {
-    /* It still carries out an earlier one. */
-    if (shard->number == *last) *last = shard->number - 1;
-    return 0;
-  }
-  *owes = shard->number < *last ? shard->number + 1 : 0;
-  return 1;
+/* An answer that nobody awaits any more. If its attempt failed, its files can go; if not now, with the next attempt. */
+static void lead_late(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+  int idle = lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy;
+  if (idle && shard->number > lead->whole) lead_clean(lead, MLFAB_FILE_LIST);
 }
 
 MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   char text[MLFAB__TEXT_MAX + 32];
-  if (lead_settles(lead, shard)) {
-    lead->unclean = 1;
-    if (lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy) lead_clean(lead, MLFAB_FILE_LIST);
-  }
+  uint64_t *owes = &lead->owes[shard->server];
+  if (shard->number >= *owes) *owes = 0;
   if (shard->number != lead->order.number || shard->set != lead->order.set ||
-      !mlfab__lead_wants(lead, shard->server))
+      !mlfab__lead_wants(lead, shard->server)) {
+    lead_late(lead, shard);
     return;
+  }
   if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {
     /* It still writes for a copy of server 0 that was replaced. */
     lead->again_ns = lead->filer->node->now_ns + lead->config->heartbeat_ns;
@@ -51225,7 +51213,6 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
 
 /* The names in the directory: 0, or MEMORY. */
 static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
-  lead->unclean = 0;
   lead_forget_names(lead);
   if (event->bulk_bytes == 0) return 0;
   lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
@@ -51338,11 +51325,7 @@ static void lead_sweep(mlfab__lead *lead) {
   }
   lead->phase = MLFAB__LEAD_IDLE;
   lead_forget_names(lead);
-  if (lead->waits) {
-    lead_serve_waiting(lead);
-  } else if (lead->unclean) {
-    lead_clean(lead, MLFAB_FILE_LIST);
-  }
+  lead_serve_waiting(lead);
 }
 
 /* `oldest` 0: only what attempts that failed have left, of a new list. */
@@ -51398,6 +51381,7 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
 /* SEALS: the manifest is durable. */
 static void lead_whole(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_SWEEPS;
+  lead->whole = lead->order.number;
   lead_tell(lead);
   lead_sweep_from(lead, lead_oldest(lead));
 }
@@ -66149,6 +66133,7 @@ enum {
   TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
   TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
+  TCP_PLACES = 4,                 /* maximum addresses that a node publishes */
   TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
   TCP_UNSENT_BYTES = 128 << 10,
   TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
@@ -66826,40 +66811,35 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4 before IPv6
- * unless `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, are taken only if `ifname` names
- * them. 0, or ADDRESS when there is none. */
-static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
+/* Addresses under which other hosts may reach this one: those of interfaces that are up and fit; IPv4 before IPv6 unless
+ * `family` is set. Interfaces without a carrier, and IPv4's link-local addresses, count only if `ifname` names them. Returns
+ * how many there are, at most `room`. */
+static uint32_t tcp_interfaces(const char *ifname, int family, tcp_endpoint *ends, uint32_t room) {
   struct ifaddrs *list = NULL;
+  uint32_t n = 0;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
-  if (getifaddrs(&list)) return MLFAB_ERR_ADDRESS;
-  const struct ifaddrs *best = NULL;
-  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !tcp_ifname_fits(ifname, i->ifa_name)) continue;
-    if (*ifname == '^' && !(i->ifa_flags & IFF_RUNNING)) continue;
-    int kind = i->ifa_addr->sa_family;
-    if (*ifname == '^' && i->ifa_flags & IFF_LOOPBACK) continue;
-    if (kind == AF_INET6) {
-      tcp_endpoint v6;
-      memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
-      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
-    } else if (kind == AF_INET) {
-      tcp_endpoint v4;
-      memcpy(&v4.at.v4, i->ifa_addr, sizeof v4.at.v4);
-      if (*ifname == '^' && ntohl(v4.at.v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;
-    } else {
-      continue;
-    }
+  if (getifaddrs(&list)) return 0;
+  for (int pass = 0; pass < 2; pass++) {
+    const int kind = pass ? AF_INET6 : AF_INET;
     if (family && kind != family) continue;
-    if (!best || (best->ifa_addr->sa_family == AF_INET6 && kind == AF_INET)) best = i;
-  }
-  if (best) {
-    memset(end, 0, sizeof *end);
-    end->bytes = best->ifa_addr->sa_family == AF_INET ? sizeof end->at.v4 : sizeof end->at.v6;
-    memcpy(&end->at, best->ifa_addr, end->bytes);
+    for (const struct ifaddrs *i = list; i && n < room; i = i->ifa_next) {
+      if (!i->ifa_addr || i->ifa_addr->sa_family != kind || !(i->ifa_flags & IFF_UP) ||
+          !tcp_ifname_fits(ifname, i->ifa_name) ||
+          (*ifname == '^' && (!(i->ifa_flags & IFF_RUNNING) || i->ifa_flags & IFF_LOOPBACK)))
+        continue;
+      tcp_endpoint *end = &ends[n];
+      memset(end, 0, sizeof *end);
+      end->bytes = kind == AF_INET ? sizeof end->at.v4 : sizeof end->at.v6;
+      memcpy(&end->at, i->ifa_addr, end->bytes);
+      /* Not valid on other hosts. */
+      if (kind == AF_INET ? *ifname == '^' && ntohl(end->at.v4.sin_addr.s_addr) >> 16 == 0xa9fe
+                          : IN6_IS_ADDR_LINKLOCAL(&end->at.v6.sin6_addr))
+        continue;
+      n++;
+    }
   }
   freeifaddrs(list);
-  return best ? 0 : MLFAB_ERR_ADDRESS;
+  return n;
 }
 
 /* " (ADDRESS, ...)": those of a name, for an error; "" without a name. */
@@ -67014,33 +66994,40 @@ static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   freeifaddrs(list);
 }
 
-/* Sets self->address to the address under which others reach the listener. */
+/* Sets self->address to the addresses under which others reach the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
-  tcp_endpoint end, found;
-  memset(&end, 0, sizeof end);
-  end.bytes = sizeof end.at.storage;
-  (void)getsockname(self->listener, &end.at.any, &end.bytes);
-  int family = end.at.any.sa_family;
+  tcp_endpoint ends[TCP_PLACES];
+  uint32_t n = 1;
+  size_t at = 0;
+  memset(ends, 0, sizeof ends);
+  ends[0].bytes = sizeof ends[0].at.storage;
+  (void)getsockname(self->listener, &ends[0].at.any, &ends[0].bytes);
+  int family = ends[0].at.any.sa_family;
   if (family == AF_UNIX) {
     snprintf(self->address, sizeof self->address, "%s", wanted);
     self->is_local = 1;
     return;
   }
-  if (tcp_is_wildcard(&end)) {
-    in_port_t port = tcp_port(&end);
+  in_port_t port = tcp_port(&ends[0]);
+  if (tcp_is_wildcard(&ends[0])) {
     self->anywhere = !options->ifname || !*options->ifname;
-    if (!tcp_interface(options->ifname, family == AF_INET ? AF_INET : 0, &found))
-      end = found;
-    else if (family == AF_INET)
-      end.at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    else
-      end.at.v6.sin6_addr = in6addr_loopback;
-    tcp_set_port(&end, port);
+    n = tcp_interfaces(options->ifname, family == AF_INET ? AF_INET : 0, ends, TCP_PLACES);
+    if (n == 0) { /* there is the loopback only; the listener takes IPv4, too */
+      n = 1;
+      memset(&ends[0], 0, sizeof ends[0]);
+      ends[0].at.v4.sin_family = AF_INET;
+      ends[0].at.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
   }
-  tcp_format(self, &end, self->address, sizeof self->address);
-  self->is_local = tcp_is_loopback(&end) != 0;
-  if (!self->is_local) tcp_name_interface(self, &end);
+  for (uint32_t i = 0; i < n && at + INET6_ADDRSTRLEN + 16 < sizeof self->address; i++) {
+    if (i > 0) self->address[at++] = ' ';
+    tcp_set_port(&ends[i], port);
+    tcp_format(self, &ends[i], self->address + at, sizeof self->address - at);
+    at += strlen(self->address + at);
+  }
+  self->is_local = tcp_is_loopback(&ends[0]) != 0;
+  if (!self->is_local) tcp_name_interface(self, &ends[0]);
 }
 
 #define TCP_INSECURE_TEXT                                                               \
@@ -67278,7 +67265,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
       tcp_name_socket(self, own, sizeof own);
       wanted = own;
     }
-    if (self->allow_insecure && *ifname && tcp_interface(ifname, 0, &found))
+    if (self->allow_insecure && *ifname && tcp_interfaces(ifname, 0, &found, 1) == 0)
       return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
                          "no interface that is up and has an address fits ifname \"%s\"", ifname);
     if (self->allow_insecure) wanted = "tcp:[::]:0"; /* tcp_anywhere */
