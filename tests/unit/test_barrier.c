@@ -360,6 +360,19 @@ static void test_bad_frames(void **state) {
   all_end(0);
 }
 
+/* Texts that are made of others begin with the same words once. */
+static void test_words_once(void **state) {
+  (void)state;
+  mlfab_error error;
+  assert_int_equal(MLFAB__FAIL(&error, MLFAB_ERR_STATE, "push: %s", "push: push: no model"),
+                   MLFAB_ERR_STATE);
+  assert_string_equal(error.text, "push: no model");
+  (void)MLFAB__FAIL(&error, MLFAB_ERR_STATE, "push: %s", "a pull: a pull");
+  assert_string_equal(error.text, "push: a pull: a pull");
+  (void)MLFAB__FAIL(&error, MLFAB_ERR_STATE, "%s", ": : x");
+  assert_string_equal(error.text, ": x");
+}
+
 int main(void) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, open_all, close_all)
   const struct CMUnitTest tests[] = {TEST(test_barrier),
@@ -368,7 +381,8 @@ int main(void) {
                                      TEST(test_withdrawn),
                                      TEST(test_joins_behind_several),
                                      TEST(test_dead),
-                                     TEST(test_bad_frames)};
+                                     TEST(test_bad_frames),
+                                     cmocka_unit_test(test_words_once)};
 #undef TEST
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
