@@ -29,7 +29,7 @@ GROUPS = [
     {"worker": "sources cache view pull push worker worker_role",
      "server": "lazy blocks views clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm membership membership_records partial_run stochastic user_dag barrier trees comm_role"},
+             "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",

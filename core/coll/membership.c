@@ -6,6 +6,8 @@
  * its greeting. */
 #include "membership.h"
 
+#include "barrier.h"
+
 #include <stdio.h>
 
 enum {
