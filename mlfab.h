@@ -664,7 +664,8 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
 
 /* mlfab_config_init, mlfab_config_from_env and mlfab_open in one call. mlfab_model_start with options NULL then takes
  * options and filter from the environment too (mlfab_model_options_from_env, mlfab_filter_from_env). Where no
- * launcher has set anything, it writes one line to stderr: this is a world of one. Errors: of the three. */
+ * launcher has set anything, it writes one line to stderr: this is a world of one. Worker 0 writes one line for each
+ * variable MLFAB_* that nothing reads and whose name is nearly that of a setting. Errors: of the three. */
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p);
 
 /* As mlfab_open, but returns before the fabric is complete. It waits only for a host name to listen at, and while another process has the port:
@@ -681,7 +682,8 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
  * their buffers are the caller's again. Other threads may be inside calls: these calls are cancelled and return
  * MLFAB_ERR_CLOSED, and the memory is freed when the last of them has left. A thread that calls in a loop must stop at
  * MLFAB_ERR_CLOSED: its next call would find freed memory. So would any call with a copy of the pointer that has not
- * begun when mlfab_close returns. */
+ * begun when mlfab_close returns: no error tells of that. A process that exits without mlfab_close, with any status, is
+ * dead to the others (PEER_DEAD). */
 MLFAB_API int mlfab_close(mlfab **ctx_p);
 
 /* Frees the context and tells nobody: to the other nodes it looks like a crash. Other threads: as mlfab_close. */

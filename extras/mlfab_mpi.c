@@ -215,14 +215,22 @@ static void profile_refuse_others(void) {
   char version[8192 + 1] = "", text[192]; /* the most of any library */
   int bytes = 0;
   PMPI_Get_library_version(version, &bytes);
+  /* Handles are pointers in Open MPI and what was made from it, numbers in MPICH and what was made from it. */
+  static const struct {
+    const char *words;
+    int pointers;
+  } libraries[] = {
+      {"Open MPI", 1}, {"Spectrum MPI", 1}, {"MPICH", 0}, {"MVAPICH", 0}, {"Intel(R) MPI", 0}};
 #ifdef OPEN_MPI
   static const char ours[] = "Open MPI";
-  int other = strstr(version, "MPICH") || strstr(version, "Intel(R) MPI");
+  const int pointers = 1;
 #else
   static const char ours[] = "MPICH";
-  int other = strstr(version, "Open MPI") != NULL;
+  const int pointers = 0;
 #endif
-  if (!other) return;
+  size_t i = 0, n = sizeof libraries / sizeof libraries[0];
+  while (i < n && !strstr(version, libraries[i].words)) i++;
+  if (i == n || libraries[i].pointers == pointers) return;
   profile.rank = profile_launched();
   version[strcspn(version, ",\n\t")] = 0;
   snprintf(text, sizeof text, "this libmlfab_mpi.so was built for %s, the program has %.80s", ours,

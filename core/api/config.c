@@ -189,6 +189,11 @@ MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
     best = other;
     least = far;
   }
+  /* Else one that has it as its words: "timeout", "threshold". */
+  for (uint32_t i = 0; !best && strlen(name) >= 4 && (other = mlfab_setting_name(i)) != NULL; i++) {
+    const char *at = strstr(other, name), *end = at ? at + strlen(name) : NULL;
+    if (at && (at == other || at[-1] == '_') && (*end == 0 || *end == '_')) best = other;
+  }
   return best;
 }
 
@@ -234,11 +239,10 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
     setting[bytes - 6] = 0;
     if (upper && config_is_known(setting)) continue;
     const char *nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
-    int n = snprintf(text, room, "the variable %.*s has no meaning", (int)bytes, variable);
-    if (nearest && n > 0 && (size_t)n < room) {
-      config_variable_of(nearest, name);
-      snprintf(text + n, room - (size_t)n, "; the nearest is %s", name);
-    }
+    if (!nearest) continue; /* no misspelling: a script's or a test's own */
+    config_variable_of(nearest, name);
+    snprintf(text, room, "the variable %.*s has no meaning; the nearest is %s", (int)bytes,
+             variable, name);
     ++*at_p;
     return 1;
   }
@@ -338,6 +342,12 @@ static int config_put(void *base, const config_setting *s, const char *name, con
   }
 }
 
+static int config_has(const config_setting *settings, size_t n, const char *name) {
+  size_t i = 0;
+  while (i < n && strcmp(settings[i].name, name) != 0) i++;
+  return i < n;
+}
+
 static int config_set(void *base, const config_setting *settings, size_t n, const char *name,
                       const char *value, mlfab_error *error) {
   if (!base || !name || !value)
@@ -348,7 +358,10 @@ static int config_set(void *base, const config_setting *settings, size_t n, cons
   char want[120] = "there is no such setting";
   const char *nearest = mlfab__config_nearest(name);
   if (nearest && !strcmp(nearest, name))
-    snprintf(want, sizeof want, "there is no such setting in this struct (see mlfab_setting_name)");
+    snprintf(want, sizeof want, "there is no such setting in this struct: %s has it",
+             config_has(config_model, MLFAB__COUNT(config_model), name) ? "mlfab_model_options_set"
+             : config_has(config_filter, MLFAB__COUNT(config_filter), name) ? "mlfab_filter_set"
+                                                                            : "mlfab_config_set");
   else if (nearest)
     snprintf(want, sizeof want, "there is no such setting; the nearest is %s", nearest);
   return config_bad(error, name, value, want);

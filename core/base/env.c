@@ -102,6 +102,14 @@ MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t b
   mlfab__free(env, original, bytes + ENV_SLACK);
 }
 
+/* A text that is made of another one may begin twice with the same words ("push: push: ..."): once is enough. */
+static void env_begin_once(char *text) {
+  const char *colon = strstr(text, ": ");
+  size_t bytes = colon ? (size_t)(colon - text) + 2 : 0;
+  while (bytes > 0 && !strncmp(text, text + bytes, bytes))
+    memmove(text, text + bytes, strlen(text + bytes) + 1);
+}
+
 MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
                                  uint64_t waited_ns, const char *format, ...) {
   va_list arguments;
@@ -114,6 +122,7 @@ MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int
   va_start(arguments, format);
   mlfab__vformat(error->text, sizeof error->text, format, arguments);
   va_end(arguments);
+  env_begin_once(error->text);
   return code;
 }
 
@@ -124,6 +133,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
   va_start(arguments, format);
   mlfab__vformat(line, sizeof line, format, arguments);
   va_end(arguments);
+  env_begin_once(line);
   env->hooks.log(env->hooks.user, level, line);
 }
 

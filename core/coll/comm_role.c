@@ -219,7 +219,8 @@ static const mlfab__role trees_row = {
     .free = mlfab__trees_free,
 };
 
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node, mlfab__barrier_server *barrier) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
+                                             struct mlfab__barrier_server *barrier) {
   mlfab__membership *membership;
   if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
   membership->barrier = barrier;

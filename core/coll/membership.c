@@ -6,6 +6,8 @@
  * its greeting. */
 #include "membership.h"
 
+#include "barrier.h"
+
 #include <stdio.h>
 
 enum {
@@ -973,9 +975,11 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
     entry->ready = 1;
     membership_check_ready(membership);
   } else if (entry->member) {
-    membership_verdict(membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD,
-                       (int32_t)worker, left ? "worker %u has closed" : "worker %u is dead",
-                       worker);
+    membership_verdict(
+        membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker,
+        left ? "worker %u has closed"
+             : "worker %u is dead: it exited without mlfab_close, was killed, or is cut off",
+        worker);
   } else {
     membership_check(membership);
   }

@@ -93,7 +93,6 @@
 #include "../base/env.h"
 #include "../node/mirrored.h"
 #include "../node/role.h"
-#include "barrier.h"
 #include "coll_wire.h"
 
 enum mlfab__membership_phase {
@@ -145,8 +144,9 @@ typedef struct mlfab__membership_inquiry {
 typedef struct mlfab__membership {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port port;               /* peers are workers */
-  mlfab__barrier_server *barrier; /* of this node: for errors that say who waits where; or NULL */
+  mlfab__port port; /* peers are workers */
+  struct mlfab__barrier_server
+      *barrier; /* of this node: for errors that say who waits where; or NULL */
   uint32_t workers;
   enum mlfab__membership_phase phase;
   uint32_t epoch; /* that stands, or was the last */
@@ -175,7 +175,7 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
 MLFAB__INTERNAL void mlfab__membership_free(void *self);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
-                                             mlfab__barrier_server *barrier);
+                                             struct mlfab__barrier_server *barrier);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,

@@ -517,7 +517,10 @@ TEST(test_set) {
   assert_int_equal(mlfab_config_set(&c, "sync", "bsp", &error), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(error.text, "the nearest is consistency"));
   assert_int_equal(mlfab_config_set(&c, "consistency", "bsp", &error), MLFAB_ERR_CONFIG);
-  assert_non_null(strstr(error.text, "no such setting in this struct"));
+  assert_non_null(
+      strstr(error.text, "no such setting in this struct: mlfab_model_options_set has it"));
+  assert_int_equal(mlfab_config_set(&c, "filter_top", "0.5", &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "mlfab_filter_set has it"));
   assert_int_equal(mlfab_config_set(&c, "something_else_again", "4", &error), MLFAB_ERR_CONFIG);
   assert_null(strstr(error.text, "nearest"));
   assert_int_equal(mlfab_config_set(NULL, "workers", "4", &error), MLFAB_ERR_ARGUMENT);
@@ -545,6 +548,7 @@ TEST(test_stray_variables) {
   char text[2048];
   FILL("MLFAB_SYNC=bsp", "MLFAB_OPTIMISER=adam", "MLFAB_SERVERS=1", "MLFAB_WORKERS=1");
   setenv("MLFAB_QUITE_UNLIKE_ALL", "secret", 1);
+  setenv("MLFAB_TIMEOUT", "secret", 1);
   setenv("MLFAB_MPI_REPORT", "1", 1);
   FILE *caught = tmpfile();
   assert_non_null(caught);
@@ -558,6 +562,7 @@ TEST(test_stray_variables) {
   unsetenv("MLFAB_SYNC");
   unsetenv("MLFAB_OPTIMISER");
   unsetenv("MLFAB_QUITE_UNLIKE_ALL");
+  unsetenv("MLFAB_TIMEOUT");
   unsetenv("MLFAB_MPI_REPORT");
   assert_int_equal(code, 0);
   mlfab_close(&ctx);
@@ -567,7 +572,8 @@ TEST(test_stray_variables) {
   text[n] = 0;
   assert_non_null(strstr(text, "MLFAB_SYNC has no meaning; the nearest is MLFAB_CONSISTENCY"));
   assert_non_null(strstr(text, "MLFAB_OPTIMISER has no meaning; the nearest is MLFAB_OPTIMIZER"));
-  assert_non_null(strstr(text, "MLFAB_QUITE_UNLIKE_ALL has no meaning\n"));
+  assert_non_null(strstr(text, "MLFAB_TIMEOUT has no meaning; the nearest is MLFAB_TIMEOUT_MS"));
+  assert_null(strstr(text, "QUITE_UNLIKE_ALL")); /* no misspelling */
   assert_null(strstr(text, "secret"));
   assert_null(strstr(text, "MPI_REPORT"));
   assert_null(strstr(text, "MLFAB_WORKERS"));
@@ -591,6 +597,20 @@ TEST(test_half_a_world) {
   mlfab_config given = c;
   assert_int_equal(fill(&given, &c, &error, ENV("MLFAB_RANK=3")), 0);
   assert_int_equal(c.rank, 3);
+}
+
+/* PSSP whose chance nobody gives would let every pull through. */
+TEST(test_pssp_without_chance) {
+  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
+  mlfab_error error;
+  setenv("MLFAB_CONSISTENCY", "pssp", 1);
+  unsetenv("MLFAB_CHANCE");
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "MLFAB_CHANCE"));
+  setenv("MLFAB_CHANCE", "0", 1); /* meant */
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), 0);
+  unsetenv("MLFAB_CONSISTENCY");
+  unsetenv("MLFAB_CHANCE");
 }
 
 TEST(test_model_and_filter) {

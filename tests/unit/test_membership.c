@@ -141,7 +141,8 @@ static void test_verdicts(void **state) {
   all_in(4, 1);
   die(2);
   settle();
-  expect_verdict(2, MLFAB_ERR_PEER_DEAD, 2, "worker 2 is dead");
+  expect_verdict(2, MLFAB_ERR_PEER_DEAD, 2,
+                 "worker 2 is dead: it exited without mlfab_close, was killed, or is cut off");
   assert_int_equal(w->workers[0].epoch, 2); /* the others went on by themselves */
   assert_int_equal(w->workers[0].members, 3);
   come(2); /* it is not waited for before it calls */
