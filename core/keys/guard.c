@@ -276,7 +276,7 @@ static void guard_altered(const mlfab_node *node, const mlfab__link *link, char 
 }
 
 static void guard_give_up(mlfab_node *node, uint32_t index) {
-  char text[MLFAB__TEXT_MAX];
+  char text[128];
   guard_altered(node, &node->links[index], text, sizeof text);
   mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s", text);
   node->stats.frames_refused++;
@@ -286,11 +286,11 @@ static void guard_give_up(mlfab_node *node, uint32_t index) {
 /* Is it the header of the peer's frame with a counter in [from, to)? */
 static int guard_is_next(mlfab__session *session, const mlfab__header *header, uint64_t from,
                          uint64_t to) {
-  uint64_t at = from;
-  while (at < to && header->code != mlfab__session_code(session->in, &session->codes_in, at,
-                                                        header->meta_bytes, header->bulk_bytes))
-    at++;
-  return at < to && (header->flags & MLFAB__WIRE_TAGGED) != 0;
+  int next = 0;
+  for (uint64_t at = from; at < to && !next; at++)
+    next = header->code == mlfab__session_code(session->in, &session->codes_in, at,
+                                               header->meta_bytes, header->bulk_bytes);
+  return next && (header->flags & MLFAB__WIRE_TAGGED);
 }
 
 /* Before the rest of a frame is awaited: guard.h (5). */

@@ -458,7 +458,7 @@ static void node_cannot_join(mlfab_node *node, int code, const char *why) {
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
-  char altered[MLFAB__TEXT_MAX];
+  char altered[128];
   int foreign = event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER;
   int damaged = foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
                 event->code == MLFAB_ERR_LIMIT;

@@ -5,6 +5,9 @@
  * something else than the others. Frames of collectives arrive in order, once, and in pieces of chunk_bytes.
  *
  * MLFAB_SEED=n adds to the seeds, MLFAB_SHOW=1 prints the nodes' logs. */
+#include "core/api/parts.h"
+#include "core/coll/comm.h"
+#include "core/node/node.h"
 #include "crowd.h"
 #include "core/kernels/kernels_combine.h"
 
@@ -506,6 +509,12 @@ static void break_something(void) {
   if (chance(600) == 0) crowd_break_some();
 }
 
+/* A failure has come that a worker sees with its next call: it may have finished all of its calls before. */
+static int owes_failure(uint32_t i) {
+  const mlfab_node *node = crowd.nodes[i].node;
+  return node && node->parts->comm->owed;
+}
+
 /* Everybody calls on until each has finished so many calls since the last failure that it saw. */
 static void run(uint64_t calls, int breaks) {
   uint64_t end = crowd.now + 500 * CROWD_BEAT;
@@ -513,7 +522,8 @@ static void run(uint64_t calls, int breaks) {
     uint32_t i = chance(crowd.n);
     if (crowd.now >= end) explain();
     assert_true(crowd.now < end);
-    if (can_call(i) && w.workers[i].index < calls && chance(4) == 0) (void)begin(i, NULL, 0);
+    int calls_on = w.workers[i].index < calls || owes_failure(i);
+    if (calls_on && can_call(i) && chance(4) == 0) (void)begin(i, NULL, 0);
     if (breaks) break_something();
     crowd_step();
     all = 1;

@@ -33,8 +33,8 @@ typedef struct net_link {
 } net_link;
 
 /* What the one in between does to frame number `at` of the run. LONGER: before it, its header comes with another length;
- * EARLIER: after it, its header comes again; BEHIND: the next header comes in its midst. */
-enum { HONEST, FLIP, TWICE, LATE, BACK, RETAG, UNTAG, LONGER, EARLIER, BEHIND };
+ * EARLIER: after it, its header comes again; AHEAD: before it, the next header comes; BEHIND: the next comes in its midst. */
+enum { HONEST, FLIP, TWICE, LATE, BACK, RETAG, UNTAG, LONGER, EARLIER, AHEAD, BEHIND };
 
 typedef struct net {
   mlfab_node *node[NODES];
@@ -160,13 +160,13 @@ static void carry(int me, int to, mlfab_io_event e) {
   }
   if (how == TWICE) post(to, frame_event(e.link, e.head, e.head_bytes, e.bulk, e.bulk_bytes));
   if (how == BACK) post(me, frame_event(e.link, e.head, e.head_bytes, e.bulk, e.bulk_bytes));
-  if (how == LATE || how == BEHIND) {
+  if (how == LATE || how == AHEAD || how == BEHIND) {
     n.held = e;
     n.held_for = to;
     return;
   }
-  if (n.held_for == to && n.held.link == e.link && n.how == BEHIND) {
-    post(to, head_event(&e, 1));
+  if (n.held_for == to && n.held.link == e.link && n.how >= AHEAD) {
+    post(to, head_event(&e, n.how == BEHIND));
     post(to, n.held);
     n.held_for = -1;
   }
