@@ -221,16 +221,17 @@ static void wide(uint64_t seed) {
   s.rate = MBIT << dice_below(&d, 17); /* to 131 Gbit/s */
   s.latency_ns = MS / 10 + dice_below(&d, dice_chance(&d, 0.5) ? 200 : 3000) * MS / 10;
   s.loss = 0.02 * (double)dice_below(&d, 3) / 2.0;
-  /* A loss delays by up to 20 latencies: here, by less than a heartbeat or two. */
-  if (s.latency_ns > 40 * MS) s.loss = 0;
+
   s.servers = 1 + (uint32_t)dice_below(&d, 2);
   s.replicas = dice_chance(&d, 0.4);
   s.schedules = dice_chance(&d, 0.4);
   s.whole = dice_chance(&d, 0.5);
   s.collectives = s.workers > 1 && dice_chance(&d, 0.5);
   s.beat_ns = 500 * MS;
-  /* A heartbeat has to be longer than a round trip. */
-  if (s.latency_ns < 20 * MS && dice_chance(&d, 0.5)) s.beat_ns = 50 * MS;
+  /* A heartbeat has to be longer than a round trip, and than what all nodes say in one takes. */
+  if (s.latency_ns < 20 * MS && s.rate >= 4 * MBIT && dice_chance(&d, 0.5)) s.beat_ns = 50 * MS;
+  /* A loss delays by up to 20 latencies: here, by less than two heartbeats. */
+  if (20 * s.latency_ns > 2 * s.beat_ns) s.loss = 0;
   s.count = s.rate < 10 * MBIT ? 20000 + (uint32_t)dice_below(&d, 40000)
                                : 20000 + (uint32_t)dice_below(&d, 400000);
   run(&s);
