@@ -518,7 +518,8 @@ typedef struct mlfab_config {
   uint64_t timeout_ns;     /* default deadline (section 1), joining included; 0: 300 s */
   /* 0: 500 ms; at least 1 ms. With replicas the same at all nodes: a node with another one is refused (WORLD). A silent
    * peer is suspect after 3 heartbeats and dead after 5, unless silent_death_ns applies. A worker whose connection broke
-   * is dead after 2. */
+   * is dead after 2. It has to be longer than a round trip between any two nodes. On a link that is slow, bytes count as
+   * heartbeats, and pieces are so small that heartbeats pass between them. */
   uint64_t heartbeat_ns;
   /* A waiter polls this long, then 200 us more while it yields the processor, then it sleeps. 0: 20 us; ~0: it never
    * sleeps. */

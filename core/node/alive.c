@@ -83,6 +83,7 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__link *link = &node->links[i];
     mlfab__later(&link->heard_ns, late_ns, now_ns);
+    mlfab__later(&link->moved_ns, late_ns, now_ns);
     mlfab__later(&link->since_ns, late_ns, now_ns);
     mlfab__later(&link->probe_ns, late_ns, now_ns);
     mlfab__later(&link->coming_ns, late_ns, now_ns);

@@ -44,7 +44,7 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
   vote->own = vote->stores = vote->heard = none;
   vote->wanted = 0;
   vote->asking = vote->outbid = 0;
-  vote->said_ns = 0;
+  vote->said_ns = vote->looked_ns = 0;
   memset(vote->peers, 0, sizeof vote->peers);
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) vote->peers[i].heard_ns = now_ns;
 }
@@ -190,6 +190,7 @@ MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64
 }
 
 MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
+  vote->looked_ns = now_ns;
   vote_act(vote, now_ns);
   if (vote->said_ns && now_ns - vote->said_ns < vote->beat_ns) return;
   vote->said_ns = now_ns;
@@ -205,7 +206,9 @@ MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
   uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
-  return silent_ns > vote->said_ns ? mlfab__min(due, silent_ns) : due;
+  /* Its link was not silent when it was looked at. */
+  if (silent_ns <= vote->looked_ns) silent_ns = vote->looked_ns + vote->beat_ns / 4;
+  return mlfab__min(due, silent_ns);
 }
 
 /* --- messages --- */

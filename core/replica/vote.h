@@ -104,7 +104,7 @@ typedef struct mlfab__vote {
   int asking; /* `own` is stored, and not decided yet */
   int outbid; /* a voter has denied `own`, because it has granted that epoch to another record */
   uint32_t wanted; /* the copies that this one, while it serves, wants in sync */
-  uint64_t said_ns;
+  uint64_t said_ns, looked_ns;
   mlfab__vote_peer peers[MLFAB__VOTERS];
   /* The way out: a message to another voter (lost without a link), and a record to store durably, after which the
    * caller calls mlfab__vote_stored, from outside this function. */

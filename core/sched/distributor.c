@@ -385,7 +385,9 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
       deadline = mlfab__min(deadline, mlfab__add_sat(spread->since_ns, beat));
     if (recipient->state == MLFAB__RECIPIENT_WAITING &&
         !mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation))
-      deadline = mlfab__min(deadline, mlfab__add_sat(recipient->since_ns, 3 * beat));
+      deadline =
+          mlfab__min(deadline, mlfab__port_stalls_at(recipient->since_ns, aggregator->now_ns,
+                                                     3 * beat, MLFAB__PORT_STANDS_BEATS * beat));
   }
   return deadline;
 }

@@ -82,6 +82,11 @@ class Network:
                       ["tc", "qdisc", "replace", "dev", "%sv%d" % (TAG, host)]):
             must(*where, "root", "tbf", "rate", "%dmbit" % mbit, "burst", "64kb", "latency", "100ms")
 
+    def wide(self, host, mbit, delay_ms, loss):
+        """A link of a wide area, out of this host only."""
+        must("tc", "-n", self.name(host), "qdisc", "replace", "dev", "eth0", "root", "netem", "rate", "%dmbit" % mbit,
+             "delay", "%dms" % delay_ms, "loss", "%d%%" % loss, "limit", "1000")
+
     def received(self, host):
         text = must("ip", "-n", self.name(host), "-s", "link", "show", "eth0")
         return int(re.search(r"RX:[^\n]*\n\s+(\d+)", text).group(1))
@@ -203,6 +208,46 @@ def test_scheduled_against_direct():
     expect(scheduled["largest"] < BOUND, "a delay of %d, the bound is %d"
            % (scheduled["largest"], BOUND))
     expect(scheduled["applied"] > 0 and direct["applied"] > 0, "nothing came through")
+
+
+def slow_fabric(network, floats, beat_ms):
+    """A worker and a server: first weights, two pushes and a pull of `floats` over the slow link. Returns both results."""
+    common = dict(MLFAB_WORKERS=1, MLFAB_SERVERS=1, MLFAB_DEDICATED=1, MLFAB_RANK=0, MLFAB_ALLOW_INSECURE=1,
+                  MLFAB_COORDINATOR="tcp:10.78.0.1:7070", MLFAB_TRANSPORT="tcp", MLFAB_SOCKET_IFNAME="eth0",
+                  MLFAB_TIMEOUT_MS=60000, MLFAB_HEARTBEAT_MS=beat_ms)
+    nodes = [network.start(host, helper("slow"), str(floats), MLFAB_ROLE=role, **common)
+             for host, role in ((1, "server"), (2, "worker"))]
+    try:
+        return [finish(node, 150) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def on_a_slow_link(shape, floats, beat_ms):
+    network = Network(2)
+    try:
+        for host in (1, 2):
+            shape(network, host)
+        server, worker = slow_fabric(network, floats, beat_ms)
+    finally:
+        network.down()
+    for result in (server, worker):
+        expect(result.code == 0, "work over a slow link ends", (server, worker))
+        expect("silent" not in result.err, "nobody seems dead", (server, worker))
+    print("# " + worker.out.strip())
+    sent, again = map(int, re.search(r"sent (\d+) reconnects (\d+)", worker.out).groups())
+    expect(again == 0, "no link breaks", worker)
+    expect(sent < 3 * 4 * floats * 1.5, "nothing is sent again", worker)
+
+
+def test_a_chunk_takes_longer_than_three_heartbeats():
+    on_a_slow_link(lambda network, host: network.rate(host, 12), 300000, 50)
+
+
+def test_a_wide_area():
+    """1 Mbit/s, 100 ms one way, 2 % loss."""
+    on_a_slow_link(lambda network, host: network.wide(host, 1, 100, 2), 40000, 500)
 
 
 def test_scheduler_killed_and_started_again():

@@ -990,6 +990,18 @@ static void test_silent_member(fixture *f) {
   assert_int_equal(f->fails, 1);
 }
 
+/* Time in which the aggregator's process did not run does not count against a member, not even against one without a link. */
+static void test_pause(fixture *f) {
+  work_lose(&f->w, 0);
+  group *g = plain_group(f, 2, 0);
+  f->w.now += 20 * BEAT;
+  work_wait(&f->w, 2 * BEAT);
+  assert_int_equal(f->fails, 0);
+  g->guilty = 1;
+  work_wait(&f->w, 2 * BEAT);
+  failed(f, 1, 0, MLFAB_ERR_PEER_DEAD);
+}
+
 /* The loss of a member whose update is complete here does not matter. When a group fails with its member, another group that
  * waited for the in-link is granted, and its timeout starts then. */
 static void test_member_lost(fixture *f) {
@@ -1812,6 +1824,7 @@ int main(void) {
       cmocka_unit_test(test_busy_link),
       SCENE(test_absent_member, 0, 0),
       SCENE(test_silent_member, 0, 0),
+      SCENE(test_pause, 0, 0),
       SCENE(test_member_lost, 0, 0),
       SCENE(test_other_incarnation, 0, 0),
       SCENE(test_not_finite, 0, 0),

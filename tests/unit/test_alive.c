@@ -207,6 +207,28 @@ TEST(test_stopped_scheduler) {
   world_close(&w);
 }
 
+/* A pause while a node joins does not count as time that it has for that. */
+TEST(test_paused_while_joining) {
+  world w;
+  mlfab_error error;
+  world_init(&w, 1, 1, 1);
+  w.nodes = 2;
+  w.config.heartbeat_ns = BEAT;
+  world_network(&w, 1);
+  mlfab_config c = world_config(&w, 0);
+  c.timeout_ns = 20 * BEAT;
+  if (mlfab_sim_open(w.sim, 0, &c, &w.node[0], &error)) fail_msg("%s", error.text);
+  mlfab_sim_run(w.sim, 2 * BEAT);
+  assert_int_equal(mlfab_sim_pause(w.sim, 0, 40 * BEAT), 0);
+  mlfab_sim_run(w.sim, 41 * BEAT);
+  assert_int_equal(mlfab_is_ready(w.node[0], &error), 0);
+  c = world_config(&w, 1);
+  if (mlfab_sim_open(w.sim, 1, &c, &w.node[1], &error)) fail_msg("%s", error.text);
+  mlfab_sim_run(w.sim, 10 * BEAT);
+  for (uint32_t i = 0; i < w.nodes; i++) assert_int_equal(mlfab_is_ready(w.node[i], &error), 1);
+  world_close(&w);
+}
+
 /* Server and worker both get no processor time, as when many processes start at once. The first to run
  * again has heard nothing from the other for long, and both continue. */
 TEST(test_both_stopped) {
