@@ -117,7 +117,6 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t joins;      /* no member yet, and fails nobody's call */
   uint8_t open;       /* it had objects when it froze */
   uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
-  uint64_t progress;  /* updates that it had pushed when it was ready */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
@@ -162,8 +161,11 @@ typedef struct mlfab__membership {
   /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
   int32_t keeper;
   uint32_t kept;
-  uint64_t limit;      /* calls of this epoch; UINT64_MAX: not known */
-  mlfab__touch *touch; /* a replica of server 0 has it, too; or NULL */
+  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
+  uint64_t seek
+      [MLFAB__MEMBERSHIP_SEEK]; /* it ends before the first of these from the limit on; 0: no more */
+  char others[MLFAB__TEXT_MAX]; /* what the keeper calls, for joiners that are sought */
+  mlfab__touch *touch;          /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
