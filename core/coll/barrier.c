@@ -71,8 +71,8 @@ static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next)
   return first;
 }
 
-/* A guest counts from now on. After a collective its barriers follow those of another that has called it, too; else its
- * newest barrier, or the last one that is over for it, is this one of the others. */
+/* A guest counts from now on. After a collective its barriers follow those of another that has called it, too. Else its
+ * newest barrier is the next of the others. If none is open, the last that is over is theirs. */
 static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
                           const mlfab__barrier *in) {
   mlfab__barrier_entry *entry = &server->entries[worker];

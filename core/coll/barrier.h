@@ -8,8 +8,11 @@
  * barriers do not wait for it.
  *
  * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
- * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
- * and says HERE: that barrier is its own then, and server 0 releases it.
+ * have asked for, and tells the guest their progress (MEETS). The guest has all servers count it, and says HERE: that barrier
+ * is its own then, and server 0 releases it. It does not ask while a collective of it waits. Where workers make collectives
+ * (COLLECTS), it may have met another barrier than it meant. So it is a guest again afterwards (PASSES, LEAVES), until a
+ * collective admits it: HERE tells then which of its barriers is which of the others'. As long as none has, rounds do not
+ * wait for it while it waits in a barrier for longer than a heartbeat.
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call

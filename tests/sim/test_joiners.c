@@ -363,7 +363,68 @@ static void test_loops(void **state) {
   seeds_run("joiners", test_cases(600), play);
 }
 
+/* One step of two workers: an allreduce of two elements. */
+static void pair_step(job *j) {
+  mlfab_request request[2];
+  mlfab_result result;
+  float x[2][2] = {{1, 1}, {1, 1}};
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab_vec vec = {x[i], 2};
+    OK(j->w.node[i], mlfab_allreduce_start(j->w.node[i], &vec, 1, MLFAB_F32, NULL, &request[i]));
+  }
+  for (uint32_t i = 0; i < 2; i++)
+    OK(j->w.node[i], mlfab_wait(j->w.node[i], request[i], 0, &result));
+}
+
+/* A joiner's first collective is none that others make: these go on, and it ends at its deadline, with both calls. The next
+ * one, which they make, has it. */
+static void test_stranger(void **state) {
+  static job j;
+  float x[4] = {1, 1, 1, 1};
+  mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 3 * SECOND};
+  mlfab_vec vec = {x, 4};
+  mlfab_request request;
+  mlfab_result result;
+  uint32_t present[MOST], n = 0, calls = 0;
+  int done = 0;
+  (void)state;
+  memset(&j, 0, sizeof j);
+  j.founders = 2;
+  j.most = 3;
+  world_init(&j.w, j.most, 1, 1);
+  world_network(&j.w, 7);
+  for (uint32_t i = 0; i < 4; i++)
+    if (i != 2) open_node(&j, i);
+  for (uint32_t i = 0; i < 4; i++)
+    if (i != 2) world_await(&j.w, i);
+  open_node(&j, 2);
+  world_await(&j.w, 2);
+  mlfab *node = j.w.node[2];
+  OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, &soon, &request));
+  for (; !done; calls++) {
+    pair_step(&j);
+    OK(node, mlfab_test(node, request, &done, &result));
+  }
+  assert_true(calls > 100);
+  assert_int_equal(result.status, MLFAB_ERR_TIMEOUT);
+  assert_in_range(result.rank, 0, 1);
+  const char *text = last_text(node);
+  if (!strstr(text, "allreduce of 4 F32") || !strstr(text, "allreduce of 2 F32"))
+    wrong("it does not name both calls: %s", text);
+  vec.count = 2;
+  OK(node, mlfab_allreduce_start(node, &vec, 1, MLFAB_F32, NULL, &request));
+  for (done = 0; !done;) {
+    pair_step(&j);
+    OK(node, mlfab_test(node, request, &done, &result));
+  }
+  assert_int_equal(result.status, 0);
+  assert_true(x[0] == 3.0f);
+  OK(node, mlfab_present(node, present, MOST, &n));
+  assert_int_equal(n, 3);
+  world_close(&j.w);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_loops)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stranger), cmocka_unit_test(test_loops)};
   return cmocka_run_group_tests_name("joiners", tests, NULL, NULL);
 }
