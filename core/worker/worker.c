@@ -329,13 +329,14 @@ static void worker_enter(mlfab__worker *worker, uint32_t server) {
   if (!stream->up || stream->epoch == 0 || stream->absent) return;
   if (worker->apart) {
     stream->guest = 1;
-    stream->entry = 0;
-  } else if (!worker->enters || !stream->guest || stream->entry) {
+    stream->entry = stream->asked = 0;
+  } else if (!worker->enters || !stream->guest || stream->asked) {
     return;
   } else {
     uint64_t round =
         worker->level + worker->wholes - mlfab__worker_ahead(worker, server, worker->next_seq);
     stream->entry = ++worker->entries ? worker->entries : ++worker->entries;
+    stream->asked = 1;
     if (worker->levels && stream->round != round) {
       stream->round = round;
       mlfab__pull_renumber(worker, server, 0);
@@ -352,7 +353,7 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
   if (MLFAB__MALFORMED(&worker->port, server, frame, progress, &in)) return;
   if (worker->apart) worker_enter(worker, server); /* an update has made it count */
   if (!stream->guest || worker->apart || !stream->entry || in.entry != stream->entry) return;
-  stream->entry = 0;
+  stream->entry = stream->asked = 0;
   worker->due = 1; /* asks again if an update was decided meanwhile */
   if (in.progress < stream->round) return;
   stream->guest = 0;
@@ -845,7 +846,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
   stream->guest = ack->guest != 0;
-  stream->entry = 0;
+  stream->asked = 0; /* the answer may be lost, or still come */
   if (stream->absent) {
     stream->up = 1;
     if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);

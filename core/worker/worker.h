@@ -202,7 +202,8 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t packets; /* the server accepts packets */
   uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
   uint8_t guest;   /* the server does not count this worker yet (server/clock.c) */
-  uint32_t entry;  /* of the entries, the one whose answer it waits for; 0: none */
+  uint8_t asked;   /* it has asked to be counted, on this link */
+  uint32_t entry;  /* the newest of `entries` that may be answered; 0: none */
   uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
@@ -299,8 +300,8 @@ struct mlfab__worker {
   uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
   uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
   uint64_t level, debt; /* debt: so many next whole updates belong to rounds that are closed */
-  uint32_t entries; /* how often it has asked a server to count it */
-  int done;         /* finish was called: no more data */
+  uint32_t entries;     /* how often it has asked a server to count it */
+  int done;             /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
