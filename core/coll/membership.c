@@ -750,6 +750,8 @@ static void membership_admit(mlfab__membership *membership) {
     if (membership_sought(membership, entry->ask.signature, &at) || at == MLFAB__MEMBERSHIP_SEEK)
       continue;
     membership_freeze(membership, w);
+    membership_settle(membership); /* all members may have left */
+    membership_check_moved(membership);
     return;
   }
 }
