@@ -700,18 +700,18 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *                    its first collective or barrier, rounds do not wait for it; from the end of that call on it counts
  *                    in the round in which the others are. So a round between may go without it, and a round may have
  *                    two of its updates.
- *    collectives     have it from one of its calls on: calls that others have begun end without it, and its first call
- *                    meets the first that they begin afterwards. mlfab_present tells who takes part.
+ *    collectives     have it from its first call on, which meets the next call of the others that is the same: kind, sizes,
+ *                    operation and tag. Others make their other calls without it meanwhile. If they never make that call,
+ *                    it ends at its deadline, and names it and a call of the others. mlfab_present tells who takes part.
  *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
  *                    as one is open, the joiner's collectives wait, and a deadline names a worker that has it open.
  *    barriers        none waits for it before its first, which meets the first that is not over; later ones wait for it.
+ *                    Where workers make collectives, barriers wait for it from its first collective on.
  *
  * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
- * any order, with one collective a step, or none. Call mlfab_model_start before the first collective or barrier, and begin
- * that when all pushes before it have ended: one that is still open may leave the joiner a round ahead of the others, and
- * all wait until a deadline. Of several
- * collectives a step the joiner's first meets the next that others make; if that is another one, the call fails with
- * MISMATCH where sizes, kinds or tags differ. A process that takes the rank of a dead one is admitted in the same way.
+ * any order, and calls may be started and waited for later. Call mlfab_model_start before the first collective or barrier.
+ * Where a step makes its first collective several times, give them different tags. A process that takes the rank of a dead
+ * one is admitted in the same way.
  *
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
  * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the

@@ -41,14 +41,29 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
   return missing;
 }
 
+static int barrier_collects(const mlfab__barrier_server *server) {
+  for (uint32_t w = 0; w < server->workers; w++)
+    if (server->entries[w].among && !server->entries[w].gone) return 1;
+  return 0;
+}
+
+/* One that came late, and counts in barriers only, is a guest again, if others take part in collectives. */
+static void barrier_look_late(const mlfab__barrier_server *server, uint32_t worker) {
+  const mlfab__barrier_entry *entry = &server->entries[worker];
+  const mlfab__barrier barrier = {.what = MLFAB__BARRIER_LEAVES};
+  if (entry->late && !entry->guest && !entry->among && !entry->gone && barrier_collects(server))
+    MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
+}
+
 /* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
  * of them, or NO_RANK. */
-static int32_t barrier_meets(const mlfab__barrier_server *server) {
-  mlfab__barrier barrier = {.what = 1};
+static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next) {
+  mlfab__barrier barrier = {.what = barrier_collects(server) ? MLFAB__BARRIER_PASSES
+                                                             : MLFAB__BARRIER_MEETS};
   int32_t first = MLFAB_NO_RANK;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry))
+    if (barrier_waits(server, entry) && entry->asked == next)
       barrier.progress = mlfab__max(barrier.progress, entry->progress);
   }
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -60,8 +75,10 @@ static int32_t barrier_meets(const mlfab__barrier_server *server) {
   return first;
 }
 
-/* A guest counts from now on: its newest barrier, or the last one that is over for it, is this one of the others. */
-static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
+/* A guest counts from now on. After a collective its barriers follow those of another that has called it, too. Else its
+ * newest barrier is the next of the others. If none is open, the last that is over is theirs. */
+static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
+                          const mlfab__barrier *in) {
   mlfab__barrier_entry *entry = &server->entries[worker];
   uint64_t most = server->over, next;
   if (!entry->guest) return;
@@ -70,16 +87,24 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64
     if (barrier_waits(server, &server->entries[w]))
       most = mlfab__max(most, server->entries[w].asked);
   if (entry->wants) most = mlfab__max(next, server->over + 1);
-  entry->asked = mlfab__max(most, number);
-  entry->base = entry->asked - number;
+  if (in->of >= 0 && (uint32_t)in->of < server->workers) {
+    uint64_t at = mlfab__add_sat(server->entries[in->of].base, in->theirs);
+    most = mlfab__add_sat(at > in->mine ? at - in->mine : 0, in->number);
+  }
+  entry->asked = mlfab__max(most, in->number);
+  entry->base = entry->asked - in->number;
   entry->guest = entry->wants = 0;
+  entry->late = in->of < 0;
+  barrier_look_late(server, worker);
+  if (in->number > 0 && server->over > entry->base)
+    barrier_answer(server, worker, mlfab__min(entry->asked, server->over) - entry->base);
 }
 
 /* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
 static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   uint64_t before = server->over, next;
   int32_t missing = barrier_missing(server, &next);
-  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server) : MLFAB_NO_RANK;
+  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server, next) : MLFAB_NO_RANK;
   if (guest != MLFAB_NO_RANK) missing = guest;
   while (missing == MLFAB_NO_RANK && next > server->over) {
     server->over = next;
@@ -127,6 +152,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   if (greeting->fresh)
     *entry = (mlfab__barrier_entry){
         .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
+  barrier_look_late(server, at.peer);
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
@@ -151,12 +177,17 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
   if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
   if (mlfab__port_refuse(&server->port, at.peer, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS) ||
-                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_HERE))
+                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_COLLECTS ||
+                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS)))
     return 1;
+  if (in.what == MLFAB__BARRIER_COLLECTS) {
+    entry->among = 1;
+    for (uint32_t w = 0; w < server->workers; w++) barrier_look_late(server, w);
+    return 1;
+  }
   entry->progress = in.progress;
   if (in.what == MLFAB__BARRIER_HERE) {
-    barrier_admit(server, at.peer, in.number);
+    barrier_admit(server, at.peer, &in);
   } else if (in.what == MLFAB__BARRIER_APART) {
     entry->guest = 1;
     entry->wants = 0;
@@ -206,6 +237,8 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
                                              .left = entry->left,
                                              .guest = entry->guest,
                                              .wants = entry->wants,
+                                             .late = entry->late,
+                                             .among = entry->among,
                                              .base = entry->base,
                                              .asked = entry->asked,
                                              .progress = entry->progress};
@@ -229,6 +262,8 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                                          .left = in.left != 0,
                                                          .guest = in.guest != 0,
                                                          .wants = in.wants != 0,
+                                                         .late = in.late != 0,
+                                                         .among = in.among != 0,
                                                          .progress = in.progress,
                                                          .base = in.base,
                                                          .asked = in.asked};
@@ -262,9 +297,12 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
 /* --- a worker --- */
 
 static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
-  mlfab__barrier barrier = {worker->over + worker->open, what, 0};
-  if (worker->counting.worker)
-    barrier.progress = worker->counting.progress(worker->counting.worker);
+  const mlfab__barrier barrier = {.number = worker->over + worker->open,
+                                  .what = what,
+                                  .progress = worker->mark.progress,
+                                  .of = worker->of,
+                                  .theirs = worker->theirs,
+                                  .mine = worker->mine};
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
 }
 
@@ -272,34 +310,76 @@ static void barrier_ask(const mlfab__barrier_worker *worker) {
   barrier_say(worker, MLFAB__BARRIER_ASKS);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
-  if (worker->newcomer || worker->dead) return;
+/* Nobody is to wait for this one in a barrier. */
+static void barrier_rest(mlfab__barrier_worker *worker) {
   worker->newcomer = 1;
+  worker->told = worker->wants = worker->passing = 0;
   barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0) barrier_ask(worker);
+  if (worker->counting.worker)
+    worker->counting.back(worker->counting.worker, MLFAB__APART_BARRIER, NULL);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
-  worker->told = 0;
+/* A newcomer asks when its updates are decided. */
+static void barrier_look(mlfab__barrier_worker *worker) {
+  const mlfab__counting *counting = &worker->counting;
+  if (!worker->newcomer || worker->open == 0 || worker->held || worker->dead || worker->wants)
+    return;
+  if (counting->worker && !counting->idle(counting->worker)) return;
+  worker->wants = 1;
+  if (counting->worker) counting->apart(counting->worker, MLFAB__APART_BARRIER);
+  barrier_ask(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
+  worker->held = worker->newcomer = 1;
+  if (!worker->dead) barrier_rest(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker) {
+  worker->held = 0;
+  barrier_look(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,
+                                         uint64_t mine) {
+  worker->told = worker->wants = worker->held = worker->passing = 0;
   if (!worker->newcomer || worker->dead) return;
-  worker->newcomer = 0;
+  worker->of = of;
+  worker->theirs = theirs;
+  worker->mine = mine;
+  worker->newcomer = worker->late = 0;
   worker->admitted = 1;
   barrier_say(worker, MLFAB__BARRIER_HERE);
+}
+
+/* It counts, in this barrier at least. */
+static void barrier_met(mlfab__barrier_worker *worker) {
+  uint8_t passing = worker->told == MLFAB__BARRIER_PASSES;
+  mlfab__barrier_here(worker, MLFAB_NO_RANK, 0, 0);
+  worker->passing = passing;
+  worker->late = 1;
+}
+
+MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker) {
+  if (worker->among || worker->dead) return;
+  worker->among = 1;
+  barrier_say(worker, MLFAB__BARRIER_COLLECTS);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker) {
+  return worker->over + worker->open;
 }
 
 /* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
 static void barrier_settle(void *self) {
   mlfab__barrier_worker *worker = self;
-  if (worker->told && worker->counting.counted(worker->counting.worker))
-    mlfab__barrier_here(worker);
+  if (worker->told && worker->counting.counted(worker->counting.worker)) barrier_met(worker);
+  barrier_look(worker);
 }
 
 /* No barrier of a joiner waits any more, and it has met nobody. */
 static void barrier_gives_up(mlfab__barrier_worker *worker) {
-  if (!worker->newcomer || worker->open > 0) return;
-  worker->told = 0;
-  barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
+  if ((worker->newcomer || worker->passing) && worker->open == 0) barrier_rest(worker);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
@@ -315,8 +395,13 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
-  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
-  barrier_ask(worker);
+  if (worker->passing) barrier_rest(worker);
+  if (worker->counting.worker) worker->counting.mark(worker->counting.worker, &worker->mark);
+  if (worker->newcomer && !worker->wants) {
+    barrier_look(worker);
+  } else {
+    barrier_ask(worker);
+  }
   return 0;
 }
 
@@ -342,8 +427,10 @@ static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
   if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
   worker->known = 1;
-  if (worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0) barrier_ask(worker);
+  if (worker->among) barrier_say(worker, MLFAB__BARRIER_COLLECTS);
+  if (worker->newcomer && (worker->admitted || worker->held))
+    barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0 && (!worker->newcomer || worker->wants)) barrier_ask(worker);
   if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
 }
 
@@ -361,22 +448,44 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
   mlfab__barrier in;
   if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
-  if (in.what && !worker->newcomer) {
+  if (in.what == MLFAB__BARRIER_LEAVES) {
+    if (worker->newcomer || worker->passing || worker->among) return 1;
+    barrier_rest(worker);
+    barrier_look(worker);
+  } else if (in.what && !worker->newcomer) {
     barrier_say(worker, MLFAB__BARRIER_HERE);
-  } else if (in.what && worker->open == 0) {
+  } else if (in.what && !worker->wants) {
     barrier_say(worker, MLFAB__BARRIER_APART);
-  } else if (in.what && !worker->counting.worker) {
-    mlfab__barrier_here(worker);
   } else if (in.what && !worker->told) {
-    worker->told = 1;
-    worker->counting.back(worker->counting.worker, in.progress);
+    const uint64_t level = in.progress - worker->mark.pushes;
+    worker->told = (uint8_t)in.what;
+    if (!worker->counting.worker)
+      barrier_met(worker);
+    else
+      worker->counting.back(worker->counting.worker, MLFAB__APART_BARRIER, &level);
   }
   if (in.what) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
     mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
   }
+  if (worker->passing && worker->open == 0) barrier_rest(worker);
   return 1;
+}
+
+/* A barrier has admitted it, perhaps another one than it meant: rounds do not wait for it while it waits for long. */
+static void barrier_scan(void *self, uint64_t now_ns) {
+  mlfab__barrier_worker *worker = self;
+  const mlfab__request *first = barrier_first(worker);
+  if (!worker->late || worker->newcomer || worker->among || !first) return;
+  if (now_ns - first->started_ns < worker->beat_ns) return;
+  barrier_rest(worker);
+  barrier_look(worker);
+}
+
+static int barrier_scans(const void *self) {
+  const mlfab__barrier_worker *worker = self;
+  return worker->late && !worker->newcomer && worker->open > 0;
 }
 
 static void barrier_leave(void *self) {
@@ -394,6 +503,8 @@ static const mlfab__role barrier_row = {
     .up = barrier_up,
     .gone = barrier_gone,
     .withdraw = barrier_withdraw,
+    .scan = barrier_scan,
+    .waits = barrier_scans,
     .settle = barrier_settle,
     .leave = barrier_leave,
     .finish = barrier_leave,
@@ -404,6 +515,8 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
   if (!role) return MLFAB_ERR_MEMORY;
   *barrier_p = role->self;
   **barrier_p = (mlfab__barrier_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
-                                        .requests = &node->requests};
+                                        .requests = &node->requests,
+                                        .beat_ns = node->config.heartbeat_ns,
+                                        .of = MLFAB_NO_RANK};
   return 0;
 }

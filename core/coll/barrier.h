@@ -8,8 +8,11 @@
  * barriers do not wait for it.
  *
  * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
- * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
- * and says HERE: that barrier is its own then, and server 0 releases it.
+ * have asked for, and tells the guest their progress (MEETS). The guest has all servers count it, and says HERE: that barrier
+ * is its own then, and server 0 releases it. It does not ask while a collective of it waits. Where workers make collectives
+ * (COLLECTS), it may have met another barrier than it meant. So it is a guest again afterwards (PASSES, LEAVES), until a
+ * collective admits it: HERE tells then which of its barriers is which of the others'. As long as none has, rounds do not
+ * wait for it while it waits in a barrier for longer than a heartbeat.
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
@@ -27,6 +30,7 @@ typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint8_t elsewhere;    /* it waits in a collective */
+  uint8_t late, among;  /* a barrier has admitted it; it takes part in collectives */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
   uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
@@ -46,10 +50,17 @@ typedef struct mlfab__barrier_worker {
   mlfab__requests *requests;
   uint64_t over; /* barriers that have succeeded */
   uint32_t open; /* requests */
-  int dead;      /* server 0 is */
-  int leaving;   /* this worker takes no further part */
+  uint64_t beat_ns;
+  int dead;    /* server 0 is */
+  int leaving; /* this worker takes no further part */
   mlfab__counting counting;
-  uint8_t known, newcomer, admitted, told; /* as in membership.h */
+  /* As in membership.h. wants: it has asked as a newcomer, and stands apart. held: it does not ask, because a collective of
+   * it waits. among: it takes part in collectives. passing: others do, and it does not: it is a newcomer again after this
+   * barrier. late: a barrier has admitted it. */
+  uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
+  mlfab__mark mark; /* of the newest call */
+  int32_t of;       /* with which HERE was said */
+  uint64_t theirs, mine;
 } mlfab__barrier_worker;
 
 /* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
@@ -66,8 +77,15 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
 
-/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (membership.h). */
+/* A joiner: nobody waits for it in a barrier from now on, while a collective of it waits; that one does not wait any more;
+ * it counts from now on (membership.h). */
 MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,
+                                         uint64_t mine);
+/* It takes part in collectives. */
+MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker);
+/* How many it has called. */
+MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker);
 
 #endif

@@ -9,11 +9,13 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
   int32_t arena_fd;
   uint64_t arena_nonce, arena_bytes;
-  uint64_t host;    /* workers of one host share its links */
-  double in, out;   /* its link, bytes a second; 0: not known */
-  uint64_t round;   /* partial rounds that it has completed, the most of any object */
-  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
-  uint32_t open;    /* objects that are open there */
+  uint64_t host;      /* workers of one host share its links */
+  double in, out;     /* its link, bytes a second; 0: not known */
+  uint64_t round;     /* partial rounds that it has completed, the most of any object */
+  uint64_t objects;   /* the number of the last one that it opened, or took part in opening */
+  uint64_t signature; /* of its first call that waits; 0: none does */
+  uint64_t progress, barriers; /* updates, and barriers, that it had begun before it */
+  uint32_t open;               /* objects that are open there */
   uint32_t
       newcomer; /* 1: it has been in no epoch, and the fabric was there before (membership.h) */
 } mlfab__membership_ask;
@@ -33,12 +35,13 @@ typedef struct
   uint32_t newcomers; /* of the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: it knows the members; with newcomers, it has also called. server 0 -> newcomer: the others are
- * ready, having pushed so many updates. */
+/* worker -> server 0: it knows the members; with newcomers, it has also called, after so many updates and barriers.
+ * server 0 -> newcomer: the others are ready, and this rank has called then. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped everybody's memory */
-  uint64_t progress;
+  uint64_t progress, barriers;
+  int32_t rank;
 } mlfab__membership_ready;
 
 typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
@@ -77,6 +80,7 @@ typedef struct
   uint64_t number;
   int32_t rank;
   uint32_t waits; /* 1: that rank waits in a barrier */
+  char text[MLFAB__TEXT_MAX]; /* epoch 0, to a joiner: the rank calls something else: this */
 } mlfab__membership_missing;
 
 typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
@@ -85,14 +89,19 @@ typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes 
   uint64_t calls; /* plain collectives of the epoch that it has called */
 } mlfab__membership_leave;
 
+enum { MLFAB__MEMBERSHIP_SEEK = 4 };
+
 /* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
  * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
- * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
+ * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. With signatures in
+ * `seek` it ends before the first call from there on that has one of them. */
 typedef struct mlfab__membership_finish {
   uint32_t epoch;
   int32_t rank;
-  uint64_t calls; /* FREEZE: UINT64_MAX: the rank joins */
-  uint32_t open;  /* FROZEN: objects that are open here */
+  uint64_t calls;                        /* FREEZE: UINT64_MAX: the rank joins */
+  uint32_t open;                         /* FROZEN: objects that are open here */
+  uint64_t seek[MLFAB__MEMBERSHIP_SEEK]; /* SETTLE: first calls of joiners; 0: no more */
+  char text[MLFAB__TEXT_MAX];            /* FROZEN: the last call that has begun, in words */
 } mlfab__membership_finish;
 
 /* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
@@ -110,6 +119,7 @@ typedef struct mlfab__membership_state {
   uint32_t phase, epoch, freezing, kept;
   int32_t finisher, keeper;
   uint64_t limit;
+  uint64_t seek[MLFAB__MEMBERSHIP_SEEK];
   mlfab__membership_go go;
   mlfab__membership_over verdict;
 } mlfab__membership_state;
@@ -118,7 +128,7 @@ typedef struct mlfab__membership_worker {
   uint32_t flags; /* bits: membership_records.c */
   int32_t lost;
   uint32_t over_owed, incarnation, place;
-  uint64_t calls, begun, progress;
+  uint64_t calls, begun;
   mlfab__membership_ask ask;
 } mlfab__membership_worker;
 

@@ -16,7 +16,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->founders = config->workers;
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
-  comm->limit = UINT64_MAX;
+  comm->limit = comm->settled = UINT64_MAX;
   comm->settle = mlfab__epoch_settle;
   mlfab__pool_init(&comm->pool, env, MLFAB__COMM_POOL);
   mlfab__streams_init(&comm->streams, env, config, links, down, &user);
@@ -81,8 +81,14 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
 static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
   if (in->epoch == 0) {
     if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
-        comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm))
-      comm->missing = in->rank, comm->missing_waits = in->waits != 0;
+        comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm)) {
+      comm->missing = in->rank;
+      comm->missing_waits = in->waits != 0;
+      comm->others[0] = 0;
+      if (in->text[0])
+        snprintf(comm->others, sizeof comm->others,
+                 "has not made this call since: its last was %.200s", in->text);
+    }
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
@@ -230,7 +236,8 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
   }
   if (comm->list_lost) {
     comm->list_lost = 0;
-    if (comm->phase == MLFAB__COMM_ASKED || mlfab__comm_moved(comm))
+    if ((comm->phase == MLFAB__COMM_ASKED && (!comm->newcomer || comm->apart)) ||
+        mlfab__comm_moved(comm))
       mlfab__comm_ask(comm, comm->over_epoch);
   }
   if (comm->later && comm->phase == MLFAB__COMM_OUT) {

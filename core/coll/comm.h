@@ -83,10 +83,11 @@ typedef struct mlfab__comm {
   uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
   mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
   mlfab__membership_go go;
-  uint64_t in_ns;        /* since when the epoch stands */
-  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
-  uint8_t missing_waits; /* it waits in a barrier */
-  uint32_t left;         /* 1: members have left; the first call that one of them has not called */
+  uint64_t in_ns;               /* since when the epoch stands */
+  int32_t missing;              /* whom the epoch to come waits for, says server 0 */
+  uint8_t missing_waits;        /* it waits in a barrier */
+  char others[MLFAB__TEXT_MAX]; /* of a joiner: what that one calls, if not what this one does */
+  uint32_t left; /* 1: members have left; the first call that one of them has not called */
   uint64_t left_calls, left_ns;
   int32_t left_rank;
   /* Failures. */
@@ -106,6 +107,8 @@ typedef struct mlfab__comm {
    * was told from which progress on it counts. */
   mlfab__counting counting;
   uint8_t meets, said, apart, told;
+  mlfab__membership_ready met;              /* what it was told */
+  uint64_t asked_for;                       /* a newcomer: the signature with which it has asked */
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -121,6 +124,10 @@ typedef struct mlfab__comm {
    * epoch of which server 0 was told that its calls are over here. */
   uint64_t *finished;
   uint64_t limit;
+  /* Signatures of joiners' first calls: the epoch ends before the first call from `limit` on that has one; 0: no more. The
+   * first limit of this epoch, even if it holds no more. */
+  uint64_t seek[MLFAB__MEMBERSHIP_SEEK];
+  uint64_t settled;
   uint8_t frozen, finishing;
   uint32_t moved;
   uint32_t
@@ -284,6 +291,8 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
 /* The algorithm that the task gets in this epoch. */
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task);
+/* Where a call that is made now stands. */
+MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm);
 /* The object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
@@ -298,6 +307,8 @@ MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint
 
 /* --- comm_finish.c --- */
 
+/* The limit passes calls that no joiner begins with. */
+MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm);
 /* Tells server 0 when all calls below the limit are over here. */
 MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm);
 /* An epoch is over: nobody has finished in the next. */
@@ -318,8 +329,9 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go);
 MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in);
-/* Says READY when it is time. */
+/* Says READY when it is time. A newcomer stands apart, and asks, when it waits in a call; and no more. */
 MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
 MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 

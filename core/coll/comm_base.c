@@ -123,7 +123,7 @@ MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, ui
     return -1;
   if (comm->frozen || comm->failing) return 0;
   uint64_t called = mlfab__comm_called(comm);
-  if (called > comm->limit || comm->limit - called < calls) return -1;
+  if (called > comm->settled || comm->settled - called < calls) return -1;
   return comm->begun == comm->end && comm->begun - comm->first < MLFAB__COMM_AHEAD;
 }
 
@@ -171,6 +171,14 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
   return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
 
+MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm) {
+  const mlfab__counting *counting = &comm->counting;
+  mlfab__mark mark = {0, 0, 0};
+  if (counting->worker) counting->mark(counting->worker, &mark);
+  if (counting->barrier) mark.barriers = counting->barriers(counting->barrier);
+  return mark;
+}
+
 /* --- what server 0 is told --- */
 
 MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
@@ -181,6 +189,9 @@ MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
 }
 
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
+  const mlfab__comm_slot *first =
+      comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
+  comm->asked_for = first ? first->signature : 0;
   const mlfab__membership_ask ask = {.epoch = after_epoch,
                                      .arena_pid = comm->arena_pid,
                                      .arena_fd = comm->arena_fd,
@@ -191,6 +202,9 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .out = comm->link_out,
                                      .round = comm->round,
                                      .objects = comm->objects_opened,
+                                     .signature = comm->asked_for,
+                                     .progress = first ? first->mark.progress : 0,
+                                     .barriers = first ? first->mark.barriers : 0,
                                      .open = mlfab__comm_open_objects(comm),
                                      .newcomer = comm->newcomer};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
@@ -198,8 +212,9 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
 
 MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls) {
   const mlfab__membership_finish finish = {
-      comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
-      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls, 0};
+      .epoch = comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
+      .rank = mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank,
+      .calls = calls};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
 }
 

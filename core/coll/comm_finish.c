@@ -5,8 +5,21 @@
 MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
   mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
   comm->finished = NULL;
-  comm->limit = UINT64_MAX;
+  comm->limit = comm->settled = UINT64_MAX;
   comm->frozen = 0;
+  memset(comm->seek, 0, sizeof comm->seek);
+}
+
+static int finish_seeks(const mlfab__comm *comm, uint64_t signature) {
+  for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK; i++)
+    if (signature && comm->seek[i] == signature) return 1;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm) {
+  while (comm->seek[0] && comm->limit < mlfab__comm_called(comm) &&
+         !finish_seeks(comm, (*mlfab__comm_place(comm, comm->base + comm->limit))->signature))
+    comm->limit++;
 }
 
 /* Nobody needs this worker any more if it has finished: so it waits until others have acknowledged all bytes. */
@@ -14,6 +27,7 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   uint64_t serial = comm->base + comm->limit;
   if (comm->limit == UINT64_MAX || comm->frozen || mlfab__comm_moved(comm)) return;
   if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
+  if (comm->seek[0] && comm->end == serial) return; /* no such call yet */
   if (comm->finishing && comm->end == serial) {
     if (!mlfab__streams_quiet(&comm->streams)) return;
     comm->moved = comm->epoch;
@@ -27,9 +41,11 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
 /* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank,
-                                     comm->begun - comm->base + comm->promised,
-                                     mlfab__comm_open_objects(comm)};
+  mlfab__membership_finish frozen = {.epoch = comm->epoch,
+                                     .rank = in->rank,
+                                     .calls = comm->begun - comm->base + comm->promised,
+                                     .open = mlfab__comm_open_objects(comm)};
+  mlfab__comm_past past;
   int joins = in->calls == UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   if (!comm->finished && !joins) {
@@ -50,6 +66,9 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
   if (comm->go.arena && !joins) comm->go.arena = 2;
+  if (joins && comm->begun > comm->base &&
+      mlfab__plain_past(comm, comm->begun - comm->base - 1, &past))
+    mlfab__plain_words(frozen.text, &past);
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
 }
 
@@ -78,7 +97,13 @@ static void finish_tell_owed(mlfab__comm *comm, uint64_t number) {
 MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t owed = UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  comm->limit = in->calls;
+  if (comm->frozen || in->calls == UINT64_MAX) { /* else it says so again */
+    comm->limit = in->calls;
+    comm->settled = mlfab__min(comm->settled, in->calls);
+    memcpy(comm->seek, in->seek, sizeof comm->seek);
+    if (in->calls == UINT64_MAX) comm->moved = 0;
+    mlfab__comm_seek(comm);
+  }
   comm->frozen = 0;
   for (uint32_t m = 0; m < comm->members && comm->finished; m++)
     owed = mlfab__min(owed, comm->finished[m]);

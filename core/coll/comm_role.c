@@ -68,7 +68,9 @@ static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
 
 static void comm_role_settle(void *self) {
   mlfab__comm *comm = self;
+  if (!comm->newcomer || comm->depth > 0) return;
   if (comm->told && !comm->said) mlfab__epoch_look_ready(comm);
+  mlfab__epoch_look_apart(comm);
 }
 
 /* Rounds of an open object go on without this worker's call. */

@@ -3,10 +3,19 @@
 
 #include <stdio.h>
 
+/* Where the call stands that waits, or one that is made now; its progress as updates are numbered now. */
+static mlfab__mark epoch_mark(const mlfab__comm *comm) {
+  const mlfab__mark now = mlfab__comm_mark(comm);
+  mlfab__mark mark = now;
+  if (comm->first < comm->end) mark = (*mlfab__comm_place(comm, comm->first))->mark;
+  mark.progress = now.progress - (now.pushes - mark.pushes);
+  return mark;
+}
+
 static void epoch_say_ready(mlfab__comm *comm) {
-  const mlfab__membership_ready ready = {
-      comm->epoch, comm->go.arena,
-      comm->counting.worker ? comm->counting.progress(comm->counting.worker) : 0};
+  const mlfab__mark mark = epoch_mark(comm);
+  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena, mark.progress, mark.barriers,
+                                         (int32_t)comm->rank};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
 }
 
@@ -23,15 +32,23 @@ static void epoch_say_leaving(mlfab__comm *comm) {
 
 /* --- newcomers --- */
 
-/* Nobody waits for a newcomer while it waits in a call. */
-static void epoch_look_apart(mlfab__comm *comm) {
+/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and when its first call is
+ * another one. */
+MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
+  const mlfab__counting *counting = &comm->counting;
   int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&
               comm->first < comm->end;
-  if (waits == comm->apart) return;
-  comm->apart = waits != 0;
-  if (!waits && comm->counting.worker) comm->counting.back(comm->counting.worker, 0);
-  if (waits && comm->counting.worker) comm->counting.apart(comm->counting.worker);
-  if (waits && comm->counting.barrier) comm->counting.barrier_apart(comm->counting.barrier);
+  if (waits && !comm->apart && counting->worker && !counting->idle(counting->worker)) return;
+  uint64_t call = waits ? (*mlfab__comm_place(comm, comm->first))->signature : 0;
+  if (waits != comm->apart) {
+    comm->apart = waits != 0;
+    if (waits && counting->worker) counting->apart(counting->worker, MLFAB__APART_CALL);
+    if (waits && counting->barrier) counting->barrier_apart(counting->barrier);
+    if (!waits && counting->worker) counting->back(counting->worker, MLFAB__APART_CALL, NULL);
+    if (!waits && counting->barrier) counting->barrier_alone(counting->barrier);
+  }
+  if (comm->newcomer && comm->phase == MLFAB__COMM_ASKED && call != comm->asked_for)
+    mlfab__comm_ask(comm, comm->over_epoch);
 }
 
 /* With newcomers a member is ready when it has called; a newcomer, when the others are, and all servers count it. */
@@ -44,7 +61,8 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
       return;
   }
   if (comm->newcomer && comm->told && comm->counting.barrier)
-    comm->counting.barrier_here(comm->counting.barrier);
+    comm->counting.barrier_here(comm->counting.barrier, comm->met.rank, comm->met.barriers,
+                                epoch_mark(comm).barriers);
   comm->said = 1;
   epoch_say_ready(comm);
 }
@@ -53,9 +71,15 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
 MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in) {
   if (in->epoch != comm->epoch || !comm->newcomer || comm->told) return;
   if (comm->phase != MLFAB__COMM_LISTED && comm->phase != MLFAB__COMM_READY) return;
+  const mlfab__mark mark = epoch_mark(comm);
+  const uint64_t level = in->progress - mark.pushes;
   comm->told = 1;
   comm->apart = 0;
-  if (comm->counting.worker) comm->counting.back(comm->counting.worker, in->progress);
+  comm->met = *in;
+  /* The one that leads keeps its number. */
+  if (comm->counting.worker)
+    comm->counting.back(comm->counting.worker, MLFAB__APART_CALL,
+                        in->rank == (int32_t)comm->rank ? NULL : &level);
   mlfab__epoch_look_ready(comm);
 }
 
@@ -66,6 +90,8 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->in_ns = comm->now_ns;
   comm->epochs++;
   comm->newcomer = comm->told = 0;
+  if (comm->counting.barrier) comm->counting.barrier_among(comm->counting.barrier);
+  comm->others[0] = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
     if (!object) continue;
@@ -107,7 +133,9 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
   } else {
     comm->phase = MLFAB__COMM_ASKED;
     comm->missing = MLFAB_NO_RANK;
-    mlfab__comm_ask(comm, comm->over_epoch);
+    comm->others[0] = 0;
+    comm->asked_for = 0;
+    if (!comm->newcomer) mlfab__comm_ask(comm, comm->over_epoch);
   }
 }
 
@@ -161,13 +189,13 @@ MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
       epoch_fail(comm);
       continue;
     }
-    epoch_look_apart(comm);
+    mlfab__epoch_look_apart(comm);
     mlfab__plain_begin_waiting(comm);
     mlfab__epoch_look_ready(comm);
     if (!comm->failing) mlfab__comm_check_moved(comm);
     if (due & MLFAB__COMM_JOIN) mlfab__epoch_join(comm);
   }
-  epoch_look_apart(comm);
+  mlfab__epoch_look_apart(comm);
   comm->depth = 0;
 }
 
@@ -320,7 +348,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__member
 MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
   switch (comm->phase) {
     case MLFAB__COMM_ASKED:
-      mlfab__comm_ask(comm, comm->over_epoch);
+      if (!comm->newcomer || comm->asked_for) mlfab__comm_ask(comm, comm->over_epoch);
       break;
     case MLFAB__COMM_READY:
       if (comm->said) epoch_say_ready(comm);

@@ -9,7 +9,6 @@
 #include "barrier.h"
 
 #include <stdio.h>
-
 enum {
   MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
@@ -23,6 +22,7 @@ static const double membership_rate_unknown = 1.25e9;
 
 static void membership_check(mlfab__membership *membership);
 static void membership_admit(mlfab__membership *membership);
+static void membership_meet(mlfab__membership *membership);
 
 static uint32_t membership_room(const mlfab__membership *membership) {
   return (uint32_t)mlfab__min(membership->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
@@ -33,6 +33,7 @@ static void membership_no_limit(mlfab__membership *membership) {
   membership->finisher = MLFAB_NO_RANK;
   membership->limit = UINT64_MAX;
   membership->kept = 0;
+  memset(membership->seek, 0, sizeof membership->seek);
 }
 
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
@@ -289,14 +290,36 @@ static uint32_t membership_places(const mlfab__membership *membership) {
   return taken < room ? room - taken : 0;
 }
 
-/* The workers that have asked are the members of the next epoch, joiners only if they can be. */
+/* The call with which the next epoch begins, if all workers but joiners have told the same; 0: it is not known. With joiners
+ * alone it is that of the first. */
+static uint64_t membership_first_call(const mlfab__membership *membership) {
+  uint64_t first = 0, joiner = 0;
+  uint32_t members = 0;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked) continue;
+    if (entry->joins) {
+      if (!joiner) joiner = entry->ask.signature;
+    } else if (members++ == 0) {
+      first = entry->ask.signature;
+    } else if (entry->ask.signature != first) {
+      first = 0;
+    }
+  }
+  return members > 0 ? first : joiner;
+}
+
+/* The workers that have asked are the members of the next epoch, joiners only if they can be, and begin with its first
+ * call. */
 static void membership_form(mlfab__membership *membership) {
   uint32_t asked = 0, places = membership_places(membership);
+  uint64_t first = membership_first_call(membership);
   if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
   uint32_t joiners = places;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
-    asked += entry->asked && (!entry->joins || (joiners > 0 && joiners--));
+    int fits = !entry->joins || (entry->ask.signature == first && joiners > 0 && joiners--);
+    asked += entry->asked && fits;
   }
   if (asked == 0) return;
   mlfab__touched_all(membership->touch);
@@ -305,7 +328,8 @@ static void membership_form(mlfab__membership *membership) {
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked || (entry->joins && places == 0)) continue;
+    if (!entry->asked) continue;
+    if (entry->joins && (places == 0 || entry->ask.signature != first)) continue;
     places -= entry->joins;
     entry->asked = entry->joins = 0;
     entry->member = 1;
@@ -315,6 +339,7 @@ static void membership_form(mlfab__membership *membership) {
   membership_arrange(membership);
   membership_make_list(membership);
   membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
+  membership_meet(membership);
 }
 
 /* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. Newcomers get ready after
@@ -342,8 +367,9 @@ static uint32_t membership_waits(const mlfab__membership *membership, int32_t ra
 /* Tells the workers that wait which rank is missing, when it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
   int32_t rank = membership_missing(membership);
-  mlfab__membership_missing missing = {0, 0, 0, rank, membership_waits(membership, rank)};
-  uint8_t meta[32];
+  const mlfab__membership_missing missing = {.rank = rank,
+                                             .waits = membership_waits(membership, rank)};
+  uint8_t meta[MLFAB__META_PLAIN];
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
@@ -384,18 +410,25 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
-/* Tells newcomers that all others have called, and after how many updates. */
+/* Tells newcomers that all others have called, and after how many updates and barriers. Without others the first of them
+ * leads: it is told first, and counts with the number that it has. */
 static void membership_meet(mlfab__membership *membership) {
-  mlfab__membership_ready ready = {.epoch = membership->epoch};
+  mlfab__membership_ready ready = {.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->fresh) continue;
     if (!entry->ready) return;
-    ready.progress = mlfab__max(ready.progress, entry->progress);
+    if (ready.rank == MLFAB_NO_RANK) ready.rank = (int32_t)membership->order[i];
+    ready.progress = mlfab__max(ready.progress, entry->ask.progress);
   }
+  int leads = ready.rank == MLFAB_NO_RANK;
+  if (leads) ready.rank = (int32_t)membership->order[0];
+  const mlfab__membership_entry *first = &membership->entries[ready.rank];
+  ready.barriers = first->ask.barriers;
+  if (leads) ready.progress = first->ask.progress;
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
-    if (entry->fresh && !entry->ready)
+    if (entry->fresh && !entry->ready && (first->ready || entry == first))
       MLFAB__POST(&membership->port, membership->order[i], MLFAB__MEMBERSHIP_READY,
                   membership_ready, &ready);
   }
@@ -445,9 +478,12 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
 /* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
-  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank,
-                                       membership_waits(membership, rank)};
-  uint8_t meta[32];
+  const mlfab__membership_missing missing = {.epoch = membership->epoch,
+                                             .channel = inquiry->channel,
+                                             .number = inquiry->number,
+                                             .rank = rank,
+                                             .waits = membership_waits(membership, rank)};
+  uint8_t meta[MLFAB__META_PLAIN];
   inquiry->open = 0;
   membership_post_all(membership, MLFAB__MEMBERSHIP_MISSING, meta,
                       mlfab__encode_membership_missing(meta, &missing));
@@ -569,7 +605,8 @@ static void membership_tell(mlfab__membership *membership, mlfab__membership_ent
 
 static void membership_post_finish(mlfab__membership *membership, uint32_t worker, uint8_t type,
                                    int32_t rank, uint64_t calls) {
-  const mlfab__membership_finish finish = {membership->epoch, rank, calls, 0};
+  mlfab__membership_finish finish = {.epoch = membership->epoch, .rank = rank, .calls = calls};
+  if (type == MLFAB__MEMBERSHIP_SETTLE) memcpy(finish.seek, membership->seek, sizeof finish.seek);
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
@@ -607,6 +644,30 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
                            membership_teller(membership), membership->limit);
 }
 
+/* Is a joiner's first call sought, or is there room for it in `seek`? */
+static int membership_sought(const mlfab__membership *membership, uint64_t signature,
+                             uint32_t *free_p) {
+  *free_p = MLFAB__MEMBERSHIP_SEEK;
+  for (uint32_t i = MLFAB__MEMBERSHIP_SEEK; i-- > 0;) {
+    if (membership->seek[i] == signature) return 1;
+    if (membership->seek[i] == 0) *free_p = i;
+  }
+  return 0;
+}
+
+/* The epoch ends before the first call of a joiner, from `limit` on. */
+static void membership_seek(mlfab__membership *membership, uint64_t limit) {
+  uint32_t at;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || !entry->joins) continue;
+    entry->missing = MEMBERSHIP_UNTOLD;
+    if (!membership_sought(membership, entry->ask.signature, &at) && at < MLFAB__MEMBERSHIP_SEEK)
+      membership->seek[at] = entry->ask.signature;
+  }
+  if (membership->seek[0]) membership->limit = limit;
+}
+
 /* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
@@ -623,22 +684,45 @@ static void membership_settle(mlfab__membership *membership) {
     if (entry->open && keeper == MLFAB_NO_RANK) keeper = (int32_t)membership->order[i];
   }
   membership->freezing = 0;
-  membership->keeper = keeper;
+  if (keeper != MLFAB_NO_RANK) membership->keeper = keeper;
   membership->kept = finished || keeper == MLFAB_NO_RANK ? 0 : MEMBERSHIP_KEPT_TICKS;
-  if (membership->limit == UINT64_MAX && membership->kept == 0) membership->limit = limit;
+  if (membership->limit == UINT64_MAX && finished) {
+    membership->limit = limit;
+  } else if (membership->limit == UINT64_MAX && membership->kept == 0) {
+    membership_seek(membership, limit);
+  }
   for (uint32_t i = 0; i < membership->members; i++)
     if (!membership_member(membership, i)->left)
       membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_SETTLE,
                              membership_teller(membership), membership->limit);
 }
 
+/* A member has opened an object before the joiner's call: the epoch goes on for a while. */
+static void membership_keep(mlfab__membership *membership, uint32_t worker) {
+  mlfab__touched_all(membership->touch);
+  membership->keeper = (int32_t)worker;
+  membership->kept = MEMBERSHIP_KEPT_TICKS;
+  membership->limit = UINT64_MAX;
+  memset(membership->seek, 0, sizeof membership->seek);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    membership_member(membership, i)->moved = 0;
+    membership_post_finished(membership, membership->order[i]);
+  }
+}
+
 /* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
   uint32_t members = membership->members;
+  int32_t keeper = MLFAB_NO_RANK;
   if (membership->limit == UINT64_MAX || membership->freezing) return;
   for (uint32_t i = 0; i < members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->moved && !entry->left) return;
+    if (entry->ask.open > 0 && !entry->left) keeper = (int32_t)membership->order[i];
+  }
+  if (membership->seek[0] && keeper != MLFAB_NO_RANK) {
+    membership_keep(membership, (uint32_t)keeper);
+    return;
   }
   mlfab__touched_all(membership->touch);
   membership->verdict = (mlfab__membership_over){.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
@@ -661,6 +745,7 @@ static void membership_check_moved(mlfab__membership *membership) {
 /* All members begin no more calls for now, because this rank finishes, or joins. */
 static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   mlfab__touched_all(membership->touch);
+  if (membership->seek[0]) membership_no_limit(membership);
   membership->freezing = 1;
   membership->finisher = (int32_t)worker;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -672,15 +757,21 @@ static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   }
 }
 
-/* Ends a running epoch for the workers that join, unless it is about to end. */
+/* Has a running epoch end for the workers that join, unless it is about to end, or their calls are sought. */
 static void membership_admit(mlfab__membership *membership) {
+  uint32_t at;
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING || membership->freezing ||
-      membership->limit != UINT64_MAX || membership->kept > 0)
+      (membership->limit != UINT64_MAX && !membership->seek[0]) || membership->kept > 0 ||
+      membership_places(membership) == 0)
     return;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    if (membership_places(membership) > 0) membership_freeze(membership, w);
+    if (membership_sought(membership, entry->ask.signature, &at) || at == MLFAB__MEMBERSHIP_SEEK)
+      continue;
+    membership_freeze(membership, w);
+    membership_settle(membership); /* all members may have left */
+    membership_check_moved(membership);
     return;
   }
 }
@@ -696,9 +787,10 @@ static int membership_is_full(mlfab__membership *membership, uint32_t worker,
   return 1;
 }
 
-/* Tells the workers that join whose objects they wait for. */
-static void membership_tell_kept(mlfab__membership *membership) {
-  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper, 0};
+/* Tells the workers that join whose objects they wait for, or what others call. */
+static void membership_tell_joiners(mlfab__membership *membership) {
+  mlfab__membership_missing missing = {.rank = membership->keeper};
+  if (membership->kept == 0) memcpy(missing.text, membership->others, sizeof missing.text);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || entry->missing == missing.rank) continue;
@@ -726,7 +818,7 @@ static void membership_finishes(mlfab__membership *membership, uint32_t worker,
     membership_post_finished(membership, worker);
     int32_t teller = membership->freezing ? MLFAB_NO_RANK : membership_teller(membership);
     if (teller != MLFAB_NO_RANK) membership_post_finished(membership, (uint32_t)teller);
-  } else if (running && !entry->left && in->calls <= membership->limit) {
+  } else if (running && !entry->left && (membership->seek[0] || in->calls <= membership->limit)) {
     entry->done = entry->finished = 1;
     entry->calls = in->calls;
     membership_freeze(membership, worker);
@@ -740,6 +832,10 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   entry->frozen = 1;
   entry->begun = in->calls;
   entry->open = in->open > 0;
+  if (in->text[0]) {
+    membership->keeper = (int32_t)worker;
+    memcpy(membership->others, in->text, sizeof membership->others);
+  }
   membership_settle(membership);
 }
 
@@ -779,6 +875,11 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                     membership->list_bytes);
     return 0;
   }
+  if (entry->joins && in->signature == 0) { /* its call has ended */
+    entry->asked = 0;
+    membership_check(membership);
+    return 0;
+  }
   if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
     return 0;
   entry->asked = 1;
@@ -813,7 +914,8 @@ static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
     return;
   }
   entry->ready = 1;
-  entry->progress = in->progress;
+  entry->ask.progress = in->progress;
+  entry->ask.barriers = in->barriers;
   entry->arena = in->arena == 1 && !entry->left;
   membership_check_ready(membership);
 }
@@ -1007,10 +1109,8 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  if (membership->kept > 0) {
-    mlfab__touched(membership->touch, 0);
-    membership_tell_kept(membership);
-  }
+  if (membership->kept > 0) mlfab__touched(membership->touch, 0);
+  if (membership->kept > 0 || membership->seek[0]) membership_tell_joiners(membership);
   if (membership->kept == 0 || --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);

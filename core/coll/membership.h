@@ -40,35 +40,45 @@
  * in the next epoch.
  *
  * Joining. A worker whose number nobody has had, or whose former process left in good order, fails nobody's call when
- * it comes, and nobody waits for it before it calls. Then it is in the epoch that forms; when one runs, server 0 ends it as
- * for a worker that finishes: FREEZE (calls UINT64_MAX), FROZEN, SETTLE(limit); when all members have ended the calls below
- * the limit, the next epoch has the joiner. The calls of the members go on as they were, the joiner's first meets the
- * first that they begin after the limit. Objects (partial and stochastic reductions, task graphs) stay with the members
- * that opened them: as long as a member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0
- * tries again a heartbeat later. For the same reason joiners are not in an epoch that forms after a failure while
- * its members have objects.
+ * it comes, and nobody waits for it before it calls. MEMBERSHIP has the signature of its first call. It is in the epoch that
+ * forms if all others have told the same signature. When an epoch runs, the exchange is that of a worker that finishes, but
+ * the limit is sought:
+ *
+ *    FREEZE (calls UINT64_MAX), FROZEN(begun), SETTLE(limit, seek: signatures of joiners' first calls)
+ *
+ * From the limit on, members begin calls that are not sought. Each stops before the first that is sought, and says
+ * MEMBERSHIP with that signature when it has ended the calls before it. All make the same calls, so all stop at the same
+ * one; the next epoch begins with it and has the joiner. A joiner with another first call has all freeze anew. At most
+ * MLFAB__MEMBERSHIP_SEEK signatures are sought at once. A worker that finishes meanwhile ends the search: joiners are sought
+ * in the next epoch. A call that nobody else makes ends at its deadline, which names it and a call of the others (FROZEN,
+ * MISSING). Objects (partial and stochastic reductions, task graphs) stay with the members that opened them: as long as a
+ * member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0 tries again a heartbeat later. For
+ * the same reason joiners are not in an epoch that forms after a failure while its members have objects.
  *
  * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
  * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
  * others make with it, or its first barrier where the loop has no collective.
  *
- *    TRIAL --first collective or barrier--> APART --all others have called: READY, with their progress--> RETURNS
- *      RETURNS --all servers count it--> MEMBER      APART --its call fails--> TRIAL
+ *    TRIAL --first collective or barrier, all its updates are decided--> APART
+ *      APART --all others have called: READY, with their progress and barriers--> RETURNS --all servers count it--> MEMBER
+ *      APART --its call fails--> TRIAL
  *
  * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
  * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
- * in whatever order a loop has its calls. A collective of an epoch that has newcomers begins when every member has
- * called it: each says READY then, with its progress, the number of its updates. Server 0 tells newcomers the largest. No
- * member can push an update of a later round before the collective ends. RETURNS: it asks the servers to count it from
- * that progress on, waits for all, then enters the barriers, and says READY. A barrier does the same (barrier.h).
- * After the call all are at the same place of their loops, and all have the same numbers. A newcomer that has pushed
- * into a round that no other has reached would be one round ahead. Its number falls to theirs: that update stays in the
- * round, and its next one is in the same round.
+ * in whatever order a loop has its calls. Two bits, MLFAB__APART_*, tell which kind of call waits; rounds count it when
+ * neither does, and a collective comes first. A collective of an epoch that has newcomers begins when every member has
+ * called it: each says READY then, with its progress and its barriers when it called. Server 0 tells newcomers the largest
+ * progress. RETURNS: its number is this one and the updates that it has begun since its own call; undecided ones get numbers
+ * from there. Rounds that are closed by then get no update: those that follow count for them. It asks the servers to count
+ * it, waits for all, then enters the barriers where the others were, and says READY. Newcomers alone follow the first of
+ * them, which keeps its number. After the call all are at the same place of their loops, and all have the same numbers. A
+ * newcomer that has pushed into a round that no other has reached would be one round ahead. Its number falls to theirs: that
+ * update stays in the round, and its next one is in the same round. A barrier does the same (barrier.h).
  *
  * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
  * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
  * nobody's call; after LIST it is a member like others. (d) A loop needs a place that its first collective marks: of
- * several equal collectives in a step the library cannot tell which one a joiner makes.
+ * equal collectives in a step the library cannot tell which one a joiner makes, unless they have tags.
  *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
  * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
@@ -117,7 +127,6 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t joins;      /* no member yet, and fails nobody's call */
   uint8_t open;       /* it had objects when it froze */
   uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
-  uint64_t progress;  /* updates that it had pushed when it was ready */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
@@ -165,8 +174,11 @@ typedef struct mlfab__membership {
   /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
   int32_t keeper;
   uint32_t kept;
-  uint64_t limit;      /* calls of this epoch; UINT64_MAX: not known */
-  mlfab__touch *touch; /* a replica of server 0 has it, too; or NULL */
+  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
+  uint64_t seek
+      [MLFAB__MEMBERSHIP_SEEK]; /* it ends before the first of these from the limit on; 0: no more */
+  char others[MLFAB__TEXT_MAX]; /* what the keeper calls, for joiners that are sought */
+  mlfab__touch *touch;          /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */

@@ -15,15 +15,16 @@
 static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes) {
   const mlfab__membership *m = self;
   if (record == 0) {
-    const mlfab__membership_state state = {.phase = m->phase,
-                                           .epoch = m->epoch,
-                                           .freezing = m->freezing,
-                                           .kept = m->kept,
-                                           .finisher = m->finisher,
-                                           .keeper = m->keeper,
-                                           .limit = m->limit,
-                                           .go = m->go,
-                                           .verdict = m->verdict};
+    mlfab__membership_state state = {.phase = m->phase,
+                                     .epoch = m->epoch,
+                                     .freezing = m->freezing,
+                                     .kept = m->kept,
+                                     .finisher = m->finisher,
+                                     .keeper = m->keeper,
+                                     .limit = m->limit,
+                                     .go = m->go,
+                                     .verdict = m->verdict};
+    memcpy(state.seek, m->seek, sizeof state.seek);
     return mlfab__encode_membership_state(bytes, &state);
   }
   const mlfab__membership_entry *entry = &m->entries[record - 1];
@@ -33,7 +34,6 @@ static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes
                                      .place = entry->place,
                                      .calls = entry->calls,
                                      .begun = entry->begun,
-                                     .progress = entry->progress,
                                      .ask = entry->ask};
   uint32_t bit = 0;
 #define RECORDS_GET(name) worker.flags |= (uint32_t)(entry->name != 0) << bit++;
@@ -61,6 +61,7 @@ static int records_decode_state(mlfab__membership *m, const uint8_t *bytes, uint
   m->finisher = in.finisher;
   m->keeper = in.keeper;
   m->limit = in.limit;
+  memcpy(m->seek, in.seek, sizeof m->seek);
   m->go = in.go;
   m->verdict = in.verdict;
   return 0;
@@ -80,7 +81,6 @@ static int records_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                      .place = in.place,
                                      .calls = in.calls,
                                      .begun = in.begun,
-                                     .progress = in.progress,
                                      .ask = in.ask};
   uint32_t bit = 0;
 #define RECORDS_SET(name) entry->name = (uint8_t)(in.flags >> bit++ & 1);

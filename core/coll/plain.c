@@ -67,6 +67,8 @@ MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot 
     memcpy(slot->counts, call->counts, comm->config->workers * sizeof *slot->counts);
     slot->call.counts = slot->counts;
   }
+  slot->mark = mlfab__comm_mark(comm);
+  mlfab__comm_seek(comm);
 }
 
 MLFAB__INTERNAL int mlfab__plain_past(const mlfab__comm *comm, uint64_t number,
@@ -494,7 +496,9 @@ static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *sl
   *why_p = slot->missing_waits ? "waits in a barrier instead" : "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
   if (comm->phase != MLFAB__COMM_IN || mlfab__comm_number(slot) >= comm->limit) {
-    *why_p = comm->missing_waits ? "waits in a barrier instead" : "takes no part yet";
+    *why_p = comm->others[0]       ? comm->others
+             : comm->missing_waits ? "waits in a barrier instead"
+                                   : "takes no part yet";
     return comm->missing;
   }
   *why_p = "is awaited";

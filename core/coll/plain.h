@@ -92,6 +92,7 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   mlfab_vec *blocks;    /* the members' blocks in their order; while it is armed */
   uint32_t blocks_room;
   uint64_t serial, signature, count;
+  mlfab__mark mark;
   mlfab_request request;
   uint64_t stuck_ns;
   int32_t missing;       /* who server 0 says has not called */

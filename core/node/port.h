@@ -95,17 +95,33 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
+/* The place of a call among others of its worker: the number of its updates as rounds count, whole updates and barriers that
+ * it has begun. */
+typedef struct mlfab__mark {
+  uint64_t progress, pushes, barriers;
+} mlfab__mark;
+
+/* Why a worker stands apart: it waits in a collective, in a barrier. */
+enum { MLFAB__APART_CALL = 1, MLFAB__APART_BARRIER = 2 };
+
 /* How collectives and barriers of a worker have servers count it, and barriers wait for it (coll/membership.h). worker and
  * barrier: or NULL. */
 typedef struct mlfab__counting {
   struct mlfab__worker *worker;
-  uint64_t (*progress)(const struct mlfab__worker *worker);
-  void (*apart)(struct mlfab__worker *worker);
-  void (*back)(struct mlfab__worker *worker, uint64_t progress);
+  int (*idle)(const struct mlfab__worker *worker); /* all its updates are decided */
+  void (*mark)(const struct mlfab__worker *worker, mlfab__mark *mark);
+  /* For these reasons, MLFAB__APART_*. level: its progress is to be this, and its pushes; NULL: what it was. */
+  void (*apart)(struct mlfab__worker *worker, uint8_t why);
+  void (*back)(struct mlfab__worker *worker, uint8_t why, const uint64_t *level);
   int (*counted)(const struct mlfab__worker *worker);
   struct mlfab__barrier_worker *barrier;
   void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
-  void (*barrier_here)(struct mlfab__barrier_worker *barrier);
+  void (*barrier_alone)(struct mlfab__barrier_worker *barrier);
+  /* Its barriers after `mine` follow the call after which those of rank `of` follow `theirs`. */
+  void (*barrier_here)(struct mlfab__barrier_worker *barrier, int32_t of, uint64_t theirs,
+                       uint64_t mine);
+  uint64_t (*barriers)(const struct mlfab__barrier_worker *barrier);
+  void (*barrier_among)(struct mlfab__barrier_worker *barrier); /* it takes part in collectives */
 } mlfab__counting;
 
 #endif

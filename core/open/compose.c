@@ -98,13 +98,17 @@ static int compose_worker(mlfab_node *node) {
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
   parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
-                                               .progress = mlfab__worker_progress,
+                                               .idle = mlfab__worker_idle,
+                                               .mark = mlfab__worker_mark,
                                                .apart = mlfab__worker_stand_apart,
                                                .back = mlfab__worker_return,
                                                .counted = mlfab__worker_counted,
                                                .barrier = parts->barrier,
                                                .barrier_apart = mlfab__barrier_apart,
-                                               .barrier_here = mlfab__barrier_here};
+                                               .barrier_alone = mlfab__barrier_alone,
+                                               .barrier_here = mlfab__barrier_here,
+                                               .barriers = mlfab__barrier_calls,
+                                               .barrier_among = mlfab__barrier_among};
 #if MLFAB_WITH_COLL
   parts->comm->counting = parts->barrier->counting;
 #endif

@@ -902,7 +902,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   }
   /* A worker asks to be counted before it pushes (clock.c). This server would not count the updates of one that did
    * not. */
-  if (peer->guest && server->phase == MLFAB__MODEL_STANDS) mlfab__clock_enter(server, worker, 0);
+  if (peer->guest && server->phase == MLFAB__MODEL_STANDS) mlfab__clock_enter(server, worker, 0, 0);
   mlfab__incoming *update = mlfab__queue_take(server, &push);
   if (!update || ((push.flags & MLFAB__PUSH_PACKED) && server->sparse->room(server))) {
     if (update) mlfab__queue_give_back(server, update);

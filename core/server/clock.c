@@ -264,15 +264,16 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two queued updates
- * of one worker never have one number. */
-static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress; `falls`: they may fall, too. Two
+ * queued updates of one worker never have one number. */
+static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided,
+                           int falls) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
   for (uint32_t i = 0; i < 2 && server->peers[worker].queued > 0; i++) {
     for (mlfab__incoming *u = lists[i]; u; u = u->next) {
       if (u->worker != worker || u == decided || (u->push.flags & MLFAB__PUSH_INIT)) continue;
-      u->push.progress = mlfab__max(u->push.progress, next);
+      u->push.progress = falls ? next : mlfab__max(u->push.progress, next);
       next = u->push.progress + !(u->push.flags & MLFAB__PUSH_MORE);
     }
   }
@@ -283,7 +284,7 @@ MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, 
   uint64_t before = peer->pushed;
   if (progress <= before) return;
   peer->pushed = progress;
-  clock_renumber(server, worker, NULL);
+  clock_renumber(server, worker, NULL, 0);
   clock_crossed(server, peer, before);
 }
 
@@ -300,21 +301,23 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
   if (in.apart) {
     if (!peer->guest) mlfab__clock_members(server);
     peer->guest = 1;
-  } else if (!peer->guest) {
+  } else if (!peer->guest && !in.entry) {
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
-    mlfab__clock_enter(server, worker, in.progress);
+    mlfab__clock_enter(server, worker, in.progress, in.entry);
   }
 }
 
-MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress,
+                                        uint32_t entry) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
   peer->pushed = 0; /* The round that has an update of it already may have its next one, too. */
   peer->pushed = mlfab__max(progress, mlfab__clock_join(server, worker));
   peer->decided = mlfab__min(peer->decided, peer->pushed);
+  clock_renumber(server, worker, NULL, 1);
   mlfab__clock_members(server);
-  mlfab__progress told = {peer->pushed, 0};
+  mlfab__progress told = {peer->pushed, 0, entry};
   MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 
@@ -344,7 +347,7 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
     if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   }
-  if (peer->pushed > before + 1) clock_renumber(server, update->worker, update);
+  if (peer->pushed > before + 1) clock_renumber(server, update->worker, update, 0);
   clock_crossed(server, peer, known);
 }
 

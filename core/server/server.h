@@ -626,7 +626,8 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
 /* A guest counts from now on, from this progress or the one with which it begins here; it is told. */
-MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress);
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress,
+                                        uint32_t entry);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 /* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */

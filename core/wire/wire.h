@@ -424,12 +424,19 @@ typedef struct mlfab__waiting {
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
-/* BARRIER up. ASK: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. */
-enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE };
+/* BARRIER up. ASKS: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. COLLECTS:
+ * it takes part in collectives. */
+enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE, MLFAB__BARRIER_COLLECTS };
+/* BARRIER_DONE down. MEETS: a guest shall count, from this progress on. PASSES: the same, but in this barrier alone, because
+ * others take part in collectives. LEAVES: it has been in a barrier, and is a guest again, for the same reason. */
+enum { MLFAB__BARRIER_OVER, MLFAB__BARRIER_MEETS, MLFAB__BARRIER_PASSES, MLFAB__BARRIER_LEAVES };
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
-  uint32_t what;     /* up: MLFAB__BARRIER_*; down: 1: a guest shall count, from this progress */
-  uint64_t progress; /* updates that the worker has pushed */
+  uint32_t what;                /* MLFAB__BARRIER_* */
+  uint64_t progress;            /* updates that the worker has pushed */
+  /* HERE, after a collective: its barriers before that follow `mine` of its own as those of this rank follow `theirs`. */
+  int32_t of;
+  uint64_t theirs, mine;
 } mlfab__barrier;
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
@@ -449,6 +456,7 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
 typedef struct mlfab__progress {
   uint64_t progress; /* whole updates before the first that is undecided there */
   uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/membership.h) */
+  uint32_t entry; /* up: a number of a guest's question; down: of the one that this answers; or 0 */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
@@ -567,7 +575,7 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants;
+  uint32_t gone, done, left, guest, wants, late, among;
   uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 

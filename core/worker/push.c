@@ -54,7 +54,7 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
-  mlfab__progress progress = {stream->round, 0};
+  mlfab__progress progress = {stream->round, 0, 0};
   if (!worker->stands || !stream->counts || !stream->up || worker->apart) return;
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
@@ -1032,9 +1032,14 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
     *code_p = MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "push: %u updates are under way", worker->norder);
     return NULL;
   }
-  *code_p = push_fill(worker, update, what, options, flags, error);
+  /* An update for a round that is closed gets into the open one, and does not end it. */
+  int late =
+      worker->debt > 0 && !((options->flags | flags) & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
+  *code_p = push_fill(worker, update, what, options, flags | (late ? MLFAB__PUSH_MORE : 0), error);
   if (*code_p) return NULL;
+  worker->debt -= (uint64_t)late;
   update->seq = worker->next_seq++;
+  worker->wholes += (uint64_t)mlfab__worker_whole(update);
   push_enqueue(worker, update, slot, now_ns);
   return update;
 }

@@ -328,13 +328,27 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
   worker_model_end(worker, code);
 }
 
+/* Asks a server to count this worker, or not to. It may have been ahead of the others: then its number falls to theirs. */
 static void worker_enter(mlfab__worker *worker, uint32_t server) {
   mlfab__stream *stream = &worker->streams[server];
-  const mlfab__progress progress = {stream->round, worker->apart != 0};
   if (!stream->up || stream->epoch == 0 || stream->absent) return;
-  if (worker->apart) stream->guest = 1;
-  if (worker->apart || (worker->enters && stream->guest))
-    MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
+  if (worker->apart) {
+    stream->guest = 1;
+    stream->entry = stream->asked = 0;
+  } else if (!worker->enters || !stream->guest || stream->asked) {
+    return;
+  } else {
+    uint64_t round =
+        worker->level + worker->wholes - mlfab__worker_ahead(worker, server, worker->next_seq);
+    stream->entry = ++worker->entries ? worker->entries : ++worker->entries;
+    stream->asked = 1;
+    if (worker->levels && stream->round != round) {
+      stream->round = round;
+      mlfab__pull_renumber(worker, server, 0);
+    }
+  }
+  const mlfab__progress progress = {stream->round, worker->apart != 0, stream->entry};
+  MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
 /* The server counts this worker from its answer on. */
@@ -343,10 +357,12 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
   mlfab__progress in;
   if (MLFAB__MALFORMED(&worker->port, server, frame, progress, &in)) return;
   if (worker->apart) worker_enter(worker, server); /* an update has made it count */
-  if (!stream->guest || worker->apart || in.progress < stream->round) return;
+  if (!stream->guest || worker->apart || !stream->entry || in.entry != stream->entry) return;
+  stream->entry = stream->asked = 0;
+  worker->due = 1; /* asks again if an update was decided meanwhile */
+  if (in.progress < stream->round) return;
   stream->guest = 0;
   stream->round = mlfab__max(stream->round, in.progress);
-  worker->due = 1;
 }
 
 static int worker_is_guest(const mlfab__worker *worker) {
@@ -361,25 +377,30 @@ MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
   return !worker->stands || (!worker->apart && !worker_is_guest(worker));
 }
 
-/* A worker that has no model yet is a guest anyway. */
-MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker) {
-  if (worker->apart || !worker->stands) return;
-  worker->apart = 1;
-  worker->enters = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker) { return worker->norder == 0; }
+
+MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark) {
+  mark->progress = mlfab__worker_progress(worker);
+  mark->pushes = worker->wholes;
 }
 
-MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress) {
+/* A worker that has no model yet is a guest anyway. */
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t why) {
+  uint8_t before = worker->apart;
   if (!worker->stands) return;
-  worker->apart = 0;
+  worker->apart |= why;
+  worker->enters = 0;
+  for (uint32_t s = 0; s < worker->servers && !before; s++) worker_enter(worker, s);
+}
+
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint8_t why,
+                                          const uint64_t *level) {
+  if (!(worker->apart & why)) return;
+  worker->apart &= (uint8_t)~why;
+  worker->levels = level != NULL;
+  if (level) worker->level = *level;
+  if (worker->apart) return;
   worker->enters = 1;
-  /* It may have been ahead of the others: its next update has their number. */
-  for (uint32_t s = 0; s < worker->servers && progress > 0; s++) {
-    mlfab__stream *stream = &worker->streams[s];
-    if (stream->guest && mlfab__worker_ahead(worker, s, worker->next_seq) == 0)
-      stream->round = mlfab__min(stream->round, progress);
-  }
-  mlfab__push_align_to(worker, progress);
   for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
 }
 
@@ -390,6 +411,7 @@ static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
     worker_model_end(worker, 0);
   } else if (!worker->enters) {
     worker->enters = 1;
+    worker->levels = 0;
     for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
   }
 }
@@ -500,15 +522,25 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   worker_model_pull(worker, now_ns);
 }
 
+/* Others have pushed after the call in which this worker came, and rounds went on: so much larger is its number than what it
+ * has pushed itself. */
+static uint64_t worker_debt(const mlfab__worker *worker) {
+  uint64_t debt = mlfab__worker_progress(worker) - worker->level - worker->wholes;
+  return worker->levels && debt <= MLFAB__WINDOW ? debt : 0;
+}
+
 /* Does the work for which other files have set `due`; once after each event. */
 static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
     worker_model_progress(worker, now_ns);
+    for (uint32_t s = 0; worker->enters && s < worker->servers; s++)
+      if (worker->streams[s].guest) worker_enter(worker, s);
     if (worker->enters && !worker->model_request && !worker_is_guest(worker)) {
       worker->enters = 0;
       mlfab__push_align(worker);
+      worker->debt = worker_debt(worker);
     }
     if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
       worker->mover->decided(worker, now_ns);
@@ -819,6 +851,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
   stream->guest = ack->guest != 0;
+  stream->asked = 0; /* the answer may be lost, or still come */
   if (stream->absent) {
     stream->up = 1;
     if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);

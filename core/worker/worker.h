@@ -202,6 +202,8 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t packets; /* the server accepts packets */
   uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
   uint8_t guest;   /* the server does not count this worker yet (server/clock.c) */
+  uint8_t asked;   /* it has asked to be counted, on this link */
+  uint32_t entry;  /* the newest of `entries` that may be answered; 0: none */
   uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
@@ -295,8 +297,11 @@ struct mlfab__worker {
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
   int enters;                          /* it has the model, and asks the servers to count it */
-  int apart;                           /* it asks them not to count it: see ../coll/membership.h */
-  int done;                            /* finish was called: no more data */
+  uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
+  uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
+  uint64_t level, debt; /* debt: so many next whole updates belong to rounds that are closed */
+  uint32_t entries;     /* how often it has asked a server to count it */
+  int done;             /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -319,11 +324,11 @@ struct mlfab__worker {
   uint32_t nsieves;     /* number of residuals */
   uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
-  const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
-  uint64_t next_seq, pull_count;
-  uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
-  mlfab__lists *lists;           /* of the frame that is being encoded */
+  const uint8_t *lacks, *lacks_end;      /* the next push lacks these bytes; NULL: none */
+  uint64_t next_seq, pull_count, wholes; /* wholes: updates that end an iteration */
+  uint64_t *pulled;                      /* version by slice */
+  int16_t status[MLFAB__WINDOW];         /* by number: outcomes of the last updates */
+  mlfab__lists *lists;                   /* of the frame that is being encoded */
   uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
   size_t came_bytes;
   int due;                          /* something ended or was decided: worker.c does what follows */
@@ -492,8 +497,11 @@ MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least)
 /* The number of the next update: how many it has pushed, as rounds count. */
 MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
 /* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
-MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress);
+MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark);
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t why);
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint8_t why,
+                                          const uint64_t *level);
 MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker);
 /* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);

@@ -78,7 +78,7 @@ static void push_whole(uint64_t seq) {
 }
 
 static void say_progress(uint32_t w, uint64_t progress) {
-  SAY(&s, w, PROGRESS, progress, {progress, 0});
+  SAY(&s, w, PROGRESS, progress, {progress, 0, 0});
 }
 
 /* need: with DROP; else the staleness. */

@@ -36,6 +36,7 @@ typedef struct worker {
   int finishes, frozen; /* it has no more data; begins nothing */
   uint32_t open;        /* objects */
   uint64_t limit;       /* calls of this epoch */
+  int sought;           /* it may change yet: it is the first call of a joiner */
   uint32_t moved;       /* the epoch of which it has ended them */
   uint32_t incarnation;
   pipe to, from;
@@ -167,14 +168,15 @@ static void say_roll(worker *me) {
                                .in = me->rate,
                                .out = 2 * me->rate,
                                .round = me->calls,
+                               .signature = 7, /* of all calls */
                                .open = me->open};
-  uint8_t meta[128];
+  uint8_t meta[160];
   say(me, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
 }
 
 static void say_ready(worker *me) {
-  mlfab__membership_ready ready = {me->epoch, 1, 0};
-  uint8_t meta[16];
+  mlfab__membership_ready ready = {.epoch = me->epoch, .arena = 1};
+  uint8_t meta[32];
   say(me, MLFAB__MEMBERSHIP_READY, meta, mlfab__encode_membership_ready(meta, &ready));
 }
 
@@ -192,8 +194,9 @@ static void say_fail(worker *me) {
 }
 
 static void say_finish(worker *me, uint8_t type, int32_t rank) {
-  mlfab__membership_finish finish = {me->state == IN ? me->epoch : 0, rank, me->calls, me->open};
-  uint8_t meta[32];
+  mlfab__membership_finish finish = {
+      .epoch = me->state == IN ? me->epoch : 0, .rank = rank, .calls = me->calls, .open = me->open};
+  uint8_t meta[96];
   say(me, type, meta, mlfab__encode_membership_finish(meta, &finish));
 }
 
@@ -318,7 +321,9 @@ static void hears(worker *me, const message *m) {
     case MLFAB__MEMBERSHIP_SETTLE:
       assert_int_equal(mlfab__decode_membership_finish(m->meta, m->bytes, &finish), 0);
       if (me->state != IN || finish.epoch != me->epoch || me->failing) break;
-      assert_true(me->limit == UINT64_MAX || me->limit == finish.calls);
+      assert_true(me->limit == UINT64_MAX || me->sought || me->limit == finish.calls);
+      me->sought = finish.seek[0] != 0;
+      if (finish.calls == UINT64_MAX) me->moved = 0;
       assert_true(me->calls <= finish.calls);
       me->limit = finish.calls;
       me->frozen = 0;

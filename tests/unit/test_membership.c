@@ -624,7 +624,7 @@ static void test_one_too_many_joins(void **state) {
   mlfab__port port = {&c, crowd_post, no_ready, any_drop, no_detach, no_event, NULL, NULL};
   assert_int_equal(mlfab__membership_init(&c.membership, &env, &config, &port), 0);
   mlfab__membership_gone(&c.membership, c.joiner, MLFAB__NEVER_HERE, 1);
-  mlfab__membership_ask ask = {.host = 1};
+  mlfab__membership_ask ask = {.host = 1, .signature = 7};
   uint32_t n = mlfab__encode_membership_ask(meta, &ask);
   for (uint32_t i = 0; i < c.joiner; i++) crowd_say(&c, i, MLFAB__MEMBERSHIP, meta, n);
   mlfab__membership_ready ready = {.epoch = 1};
