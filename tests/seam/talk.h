@@ -63,7 +63,15 @@ enum {
 #define JOINER(n) TALK_ID(TALK_JOINER, n)     /* node n, joins at the node */
 #define STRANGER(i) TALK_ID(TALK_STRANGER, i) /* says nothing by itself */
 
-enum { TALK_PEERS = 192, TALK_NODES = 96, TALK_LINKS = 8192, TALK_FILES = 32 };
+#ifndef TALK_CROWD
+#define TALK_CROWD 90 /* the most workers that a test plays */
+#endif
+enum {
+  TALK_NODES = TALK_CROWD + 6,
+  TALK_PEERS = 2 * TALK_NODES,
+  TALK_LINKS = 8192,
+  TALK_FILES = 32
+};
 
 typedef struct talk_frame {
   struct talk_frame *next;
@@ -933,6 +941,15 @@ static inline void talk_welcomed(talk *t, uint32_t node) {
     talk_drop_frame(talk_peer_of(t, JOINER(node)));
   HEAR(t, JOINER(node), WELCOME, welcome, (t->incarnation[node] = m->incarnation) > 0);
   talk_break(t, JOINER(node));
+}
+
+/* A worker's process, a new one if there was one, joins at server 0, which is the node, and calls it. */
+static inline void talk_enter(talk *t, uint32_t worker) {
+  if (talk_linked(t, WORKER(worker))) talk_break(t, WORKER(worker));
+  t->nonce[worker]++;
+  talk_join(t, worker);
+  talk_welcomed(t, worker);
+  talk_call(t, WORKER(worker));
 }
 
 /* All played nodes join at server 0, which is the node. */
