@@ -63,7 +63,15 @@ enum {
 #define JOINER(n) TALK_ID(TALK_JOINER, n)     /* node n, joins at the node */
 #define STRANGER(i) TALK_ID(TALK_STRANGER, i) /* says nothing by itself */
 
-enum { TALK_PEERS = 192, TALK_NODES = 96, TALK_LINKS = 8192, TALK_FILES = 32 };
+#ifndef TALK_CROWD
+#define TALK_CROWD 90 /* the most workers that a test plays */
+#endif
+enum {
+  TALK_NODES = TALK_CROWD + 6,
+  TALK_PEERS = 2 * TALK_NODES,
+  TALK_LINKS = 8192,
+  TALK_FILES = 32
+};
 
 typedef struct talk_frame {
   struct talk_frame *next;
@@ -120,9 +128,9 @@ typedef struct talk {
   mlfab_node *node;
   mlfab_config config; /* complete as far as the harness needs it */
   uint64_t now;
-  const talk_frame *heard;    /* by the last HEAR */
-  mlfab__hello_ack hello_ack; /* the node's last answer to a played HELLO */
-  char log[512];              /* its last line */
+  const talk_frame *heard;     /* by the last HEAR */
+  mlfab__hello_ack hello_ack;  /* the node's last answer to a played HELLO */
+  char log[512], earlier[512]; /* its last line; the one before */
   /* Memory: in use; allocations; from this one on all fail; this one fails. */
   uint64_t bytes, calls, fail_from, fail_at;
   talk_loan *loans;
@@ -597,7 +605,7 @@ static inline void talk_say_welcome(talk *t) {
                                .nonce = t->nonce[node]};
     if (server >= t->config.servers && s < n) continue; /* may come later */
     snprintf(info.addresses, sizeof info.addresses, "talk:%c%u",
-             s < t->config.servers_max ? 's' : 'c', server);
+             s < t->config.servers_max ? 's' : 'c', s < n ? server : t->config.servers_max);
     at += mlfab__encode_member_info(bulk + at, sizeof bulk - at, &info);
     welcome.nodes++;
   }
@@ -891,6 +899,7 @@ static inline void talk_release(void *user, void *memory, size_t bytes) {
 
 static inline void talk_log(void *user, int level, const char *line) {
   (void)level;
+  memcpy(((talk *)user)->earlier, ((talk *)user)->log, sizeof((talk *)user)->log);
   snprintf(((talk *)user)->log, sizeof((talk *)user)->log, "%s", line);
 }
 
@@ -922,7 +931,7 @@ static inline void talk_join(talk *t, uint32_t node) {
            node < first ? 'w'
            : sort       ? 'c'
                         : 's',
-           k);
+           sort == 2 ? servers : k); /* a witness is called after the replicas */
   talk_dial(t, JOINER(node));
   talk_say(t, JOINER(node), MLFAB__JOIN, mlfab__encode_join(t->meta, &join), NULL, 0);
 }
@@ -933,6 +942,15 @@ static inline void talk_welcomed(talk *t, uint32_t node) {
     talk_drop_frame(talk_peer_of(t, JOINER(node)));
   HEAR(t, JOINER(node), WELCOME, welcome, (t->incarnation[node] = m->incarnation) > 0);
   talk_break(t, JOINER(node));
+}
+
+/* A worker's process, a new one if there was one, joins at server 0, which is the node, and calls it. */
+static inline void talk_enter(talk *t, uint32_t worker) {
+  if (talk_linked(t, WORKER(worker))) talk_break(t, WORKER(worker));
+  t->nonce[worker]++;
+  talk_join(t, worker);
+  talk_welcomed(t, worker);
+  talk_call(t, WORKER(worker));
 }
 
 /* All played nodes join at server 0, which is the node. */

@@ -115,11 +115,7 @@ static void test_asked_again(void **state) {
     HEAR(&t, WORKER(victim), BARRIER_DONE, barrier, m->number == 2);
     ASK(victim, 1);
     HEAR(&t, WORKER(victim), BARRIER_DONE, barrier, m->number == 1);
-    talk_break(&t, WORKER(victim));
-    t.nonce[victim]++;
-    talk_join(&t, victim);
-    talk_welcomed(&t, victim);
-    talk_back(&t, WORKER(victim));
+    talk_enter(&t, victim);
     met[victim] = 0;
     for (uint64_t k = 1; k <= 2; k++) { /* first as a guest, which the others meet */
       ASK(victim, k);
@@ -142,9 +138,7 @@ static void test_joins_behind_several(void **state) {
   for (uint32_t way = 0; way < 3; way++) {
     serve(2);
     for (uint64_t k = 1; k <= 3; k++) ASK(0, k);
-    talk_join(&t, 2);
-    talk_welcomed(&t, 2);
-    talk_call(&t, WORKER(2));
+    talk_enter(&t, 2);
     if (way == 2) HERE(2, 0);
     ASK(2, 1);
     DONE(0, 0, 0);

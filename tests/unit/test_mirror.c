@@ -200,7 +200,6 @@ static void mirrored_open(uint32_t n, uint64_t seed) {
   f->takeovers = f->held = 0;
   for (int c = 0; c < 2; c++) copy_open(&f->copies[c]);
   w->server = &f->copies[0].membership;
-  w->hooks = (hooks){pump, greets};
   mlfab__mirror_serve(&f->copies[0].mirror, ++f->term);
   look_at_both();
   for (int c = 0; c < 2; c++) line_up(&f->copies[c]);
@@ -208,7 +207,6 @@ static void mirrored_open(uint32_t n, uint64_t seed) {
 
 static void mirrored_close(void) {
   for (int c = 0; c < 2; c++) copy_close(&f->copies[c]);
-  w->server = &w->own;
   close_world();
 }
 
