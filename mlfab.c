@@ -556,6 +556,14 @@ MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t b
   mlfab__free(env, original, bytes + ENV_SLACK);
 }
 
+/* A text that is made of another one may begin twice with the same words ("push: push: ..."): once is enough. */
+static void env_begin_once(char *text) {
+  const char *colon = strstr(text, ": ");
+  size_t bytes = colon ? (size_t)(colon - text) + 2 : 0;
+  while (bytes > 0 && !strncmp(text, text + bytes, bytes))
+    memmove(text, text + bytes, strlen(text + bytes) + 1);
+}
+
 MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
                                  uint64_t waited_ns, const char *format, ...) {
   va_list arguments;
@@ -568,6 +576,7 @@ MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int
   va_start(arguments, format);
   mlfab__vformat(error->text, sizeof error->text, format, arguments);
   va_end(arguments);
+  env_begin_once(error->text);
   return code;
 }
 
@@ -578,6 +587,7 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
   va_start(arguments, format);
   mlfab__vformat(line, sizeof line, format, arguments);
   va_end(arguments);
+  env_begin_once(line);
   env->hooks.log(env->hooks.user, level, line);
 }
 
@@ -2042,12 +2052,19 @@ typedef struct mlfab__waiting {
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
-/* BARRIER up. ASK: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. */
-enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE };
+/* BARRIER up. ASKS: for this barrier. APART: the worker is a guest (coll/membership.h). HERE: it counts from now on. COLLECTS:
+ * it takes part in collectives. */
+enum { MLFAB__BARRIER_ASKS, MLFAB__BARRIER_APART, MLFAB__BARRIER_HERE, MLFAB__BARRIER_COLLECTS };
+/* BARRIER_DONE down. MEETS: a guest shall count, from this progress on. PASSES: the same, but in this barrier alone, because
+ * others take part in collectives. LEAVES: it has been in a barrier, and is a guest again, for the same reason. */
+enum { MLFAB__BARRIER_OVER, MLFAB__BARRIER_MEETS, MLFAB__BARRIER_PASSES, MLFAB__BARRIER_LEAVES };
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
-  uint32_t what;     /* up: MLFAB__BARRIER_*; down: 1: a guest shall count, from this progress */
-  uint64_t progress; /* updates that the worker has pushed */
+  uint32_t what;                /* MLFAB__BARRIER_* */
+  uint64_t progress;            /* updates that the worker has pushed */
+  /* HERE, after a collective: its barriers before that follow `mine` of its own as those of this rank follow `theirs`. */
+  int32_t of;
+  uint64_t theirs, mine;
 } mlfab__barrier;
 
 typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
@@ -2067,6 +2084,7 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
 typedef struct mlfab__progress {
   uint64_t progress; /* whole updates before the first that is undecided there */
   uint32_t apart;    /* 1, up: the worker is a guest from now on (coll/membership.h) */
+  uint32_t entry; /* up: a number of a guest's question; down: of the one that this answers; or 0 */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
@@ -2185,7 +2203,7 @@ typedef struct mlfab__barrier_state {
 } mlfab__barrier_state;
 
 typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants;
+  uint32_t gone, done, left, guest, wants, late, among;
   uint64_t base, asked, progress;
 } mlfab__barrier_worker_state;
 
@@ -2561,11 +2579,11 @@ WIRE_META(peer_state,
   N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
 WIRE_META(barrier_state, N(over))
 WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(left) N(guest) N(wants) N(base) N(asked) N(progress))
-WIRE_META(barrier, N(number) N(what) N(progress))
+  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
+WIRE_META(barrier, N(number) N(what) N(progress) N(of) N(theirs) N(mine))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
-WIRE_META(progress, N(progress) N(apart))
+WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
 WIRE_META(meet, N(node) N(incarnation) N(nonce))
 WIRE_META(where, N(node))
@@ -7644,17 +7662,33 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
+/* The place of a call among others of its worker: the number of its updates as rounds count, whole updates and barriers that
+ * it has begun. */
+typedef struct mlfab__mark {
+  uint64_t progress, pushes, barriers;
+} mlfab__mark;
+
+/* Why a worker stands apart: it waits in a collective, in a barrier. */
+enum { MLFAB__APART_CALL = 1, MLFAB__APART_BARRIER = 2 };
+
 /* How collectives and barriers of a worker have servers count it, and barriers wait for it (coll/membership.h). worker and
  * barrier: or NULL. */
 typedef struct mlfab__counting {
   struct mlfab__worker *worker;
-  uint64_t (*progress)(const struct mlfab__worker *worker);
-  void (*apart)(struct mlfab__worker *worker);
-  void (*back)(struct mlfab__worker *worker, uint64_t progress);
+  int (*idle)(const struct mlfab__worker *worker); /* all its updates are decided */
+  void (*mark)(const struct mlfab__worker *worker, mlfab__mark *mark);
+  /* For these reasons, MLFAB__APART_*. level: its progress is to be this, and its pushes; NULL: what it was. */
+  void (*apart)(struct mlfab__worker *worker, uint8_t why);
+  void (*back)(struct mlfab__worker *worker, uint8_t why, const uint64_t *level);
   int (*counted)(const struct mlfab__worker *worker);
   struct mlfab__barrier_worker *barrier;
   void (*barrier_apart)(struct mlfab__barrier_worker *barrier);
-  void (*barrier_here)(struct mlfab__barrier_worker *barrier);
+  void (*barrier_alone)(struct mlfab__barrier_worker *barrier);
+  /* Its barriers after `mine` follow the call after which those of rank `of` follow `theirs`. */
+  void (*barrier_here)(struct mlfab__barrier_worker *barrier, int32_t of, uint64_t theirs,
+                       uint64_t mine);
+  uint64_t (*barriers)(const struct mlfab__barrier_worker *barrier);
+  void (*barrier_among)(struct mlfab__barrier_worker *barrier); /* it takes part in collectives */
 } mlfab__counting;
 
 
@@ -9678,14 +9712,14 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
   if (mlfab__bootstrap_elsewhere(node, code, why)) return;
-  snprintf(text, sizeof text, "joining: %s", why);
+  mlfab__format(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
-  char altered[MLFAB__TEXT_MAX];
+  char altered[128];
   int foreign = event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER;
   int damaged = foreign || event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
                 event->code == MLFAB_ERR_LIMIT;
@@ -13351,6 +13385,7 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
   for (uint32_t i = 0; i < node->nlinks; i++) {
     mlfab__link *link = &node->links[i];
     mlfab__later(&link->heard_ns, late_ns, now_ns);
+    mlfab__later(&link->moved_ns, late_ns, now_ns);
     mlfab__later(&link->since_ns, late_ns, now_ns);
     mlfab__later(&link->probe_ns, late_ns, now_ns);
     mlfab__later(&link->coming_ns, late_ns, now_ns);
@@ -13652,6 +13687,8 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t packets; /* the server accepts packets */
   uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
   uint8_t guest;   /* the server does not count this worker yet (server/clock.c) */
+  uint8_t asked;   /* it has asked to be counted, on this link */
+  uint32_t entry;  /* the newest of `entries` that may be answered; 0: none */
   uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
@@ -13745,8 +13782,11 @@ struct mlfab__worker {
   int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
   uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
   int enters;                          /* it has the model, and asks the servers to count it */
-  int apart;                           /* it asks them not to count it: see ../coll/membership.h */
-  int done;                            /* finish was called: no more data */
+  uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
+  uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
+  uint64_t level, debt; /* debt: so many next whole updates belong to rounds that are closed */
+  uint32_t entries;     /* how often it has asked a server to count it */
+  int done;             /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -13769,11 +13809,11 @@ struct mlfab__worker {
   uint32_t nsieves;     /* number of residuals */
   uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
-  const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
-  uint64_t next_seq, pull_count;
-  uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
-  mlfab__lists *lists;           /* of the frame that is being encoded */
+  const uint8_t *lacks, *lacks_end;      /* the next push lacks these bytes; NULL: none */
+  uint64_t next_seq, pull_count, wholes; /* wholes: updates that end an iteration */
+  uint64_t *pulled;                      /* version by slice */
+  int16_t status[MLFAB__WINDOW];         /* by number: outcomes of the last updates */
+  mlfab__lists *lists;                   /* of the frame that is being encoded */
   uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
   size_t came_bytes;
   int due;                          /* something ended or was decided: worker.c does what follows */
@@ -13942,8 +13982,11 @@ MLFAB__INTERNAL void mlfab__push_align_to(mlfab__worker *worker, uint64_t least)
 /* The number of the next update: how many it has pushed, as rounds count. */
 MLFAB__INTERNAL uint64_t mlfab__worker_progress(const mlfab__worker *worker);
 /* No server counts this worker from now on; all do from this progress on, which may be too small; do all? */
-MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress);
+MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark);
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t why);
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint8_t why,
+                                          const uint64_t *level);
 MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker);
 /* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
@@ -15315,7 +15358,7 @@ static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
-  mlfab__progress progress = {stream->round, 0};
+  mlfab__progress progress = {stream->round, 0, 0};
   if (!worker->stands || !stream->counts || !stream->up || worker->apart) return;
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
@@ -16293,9 +16336,14 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
     *code_p = MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "push: %u updates are under way", worker->norder);
     return NULL;
   }
-  *code_p = push_fill(worker, update, what, options, flags, error);
+  /* An update for a round that is closed gets into the open one, and does not end it. */
+  int late =
+      worker->debt > 0 && !((options->flags | flags) & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
+  *code_p = push_fill(worker, update, what, options, flags | (late ? MLFAB__PUSH_MORE : 0), error);
   if (*code_p) return NULL;
+  worker->debt -= (uint64_t)late;
   update->seq = worker->next_seq++;
+  worker->wholes += (uint64_t)mlfab__worker_whole(update);
   push_enqueue(worker, update, slot, now_ns);
   return update;
 }
@@ -17080,13 +17128,27 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
   worker_model_end(worker, code);
 }
 
+/* Asks a server to count this worker, or not to. It may have been ahead of the others: then its number falls to theirs. */
 static void worker_enter(mlfab__worker *worker, uint32_t server) {
   mlfab__stream *stream = &worker->streams[server];
-  const mlfab__progress progress = {stream->round, worker->apart != 0};
   if (!stream->up || stream->epoch == 0 || stream->absent) return;
-  if (worker->apart) stream->guest = 1;
-  if (worker->apart || (worker->enters && stream->guest))
-    MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
+  if (worker->apart) {
+    stream->guest = 1;
+    stream->entry = stream->asked = 0;
+  } else if (!worker->enters || !stream->guest || stream->asked) {
+    return;
+  } else {
+    uint64_t round =
+        worker->level + worker->wholes - mlfab__worker_ahead(worker, server, worker->next_seq);
+    stream->entry = ++worker->entries ? worker->entries : ++worker->entries;
+    stream->asked = 1;
+    if (worker->levels && stream->round != round) {
+      stream->round = round;
+      mlfab__pull_renumber(worker, server, 0);
+    }
+  }
+  const mlfab__progress progress = {stream->round, worker->apart != 0, stream->entry};
+  MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
 /* The server counts this worker from its answer on. */
@@ -17095,10 +17157,12 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
   mlfab__progress in;
   if (MLFAB__MALFORMED(&worker->port, server, frame, progress, &in)) return;
   if (worker->apart) worker_enter(worker, server); /* an update has made it count */
-  if (!stream->guest || worker->apart || in.progress < stream->round) return;
+  if (!stream->guest || worker->apart || !stream->entry || in.entry != stream->entry) return;
+  stream->entry = stream->asked = 0;
+  worker->due = 1; /* asks again if an update was decided meanwhile */
+  if (in.progress < stream->round) return;
   stream->guest = 0;
   stream->round = mlfab__max(stream->round, in.progress);
-  worker->due = 1;
 }
 
 static int worker_is_guest(const mlfab__worker *worker) {
@@ -17113,25 +17177,30 @@ MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
   return !worker->stands || (!worker->apart && !worker_is_guest(worker));
 }
 
-/* A worker that has no model yet is a guest anyway. */
-MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker) {
-  if (worker->apart || !worker->stands) return;
-  worker->apart = 1;
-  worker->enters = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker) { return worker->norder == 0; }
+
+MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark) {
+  mark->progress = mlfab__worker_progress(worker);
+  mark->pushes = worker->wholes;
 }
 
-MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint64_t progress) {
+/* A worker that has no model yet is a guest anyway. */
+MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t why) {
+  uint8_t before = worker->apart;
   if (!worker->stands) return;
-  worker->apart = 0;
+  worker->apart |= why;
+  worker->enters = 0;
+  for (uint32_t s = 0; s < worker->servers && !before; s++) worker_enter(worker, s);
+}
+
+MLFAB__INTERNAL void mlfab__worker_return(mlfab__worker *worker, uint8_t why,
+                                          const uint64_t *level) {
+  if (!(worker->apart & why)) return;
+  worker->apart &= (uint8_t)~why;
+  worker->levels = level != NULL;
+  if (level) worker->level = *level;
+  if (worker->apart) return;
   worker->enters = 1;
-  /* It may have been ahead of the others: its next update has their number. */
-  for (uint32_t s = 0; s < worker->servers && progress > 0; s++) {
-    mlfab__stream *stream = &worker->streams[s];
-    if (stream->guest && mlfab__worker_ahead(worker, s, worker->next_seq) == 0)
-      stream->round = mlfab__min(stream->round, progress);
-  }
-  mlfab__push_align_to(worker, progress);
   for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
 }
 
@@ -17142,6 +17211,7 @@ static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
     worker_model_end(worker, 0);
   } else if (!worker->enters) {
     worker->enters = 1;
+    worker->levels = 0;
     for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
   }
 }
@@ -17252,15 +17322,25 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   worker_model_pull(worker, now_ns);
 }
 
+/* Others have pushed after the call in which this worker came, and rounds went on: so much larger is its number than what it
+ * has pushed itself. */
+static uint64_t worker_debt(const mlfab__worker *worker) {
+  uint64_t debt = mlfab__worker_progress(worker) - worker->level - worker->wholes;
+  return worker->levels && debt <= MLFAB__WINDOW ? debt : 0;
+}
+
 /* Does the work for which other files have set `due`; once after each event. */
 static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
     worker_model_progress(worker, now_ns);
+    for (uint32_t s = 0; worker->enters && s < worker->servers; s++)
+      if (worker->streams[s].guest) worker_enter(worker, s);
     if (worker->enters && !worker->model_request && !worker_is_guest(worker)) {
       worker->enters = 0;
       mlfab__push_align(worker);
+      worker->debt = worker_debt(worker);
     }
     if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
       worker->mover->decided(worker, now_ns);
@@ -17571,6 +17651,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
   stream->guest = ack->guest != 0;
+  stream->asked = 0; /* the answer may be lost, or still come */
   if (stream->absent) {
     stream->up = 1;
     if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
@@ -18642,7 +18723,8 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
 /* A guest counts from now on, from this progress or the one with which it begins here; it is told. */
-MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress);
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress,
+                                        uint32_t entry);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 /* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
@@ -19578,15 +19660,16 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two queued updates
- * of one worker never have one number. */
-static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress; `falls`: they may fall, too. Two
+ * queued updates of one worker never have one number. */
+static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided,
+                           int falls) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
   for (uint32_t i = 0; i < 2 && server->peers[worker].queued > 0; i++) {
     for (mlfab__incoming *u = lists[i]; u; u = u->next) {
       if (u->worker != worker || u == decided || (u->push.flags & MLFAB__PUSH_INIT)) continue;
-      u->push.progress = mlfab__max(u->push.progress, next);
+      u->push.progress = falls ? next : mlfab__max(u->push.progress, next);
       next = u->push.progress + !(u->push.flags & MLFAB__PUSH_MORE);
     }
   }
@@ -19597,7 +19680,7 @@ MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, 
   uint64_t before = peer->pushed;
   if (progress <= before) return;
   peer->pushed = progress;
-  clock_renumber(server, worker, NULL);
+  clock_renumber(server, worker, NULL, 0);
   clock_crossed(server, peer, before);
 }
 
@@ -19614,21 +19697,23 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
   if (in.apart) {
     if (!peer->guest) mlfab__clock_members(server);
     peer->guest = 1;
-  } else if (!peer->guest) {
+  } else if (!peer->guest && !in.entry) {
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
-    mlfab__clock_enter(server, worker, in.progress);
+    mlfab__clock_enter(server, worker, in.progress, in.entry);
   }
 }
 
-MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress,
+                                        uint32_t entry) {
   mlfab__server_peer *peer = &server->peers[worker];
   peer->guest = 0;
   peer->pushed = 0; /* The round that has an update of it already may have its next one, too. */
   peer->pushed = mlfab__max(progress, mlfab__clock_join(server, worker));
   peer->decided = mlfab__min(peer->decided, peer->pushed);
+  clock_renumber(server, worker, NULL, 1);
   mlfab__clock_members(server);
-  mlfab__progress told = {peer->pushed, 0};
+  mlfab__progress told = {peer->pushed, 0, entry};
   MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 
@@ -19658,7 +19743,7 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
     if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   }
-  if (peer->pushed > before + 1) clock_renumber(server, update->worker, update);
+  if (peer->pushed > before + 1) clock_renumber(server, update->worker, update, 0);
   clock_crossed(server, peer, known);
 }
 
@@ -21350,7 +21435,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   }
   /* A worker asks to be counted before it pushes (clock.c). This server would not count the updates of one that did
    * not. */
-  if (peer->guest && server->phase == MLFAB__MODEL_STANDS) mlfab__clock_enter(server, worker, 0);
+  if (peer->guest && server->phase == MLFAB__MODEL_STANDS) mlfab__clock_enter(server, worker, 0, 0);
   mlfab__incoming *update = mlfab__queue_take(server, &push);
   if (!update || ((push.flags & MLFAB__PUSH_PACKED) && server->sparse->room(server))) {
     if (update) mlfab__queue_give_back(server, update);
@@ -23165,11 +23250,13 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
   int32_t arena_fd;
   uint64_t arena_nonce, arena_bytes;
-  uint64_t host;    /* workers of one host share its links */
-  double in, out;   /* its link, bytes a second; 0: not known */
-  uint64_t round;   /* partial rounds that it has completed, the most of any object */
-  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
-  uint32_t open;    /* objects that are open there */
+  uint64_t host;      /* workers of one host share its links */
+  double in, out;     /* its link, bytes a second; 0: not known */
+  uint64_t round;     /* partial rounds that it has completed, the most of any object */
+  uint64_t objects;   /* the number of the last one that it opened, or took part in opening */
+  uint64_t signature; /* of its first call that waits; 0: none does */
+  uint64_t progress, barriers; /* updates, and barriers, that it had begun before it */
+  uint32_t open;               /* objects that are open there */
   uint32_t
       newcomer; /* 1: it has been in no epoch, and the fabric was there before (membership.h) */
 } mlfab__membership_ask;
@@ -23189,12 +23276,13 @@ typedef struct
   uint32_t newcomers; /* of the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: it knows the members; with newcomers, it has also called. server 0 -> newcomer: the others are
- * ready, having pushed so many updates. */
+/* worker -> server 0: it knows the members; with newcomers, it has also called, after so many updates and barriers.
+ * server 0 -> newcomer: the others are ready, and this rank has called then. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped everybody's memory */
-  uint64_t progress;
+  uint64_t progress, barriers;
+  int32_t rank;
 } mlfab__membership_ready;
 
 typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
@@ -23232,7 +23320,8 @@ typedef struct
   uint32_t epoch, channel;
   uint64_t number;
   int32_t rank;
-  uint32_t waits; /* 1: that rank waits in a barrier */
+  uint32_t waits;             /* 1: that rank waits in a barrier */
+  char text[MLFAB__TEXT_MAX]; /* epoch 0, to a joiner: the rank calls something else: this */
 } mlfab__membership_missing;
 
 typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
@@ -23241,14 +23330,19 @@ typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes 
   uint64_t calls; /* plain collectives of the epoch that it has called */
 } mlfab__membership_leave;
 
+enum { MLFAB__MEMBERSHIP_SEEK = 4 };
+
 /* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
  * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
- * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
+ * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. With signatures in
+ * `seek` it ends before the first call from there on that has one of them. */
 typedef struct mlfab__membership_finish {
   uint32_t epoch;
   int32_t rank;
-  uint64_t calls; /* FREEZE: UINT64_MAX: the rank joins */
-  uint32_t open;  /* FROZEN: objects that are open here */
+  uint64_t calls;                        /* FREEZE: UINT64_MAX: the rank joins */
+  uint32_t open;                         /* FROZEN: objects that are open here */
+  uint64_t seek[MLFAB__MEMBERSHIP_SEEK]; /* SETTLE: first calls of joiners; 0: no more */
+  char text[MLFAB__TEXT_MAX];            /* FROZEN: the last call that has begun, in words */
 } mlfab__membership_finish;
 
 /* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
@@ -23266,6 +23360,7 @@ typedef struct mlfab__membership_state {
   uint32_t phase, epoch, freezing, kept;
   int32_t finisher, keeper;
   uint64_t limit;
+  uint64_t seek[MLFAB__MEMBERSHIP_SEEK];
   mlfab__membership_go go;
   mlfab__membership_over verdict;
 } mlfab__membership_state;
@@ -23274,7 +23369,7 @@ typedef struct mlfab__membership_worker {
   uint32_t flags; /* bits: membership_records.c */
   int32_t lost;
   uint32_t over_owed, incarnation, place;
-  uint64_t calls, begun, progress;
+  uint64_t calls, begun;
   mlfab__membership_ask ask;
 } mlfab__membership_worker;
 
@@ -23318,32 +23413,33 @@ MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
 /* coll_wire.c - the fields of these frames. See coll_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
 #define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
 
 /* clang-format off */
 WIRE_META(membership_ask,
   N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects) N(open) N(newcomer))
-WIRE_META(membership_ready, N(epoch) N(arena) N(progress))
+  N(objects) N(signature) N(progress) N(barriers) N(open) N(newcomer))
+WIRE_META(membership_ready, N(epoch) N(arena) N(progress) N(barriers) N(rank))
 WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
 WIRE_META(membership_call, N(epoch) N(channel) N(number))
 WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
-WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank) N(waits))
+WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank) N(waits) T(text))
 WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
-WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
+WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open) A(seek) T(text))
 WIRE_META(coll,
   N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
 WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
 WIRE_META(membership_state,
-  N(phase) N(epoch) N(freezing) N(kept) N(finisher) N(keeper) N(limit)
+  N(phase) N(epoch) N(freezing) N(kept) N(finisher) N(keeper) N(limit) A(seek)
   N(go.epoch) N(go.arena) N(go.latency_ns) N(go.rate) N(go.round) N(go.objects)
   N(verdict.epoch) N(verdict.code) N(verdict.rank) T(verdict.text))
 WIRE_META(membership_worker,
   N(flags) N(lost) N(over_owed) N(incarnation) N(place) N(calls) N(begun)
-  N(progress)
   N(ask.epoch) N(ask.arena_pid) N(ask.arena_fd) N(ask.arena_nonce) N(ask.arena_bytes) N(ask.host)
-  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.open)
+  N(ask.in) N(ask.out) N(ask.round) N(ask.objects) N(ask.signature) N(ask.progress) N(ask.barriers)
+  N(ask.open)
   N(ask.newcomer))
 WIRE_FIELDS(membership_member, mlfab__membership_member,
   N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
@@ -23355,6 +23451,7 @@ WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_M
 /* clang-format on */
 
 #undef N
+#undef A
 #undef T
 #endif /* MLFAB_WITH_COLL */
 
@@ -27059,6 +27156,7 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   mlfab_vec *blocks;    /* the members' blocks in their order; while it is armed */
   uint32_t blocks_room;
   uint64_t serial, signature, count;
+  mlfab__mark mark;
   mlfab_request request;
   uint64_t stuck_ns;
   int32_t missing;       /* who server 0 says has not called */
@@ -27095,6 +27193,8 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
 
 /* --- plain.c: its life --- */
 
+/* The limit passes calls that no joiner begins with. */
+MLFAB__INTERNAL void mlfab__comm_seek(struct mlfab__comm *comm);
 /* A slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
 MLFAB__INTERNAL int mlfab__plain_slot_new(struct mlfab__comm *comm, const mlfab__comm_call *call,
                                           mlfab__comm_slot **slot_p);
@@ -27160,10 +27260,11 @@ typedef struct mlfab__comm {
   uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
   mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
   mlfab__membership_go go;
-  uint64_t in_ns;        /* since when the epoch stands */
-  int32_t missing;       /* whom the epoch to come waits for, says server 0 */
-  uint8_t missing_waits; /* it waits in a barrier */
-  uint32_t left;         /* 1: members have left; the first call that one of them has not called */
+  uint64_t in_ns;               /* since when the epoch stands */
+  int32_t missing;              /* whom the epoch to come waits for, says server 0 */
+  uint8_t missing_waits;        /* it waits in a barrier */
+  char others[MLFAB__TEXT_MAX]; /* of a joiner: what that one calls, if not what this one does */
+  uint32_t left; /* 1: members have left; the first call that one of them has not called */
   uint64_t left_calls, left_ns;
   int32_t left_rank;
   /* Failures. */
@@ -27183,6 +27284,8 @@ typedef struct mlfab__comm {
    * was told from which progress on it counts. */
   mlfab__counting counting;
   uint8_t meets, said, apart, told;
+  mlfab__membership_ready met;              /* what it was told */
+  uint64_t asked_for;                       /* a newcomer: the signature with which it has asked */
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -27198,6 +27301,10 @@ typedef struct mlfab__comm {
    * epoch of which server 0 was told that its calls are over here. */
   uint64_t *finished;
   uint64_t limit;
+  /* Signatures of joiners' first calls: the epoch ends before the first call from `limit` on that has one; 0: no more. The
+   * first limit of this epoch, even if it holds no more. */
+  uint64_t seek[MLFAB__MEMBERSHIP_SEEK];
+  uint64_t settled;
   uint8_t frozen, finishing;
   uint32_t moved;
   uint32_t
@@ -27361,6 +27468,8 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
 /* The algorithm that the task gets in this epoch. */
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task);
+/* Where a call that is made now stands. */
+MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm);
 /* The object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
@@ -27395,8 +27504,9 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go);
 MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in);
-/* Says READY when it is time. */
+/* Says READY when it is time. A newcomer stands apart, and asks, when it waits in a call; and no more. */
 MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
 MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 
@@ -27525,7 +27635,7 @@ MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, ui
     return -1;
   if (comm->frozen || comm->failing) return 0;
   uint64_t called = mlfab__comm_called(comm);
-  if (called > comm->limit || comm->limit - called < calls) return -1;
+  if (called > comm->settled || comm->settled - called < calls) return -1;
   return comm->begun == comm->end && comm->begun - comm->first < MLFAB__COMM_AHEAD;
 }
 
@@ -27573,6 +27683,14 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
   return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
 
+MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm) {
+  const mlfab__counting *counting = &comm->counting;
+  mlfab__mark mark = {0, 0, 0};
+  if (counting->worker) counting->mark(counting->worker, &mark);
+  if (counting->barrier) mark.barriers = counting->barriers(counting->barrier);
+  return mark;
+}
+
 /* --- what server 0 is told --- */
 
 MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
@@ -27583,6 +27701,9 @@ MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
 }
 
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
+  const mlfab__comm_slot *first =
+      comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
+  comm->asked_for = first ? first->signature : 0;
   const mlfab__membership_ask ask = {.epoch = after_epoch,
                                      .arena_pid = comm->arena_pid,
                                      .arena_fd = comm->arena_fd,
@@ -27593,6 +27714,9 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .out = comm->link_out,
                                      .round = comm->round,
                                      .objects = comm->objects_opened,
+                                     .signature = comm->asked_for,
+                                     .progress = first ? first->mark.progress : 0,
+                                     .barriers = first ? first->mark.barriers : 0,
                                      .open = mlfab__comm_open_objects(comm),
                                      .newcomer = comm->newcomer};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
@@ -27600,8 +27724,9 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
 
 MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls) {
   const mlfab__membership_finish finish = {
-      comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
-      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls, 0};
+      .epoch = comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
+      .rank = mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank,
+      .calls = calls};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
 }
 
@@ -28773,6 +28898,18 @@ MLFAB__INTERNAL int mlfab__plain_slot_new(mlfab__comm *comm, const mlfab__comm_c
   return 0;
 }
 
+static int plain_seeks(const mlfab__comm *comm, uint64_t signature) {
+  for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK; i++)
+    if (signature && comm->seek[i] == signature) return 1;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm) {
+  while (comm->seek[0] && comm->limit < mlfab__comm_called(comm) &&
+         !plain_seeks(comm, (*mlfab__comm_place(comm, comm->base + comm->limit))->signature))
+    comm->limit++;
+}
+
 MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot *slot,
                                             const mlfab__comm_call *call, uint64_t count,
                                             mlfab_request request) {
@@ -28795,6 +28932,8 @@ MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot 
     memcpy(slot->counts, call->counts, comm->config->workers * sizeof *slot->counts);
     slot->call.counts = slot->counts;
   }
+  slot->mark = mlfab__comm_mark(comm);
+  mlfab__comm_seek(comm);
 }
 
 MLFAB__INTERNAL int mlfab__plain_past(const mlfab__comm *comm, uint64_t number,
@@ -29222,7 +29361,9 @@ static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *sl
   *why_p = slot->missing_waits ? "waits in a barrier instead" : "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
   if (comm->phase != MLFAB__COMM_IN || mlfab__comm_number(slot) >= comm->limit) {
-    *why_p = comm->missing_waits ? "waits in a barrier instead" : "takes no part yet";
+    *why_p = comm->others[0]       ? comm->others
+             : comm->missing_waits ? "waits in a barrier instead"
+                                   : "takes no part yet";
     return comm->missing;
   }
   *why_p = "is awaited";
@@ -29399,8 +29540,9 @@ MLFAB__INTERNAL void mlfab__comm_object_bury(mlfab__comm *comm, mlfab__comm_obje
 MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
   mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
   comm->finished = NULL;
-  comm->limit = UINT64_MAX;
+  comm->limit = comm->settled = UINT64_MAX;
   comm->frozen = 0;
+  memset(comm->seek, 0, sizeof comm->seek);
 }
 
 /* Nobody needs this worker any more if it has finished: so it waits until others have acknowledged all bytes. */
@@ -29408,6 +29550,7 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   uint64_t serial = comm->base + comm->limit;
   if (comm->limit == UINT64_MAX || comm->frozen || mlfab__comm_moved(comm)) return;
   if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
+  if (comm->seek[0] && comm->end == serial) return; /* no such call yet */
   if (comm->finishing && comm->end == serial) {
     if (!mlfab__streams_quiet(&comm->streams)) return;
     comm->moved = comm->epoch;
@@ -29421,9 +29564,11 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
 /* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank,
-                                     comm->begun - comm->base + comm->promised,
-                                     mlfab__comm_open_objects(comm)};
+  mlfab__membership_finish frozen = {.epoch = comm->epoch,
+                                     .rank = in->rank,
+                                     .calls = comm->begun - comm->base + comm->promised,
+                                     .open = mlfab__comm_open_objects(comm)};
+  mlfab__comm_past past;
   int joins = in->calls == UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   if (!comm->finished && !joins) {
@@ -29444,6 +29589,9 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
   if (comm->go.arena && !joins) comm->go.arena = 2;
+  if (joins && comm->begun > comm->base &&
+      mlfab__plain_past(comm, comm->begun - comm->base - 1, &past))
+    mlfab__plain_words(frozen.text, &past, comm->config->workers);
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
 }
 
@@ -29472,7 +29620,13 @@ static void finish_tell_owed(mlfab__comm *comm, uint64_t number) {
 MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t owed = UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  comm->limit = in->calls;
+  if (comm->frozen || in->calls == UINT64_MAX) { /* else it says so again */
+    comm->limit = in->calls;
+    comm->settled = mlfab__min(comm->settled, in->calls);
+    memcpy(comm->seek, in->seek, sizeof comm->seek);
+    if (in->calls == UINT64_MAX) comm->moved = 0;
+    mlfab__comm_seek(comm);
+  }
   comm->frozen = 0;
   for (uint32_t m = 0; m < comm->members && comm->finished; m++)
     owed = mlfab__min(owed, comm->finished[m]);
@@ -29619,10 +29773,19 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
 
 #include <stdio.h>
 
+/* Where the call stands that waits, or one that is made now; its progress as updates are numbered now. */
+static mlfab__mark epoch_mark(const mlfab__comm *comm) {
+  const mlfab__mark now = mlfab__comm_mark(comm);
+  mlfab__mark mark = now;
+  if (comm->first < comm->end) mark = (*mlfab__comm_place(comm, comm->first))->mark;
+  mark.progress = now.progress - (now.pushes - mark.pushes);
+  return mark;
+}
+
 static void epoch_say_ready(mlfab__comm *comm) {
-  const mlfab__membership_ready ready = {
-      comm->epoch, comm->go.arena,
-      comm->counting.worker ? comm->counting.progress(comm->counting.worker) : 0};
+  const mlfab__mark mark = epoch_mark(comm);
+  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena, mark.progress, mark.barriers,
+                                         (int32_t)comm->rank};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
 }
 
@@ -29639,15 +29802,23 @@ static void epoch_say_leaving(mlfab__comm *comm) {
 
 /* --- newcomers --- */
 
-/* Nobody waits for a newcomer while it waits in a call. */
-static void epoch_look_apart(mlfab__comm *comm) {
+/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and when its first call is
+ * another one. */
+MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
+  const mlfab__counting *counting = &comm->counting;
   int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&
               comm->first < comm->end;
-  if (waits == comm->apart) return;
-  comm->apart = waits != 0;
-  if (!waits && comm->counting.worker) comm->counting.back(comm->counting.worker, 0);
-  if (waits && comm->counting.worker) comm->counting.apart(comm->counting.worker);
-  if (waits && comm->counting.barrier) comm->counting.barrier_apart(comm->counting.barrier);
+  if (waits && !comm->apart && counting->worker && !counting->idle(counting->worker)) return;
+  uint64_t call = waits ? (*mlfab__comm_place(comm, comm->first))->signature : 0;
+  if (waits != comm->apart) {
+    comm->apart = waits != 0;
+    if (waits && counting->worker) counting->apart(counting->worker, MLFAB__APART_CALL);
+    if (waits && counting->barrier) counting->barrier_apart(counting->barrier);
+    if (!waits && counting->worker) counting->back(counting->worker, MLFAB__APART_CALL, NULL);
+    if (!waits && counting->barrier) counting->barrier_alone(counting->barrier);
+  }
+  if (comm->newcomer && comm->phase == MLFAB__COMM_ASKED && call != comm->asked_for)
+    mlfab__comm_ask(comm, comm->over_epoch);
 }
 
 /* With newcomers a member is ready when it has called; a newcomer, when the others are, and all servers count it. */
@@ -29660,7 +29831,8 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
       return;
   }
   if (comm->newcomer && comm->told && comm->counting.barrier)
-    comm->counting.barrier_here(comm->counting.barrier);
+    comm->counting.barrier_here(comm->counting.barrier, comm->met.rank, comm->met.barriers,
+                                epoch_mark(comm).barriers);
   comm->said = 1;
   epoch_say_ready(comm);
 }
@@ -29669,9 +29841,15 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
 MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in) {
   if (in->epoch != comm->epoch || !comm->newcomer || comm->told) return;
   if (comm->phase != MLFAB__COMM_LISTED && comm->phase != MLFAB__COMM_READY) return;
+  const mlfab__mark mark = epoch_mark(comm);
+  const uint64_t level = in->progress - mark.pushes;
   comm->told = 1;
   comm->apart = 0;
-  if (comm->counting.worker) comm->counting.back(comm->counting.worker, in->progress);
+  comm->met = *in;
+  /* The one that leads keeps its number. */
+  if (comm->counting.worker)
+    comm->counting.back(comm->counting.worker, MLFAB__APART_CALL,
+                        in->rank == (int32_t)comm->rank ? NULL : &level);
   mlfab__epoch_look_ready(comm);
 }
 
@@ -29682,6 +29860,8 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->in_ns = comm->now_ns;
   comm->epochs++;
   comm->newcomer = comm->told = 0;
+  if (comm->counting.barrier) comm->counting.barrier_among(comm->counting.barrier);
+  comm->others[0] = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
     if (!object) continue;
@@ -29723,7 +29903,9 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
   } else {
     comm->phase = MLFAB__COMM_ASKED;
     comm->missing = MLFAB_NO_RANK;
-    mlfab__comm_ask(comm, comm->over_epoch);
+    comm->others[0] = 0;
+    comm->asked_for = 0;
+    if (!comm->newcomer) mlfab__comm_ask(comm, comm->over_epoch);
   }
 }
 
@@ -29777,13 +29959,13 @@ MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
       epoch_fail(comm);
       continue;
     }
-    epoch_look_apart(comm);
+    mlfab__epoch_look_apart(comm);
     mlfab__plain_begin_waiting(comm);
     mlfab__epoch_look_ready(comm);
     if (!comm->failing) mlfab__comm_check_moved(comm);
     if (due & MLFAB__COMM_JOIN) mlfab__epoch_join(comm);
   }
-  epoch_look_apart(comm);
+  mlfab__epoch_look_apart(comm);
   comm->depth = 0;
 }
 
@@ -29936,7 +30118,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__member
 MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
   switch (comm->phase) {
     case MLFAB__COMM_ASKED:
-      mlfab__comm_ask(comm, comm->over_epoch);
+      if (!comm->newcomer || comm->asked_for) mlfab__comm_ask(comm, comm->over_epoch);
       break;
     case MLFAB__COMM_READY:
       if (comm->said) epoch_say_ready(comm);
@@ -30011,7 +30193,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->founders = config->workers;
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
-  comm->limit = UINT64_MAX;
+  comm->limit = comm->settled = UINT64_MAX;
   comm->settle = mlfab__epoch_settle;
   mlfab__pool_init(&comm->pool, env, MLFAB__COMM_POOL);
   mlfab__streams_init(&comm->streams, env, config, links, down, &user);
@@ -30076,8 +30258,14 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
 static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
   if (in->epoch == 0) {
     if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
-        comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm))
-      comm->missing = in->rank, comm->missing_waits = in->waits != 0;
+        comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm)) {
+      comm->missing = in->rank;
+      comm->missing_waits = in->waits != 0;
+      comm->others[0] = 0;
+      if (in->text[0])
+        snprintf(comm->others, sizeof comm->others,
+                 "has not made this call since: its last was %.200s", in->text);
+    }
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
@@ -30225,7 +30413,8 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
   }
   if (comm->list_lost) {
     comm->list_lost = 0;
-    if (comm->phase == MLFAB__COMM_ASKED || mlfab__comm_moved(comm))
+    if ((comm->phase == MLFAB__COMM_ASKED && (!comm->newcomer || comm->apart)) ||
+        mlfab__comm_moved(comm))
       mlfab__comm_ask(comm, comm->over_epoch);
   }
   if (comm->later && comm->phase == MLFAB__COMM_OUT) {
@@ -30251,8 +30440,11 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * barriers do not wait for it.
  *
  * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
- * have asked for, and tells the guest their progress (BARRIER_DONE with `what`). The guest has all servers count it,
- * and says HERE: that barrier is its own then, and server 0 releases it.
+ * have asked for, and tells the guest their progress (MEETS). The guest has all servers count it, and says HERE: that barrier
+ * is its own then, and server 0 releases it. It does not ask while a collective of it waits. Where workers make collectives
+ * (COLLECTS), it may have met another barrier than it meant. So it is a guest again afterwards (PASSES, LEAVES), until a
+ * collective admits it: HERE tells then which of its barriers is which of the others'. As long as none has, rounds do not
+ * wait for it while it waits in a barrier for longer than a heartbeat.
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
@@ -30264,6 +30456,7 @@ typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint8_t guest, wants; /* a joiner that does not count yet; it has asked (membership.h) */
   uint8_t elsewhere;    /* it waits in a collective */
+  uint8_t late, among;  /* a barrier has admitted it; it takes part in collectives */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
   uint64_t progress;    /* updates that it had pushed when it asked */
 } mlfab__barrier_entry;
@@ -30283,10 +30476,17 @@ typedef struct mlfab__barrier_worker {
   mlfab__requests *requests;
   uint64_t over; /* barriers that have succeeded */
   uint32_t open; /* requests */
-  int dead;      /* server 0 is */
-  int leaving;   /* this worker takes no further part */
+  uint64_t beat_ns;
+  int dead;    /* server 0 is */
+  int leaving; /* this worker takes no further part */
   mlfab__counting counting;
-  uint8_t known, newcomer, admitted, told; /* as in membership.h */
+  /* As in membership.h. wants: it has asked as a newcomer, and stands apart. held: it does not ask, because a collective of
+   * it waits. among: it takes part in collectives. passing: others do, and it does not: it is a newcomer again after this
+   * barrier. late: a barrier has admitted it. */
+  uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
+  mlfab__mark mark; /* of the newest call */
+  int32_t of;       /* with which HERE was said */
+  uint64_t theirs, mine;
 } mlfab__barrier_worker;
 
 /* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
@@ -30303,9 +30503,16 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
 
-/* A joiner: nobody waits for it in a barrier from now on; it counts from now on (membership.h). */
+/* A joiner: nobody waits for it in a barrier from now on, while a collective of it waits; that one does not wait any more;
+ * it counts from now on (membership.h). */
 MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,
+                                         uint64_t mine);
+/* It takes part in collectives. */
+MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker);
+/* How many it has called. */
+MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker);
 
 
 /* ==============================================================================================
@@ -30351,14 +30558,29 @@ static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *ne
   return missing;
 }
 
+static int barrier_collects(const mlfab__barrier_server *server) {
+  for (uint32_t w = 0; w < server->workers; w++)
+    if (server->entries[w].among && !server->entries[w].gone) return 1;
+  return 0;
+}
+
+/* One that came late, and counts in barriers only, is a guest again, if others take part in collectives. */
+static void barrier_look_late(const mlfab__barrier_server *server, uint32_t worker) {
+  const mlfab__barrier_entry *entry = &server->entries[worker];
+  const mlfab__barrier barrier = {.what = MLFAB__BARRIER_LEAVES};
+  if (entry->late && !entry->guest && !entry->among && !entry->gone && barrier_collects(server))
+    MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
+}
+
 /* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
  * of them, or NO_RANK. */
-static int32_t barrier_meets(const mlfab__barrier_server *server) {
-  mlfab__barrier barrier = {.what = 1};
+static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next) {
+  mlfab__barrier barrier = {.what = barrier_collects(server) ? MLFAB__BARRIER_PASSES
+                                                             : MLFAB__BARRIER_MEETS};
   int32_t first = MLFAB_NO_RANK;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
-    if (barrier_waits(server, entry))
+    if (barrier_waits(server, entry) && entry->asked == next)
       barrier.progress = mlfab__max(barrier.progress, entry->progress);
   }
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -30370,8 +30592,10 @@ static int32_t barrier_meets(const mlfab__barrier_server *server) {
   return first;
 }
 
-/* A guest counts from now on: its newest barrier, or the last one that is over for it, is this one of the others. */
-static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
+/* A guest counts from now on. After a collective its barriers follow those of another that has called it, too. Else its
+ * newest barrier is the next of the others. If none is open, the last that is over is theirs. */
+static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
+                          const mlfab__barrier *in) {
   mlfab__barrier_entry *entry = &server->entries[worker];
   uint64_t most = server->over, next;
   if (!entry->guest) return;
@@ -30380,16 +30604,24 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker, uint64
     if (barrier_waits(server, &server->entries[w]))
       most = mlfab__max(most, server->entries[w].asked);
   if (entry->wants) most = mlfab__max(next, server->over + 1);
-  entry->asked = mlfab__max(most, number);
-  entry->base = entry->asked - number;
+  if (in->of >= 0 && (uint32_t)in->of < server->workers) {
+    uint64_t at = mlfab__add_sat(server->entries[in->of].base, in->theirs);
+    most = mlfab__add_sat(at > in->mine ? at - in->mine : 0, in->number);
+  }
+  entry->asked = mlfab__max(most, in->number);
+  entry->base = entry->asked - in->number;
   entry->guest = entry->wants = 0;
+  entry->late = in->of < 0;
+  barrier_look_late(server, worker);
+  if (in->number > 0 && server->over > entry->base)
+    barrier_answer(server, worker, mlfab__min(entry->asked, server->over) - entry->base);
 }
 
 /* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
 static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   uint64_t before = server->over, next;
   int32_t missing = barrier_missing(server, &next);
-  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server) : MLFAB_NO_RANK;
+  int32_t guest = missing == MLFAB_NO_RANK ? barrier_meets(server, next) : MLFAB_NO_RANK;
   if (guest != MLFAB_NO_RANK) missing = guest;
   while (missing == MLFAB_NO_RANK && next > server->over) {
     server->over = next;
@@ -30437,6 +30669,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   if (greeting->fresh)
     *entry = (mlfab__barrier_entry){
         .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
+  barrier_look_late(server, at.peer);
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
@@ -30461,12 +30694,17 @@ static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in 
   if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
   if (mlfab__port_refuse(&server->port, at.peer, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS) ||
-                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_HERE))
+                             in.number > UINT64_MAX / 2 || in.what > MLFAB__BARRIER_COLLECTS ||
+                             (in.number == 0 && in.what == MLFAB__BARRIER_ASKS)))
     return 1;
+  if (in.what == MLFAB__BARRIER_COLLECTS) {
+    entry->among = 1;
+    for (uint32_t w = 0; w < server->workers; w++) barrier_look_late(server, w);
+    return 1;
+  }
   entry->progress = in.progress;
   if (in.what == MLFAB__BARRIER_HERE) {
-    barrier_admit(server, at.peer, in.number);
+    barrier_admit(server, at.peer, &in);
   } else if (in.what == MLFAB__BARRIER_APART) {
     entry->guest = 1;
     entry->wants = 0;
@@ -30516,6 +30754,8 @@ static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes
                                              .left = entry->left,
                                              .guest = entry->guest,
                                              .wants = entry->wants,
+                                             .late = entry->late,
+                                             .among = entry->among,
                                              .base = entry->base,
                                              .asked = entry->asked,
                                              .progress = entry->progress};
@@ -30539,6 +30779,8 @@ static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                                          .left = in.left != 0,
                                                          .guest = in.guest != 0,
                                                          .wants = in.wants != 0,
+                                                         .late = in.late != 0,
+                                                         .among = in.among != 0,
                                                          .progress = in.progress,
                                                          .base = in.base,
                                                          .asked = in.asked};
@@ -30572,9 +30814,12 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
 /* --- a worker --- */
 
 static void barrier_say(const mlfab__barrier_worker *worker, uint32_t what) {
-  mlfab__barrier barrier = {worker->over + worker->open, what, 0};
-  if (worker->counting.worker)
-    barrier.progress = worker->counting.progress(worker->counting.worker);
+  const mlfab__barrier barrier = {.number = worker->over + worker->open,
+                                  .what = what,
+                                  .progress = worker->mark.progress,
+                                  .of = worker->of,
+                                  .theirs = worker->theirs,
+                                  .mine = worker->mine};
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
 }
 
@@ -30582,34 +30827,76 @@ static void barrier_ask(const mlfab__barrier_worker *worker) {
   barrier_say(worker, MLFAB__BARRIER_ASKS);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
-  if (worker->newcomer || worker->dead) return;
+/* Nobody is to wait for this one in a barrier. */
+static void barrier_rest(mlfab__barrier_worker *worker) {
   worker->newcomer = 1;
+  worker->told = worker->wants = worker->passing = 0;
   barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0) barrier_ask(worker);
+  if (worker->counting.worker)
+    worker->counting.back(worker->counting.worker, MLFAB__APART_BARRIER, NULL);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker) {
-  worker->told = 0;
+/* A newcomer asks when its updates are decided. */
+static void barrier_look(mlfab__barrier_worker *worker) {
+  const mlfab__counting *counting = &worker->counting;
+  if (!worker->newcomer || worker->open == 0 || worker->held || worker->dead || worker->wants)
+    return;
+  if (counting->worker && !counting->idle(counting->worker)) return;
+  worker->wants = 1;
+  if (counting->worker) counting->apart(counting->worker, MLFAB__APART_BARRIER);
+  barrier_ask(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker) {
+  worker->held = worker->newcomer = 1;
+  if (!worker->dead) barrier_rest(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker) {
+  worker->held = 0;
+  barrier_look(worker);
+}
+
+MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,
+                                         uint64_t mine) {
+  worker->told = worker->wants = worker->held = worker->passing = 0;
   if (!worker->newcomer || worker->dead) return;
-  worker->newcomer = 0;
+  worker->of = of;
+  worker->theirs = theirs;
+  worker->mine = mine;
+  worker->newcomer = worker->late = 0;
   worker->admitted = 1;
   barrier_say(worker, MLFAB__BARRIER_HERE);
+}
+
+/* It counts, in this barrier at least. */
+static void barrier_met(mlfab__barrier_worker *worker) {
+  uint8_t passing = worker->told == MLFAB__BARRIER_PASSES;
+  mlfab__barrier_here(worker, MLFAB_NO_RANK, 0, 0);
+  worker->passing = passing;
+  worker->late = 1;
+}
+
+MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker) {
+  if (worker->among || worker->dead) return;
+  worker->among = 1;
+  barrier_say(worker, MLFAB__BARRIER_COLLECTS);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker) {
+  return worker->over + worker->open;
 }
 
 /* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
 static void barrier_settle(void *self) {
   mlfab__barrier_worker *worker = self;
-  if (worker->told && worker->counting.counted(worker->counting.worker))
-    mlfab__barrier_here(worker);
+  if (worker->told && worker->counting.counted(worker->counting.worker)) barrier_met(worker);
+  barrier_look(worker);
 }
 
 /* No barrier of a joiner waits any more, and it has met nobody. */
 static void barrier_gives_up(mlfab__barrier_worker *worker) {
-  if (!worker->newcomer || worker->open > 0) return;
-  worker->told = 0;
-  barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->counting.worker) worker->counting.back(worker->counting.worker, 0);
+  if ((worker->newcomer || worker->passing) && worker->open == 0) barrier_rest(worker);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
@@ -30625,8 +30912,13 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
-  if (worker->newcomer && worker->counting.worker) worker->counting.apart(worker->counting.worker);
-  barrier_ask(worker);
+  if (worker->passing) barrier_rest(worker);
+  if (worker->counting.worker) worker->counting.mark(worker->counting.worker, &worker->mark);
+  if (worker->newcomer && !worker->wants) {
+    barrier_look(worker);
+  } else {
+    barrier_ask(worker);
+  }
   return 0;
 }
 
@@ -30652,8 +30944,10 @@ static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
   if (!worker->known) worker->newcomer = greeting->ack->guest != 0;
   worker->known = 1;
-  if (worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_APART);
-  if (worker->open > 0) barrier_ask(worker);
+  if (worker->among) barrier_say(worker, MLFAB__BARRIER_COLLECTS);
+  if (worker->newcomer && (worker->admitted || worker->held))
+    barrier_say(worker, MLFAB__BARRIER_APART);
+  if (worker->open > 0 && (!worker->newcomer || worker->wants)) barrier_ask(worker);
   if (!worker->newcomer && worker->admitted) barrier_say(worker, MLFAB__BARRIER_HERE);
 }
 
@@ -30671,22 +30965,44 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
   mlfab__barrier in;
   if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
-  if (in.what && !worker->newcomer) {
+  if (in.what == MLFAB__BARRIER_LEAVES) {
+    if (worker->newcomer || worker->passing || worker->among) return 1;
+    barrier_rest(worker);
+    barrier_look(worker);
+  } else if (in.what && !worker->newcomer) {
     barrier_say(worker, MLFAB__BARRIER_HERE);
-  } else if (in.what && worker->open == 0) {
+  } else if (in.what && !worker->wants) {
     barrier_say(worker, MLFAB__BARRIER_APART);
-  } else if (in.what && !worker->counting.worker) {
-    mlfab__barrier_here(worker);
   } else if (in.what && !worker->told) {
-    worker->told = 1;
-    worker->counting.back(worker->counting.worker, in.progress);
+    const uint64_t level = in.progress - worker->mark.pushes;
+    worker->told = (uint8_t)in.what;
+    if (!worker->counting.worker)
+      barrier_met(worker);
+    else
+      worker->counting.back(worker->counting.worker, MLFAB__APART_BARRIER, &level);
   }
   if (in.what) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
     mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
   }
+  if (worker->passing && worker->open == 0) barrier_rest(worker);
   return 1;
+}
+
+/* A barrier has admitted it, perhaps another one than it meant: rounds do not wait for it while it waits for long. */
+static void barrier_scan(void *self, uint64_t now_ns) {
+  mlfab__barrier_worker *worker = self;
+  const mlfab__request *first = barrier_first(worker);
+  if (!worker->late || worker->newcomer || worker->among || !first) return;
+  if (now_ns - first->started_ns < worker->beat_ns) return;
+  barrier_rest(worker);
+  barrier_look(worker);
+}
+
+static int barrier_scans(const void *self) {
+  const mlfab__barrier_worker *worker = self;
+  return worker->late && !worker->newcomer && worker->open > 0;
 }
 
 static void barrier_leave(void *self) {
@@ -30704,6 +31020,8 @@ static const mlfab__role barrier_row = {
     .up = barrier_up,
     .gone = barrier_gone,
     .withdraw = barrier_withdraw,
+    .scan = barrier_scan,
+    .waits = barrier_scans,
     .settle = barrier_settle,
     .leave = barrier_leave,
     .finish = barrier_leave,
@@ -30714,7 +31032,9 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
   if (!role) return MLFAB_ERR_MEMORY;
   *barrier_p = role->self;
   **barrier_p = (mlfab__barrier_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
-                                        .requests = &node->requests};
+                                        .requests = &node->requests,
+                                        .beat_ns = node->config.heartbeat_ns,
+                                        .of = MLFAB_NO_RANK};
   return 0;
 }
 
@@ -30764,35 +31084,45 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
  * in the next epoch.
  *
  * Joining. A worker whose number nobody has had, or whose former process left in good order, fails nobody's call when
- * it comes, and nobody waits for it before it calls. Then it is in the epoch that forms; when one runs, server 0 ends it as
- * for a worker that finishes: FREEZE (calls UINT64_MAX), FROZEN, SETTLE(limit); when all members have ended the calls below
- * the limit, the next epoch has the joiner. The calls of the members go on as they were, the joiner's first meets the
- * first that they begin after the limit. Objects (partial and stochastic reductions, task graphs) stay with the members
- * that opened them: as long as a member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0
- * tries again a heartbeat later. For the same reason joiners are not in an epoch that forms after a failure while
- * its members have objects.
+ * it comes, and nobody waits for it before it calls. MEMBERSHIP has the signature of its first call. It is in the epoch that
+ * forms if all others have told the same signature. When an epoch runs, the exchange is that of a worker that finishes, but
+ * the limit is sought:
+ *
+ *    FREEZE (calls UINT64_MAX), FROZEN(begun), SETTLE(limit, seek: signatures of joiners' first calls)
+ *
+ * From the limit on, members begin calls that are not sought. Each stops before the first that is sought, and says
+ * MEMBERSHIP with that signature when it has ended the calls before it. All make the same calls, so all stop at the same
+ * one; the next epoch begins with it and has the joiner. A joiner with another first call has all freeze anew. At most
+ * MLFAB__MEMBERSHIP_SEEK signatures are sought at once. A worker that finishes meanwhile ends the search: joiners are sought
+ * in the next epoch. A call that nobody else makes ends at its deadline, which names it and a call of the others (FROZEN,
+ * MISSING). Objects (partial and stochastic reductions, task graphs) stay with the members that opened them: as long as a
+ * member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0 tries again a heartbeat later. For
+ * the same reason joiners are not in an epoch that forms after a failure while its members have objects.
  *
  * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
  * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
  * others make with it, or its first barrier where the loop has no collective.
  *
- *    TRIAL --first collective or barrier--> APART --all others have called: READY, with their progress--> RETURNS
- *      RETURNS --all servers count it--> MEMBER      APART --its call fails--> TRIAL
+ *    TRIAL --first collective or barrier, all its updates are decided--> APART
+ *      APART --all others have called: READY, with their progress and barriers--> RETURNS --all servers count it--> MEMBER
+ *      APART --its call fails--> TRIAL
  *
  * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
  * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
- * in whatever order a loop has its calls. A collective of an epoch that has newcomers begins when every member has
- * called it: each says READY then, with its progress, the number of its updates. Server 0 tells newcomers the largest. No
- * member can push an update of a later round before the collective ends. RETURNS: it asks the servers to count it from
- * that progress on, waits for all, then enters the barriers, and says READY. A barrier does the same (barrier.h).
- * After the call all are at the same place of their loops, and all have the same numbers. A newcomer that has pushed
- * into a round that no other has reached would be one round ahead. Its number falls to theirs: that update stays in the
- * round, and its next one is in the same round.
+ * in whatever order a loop has its calls. Two bits, MLFAB__APART_*, tell which kind of call waits; rounds count it when
+ * neither does, and a collective comes first. A collective of an epoch that has newcomers begins when every member has
+ * called it: each says READY then, with its progress and its barriers when it called. Server 0 tells newcomers the largest
+ * progress. RETURNS: its number is this one and the updates that it has begun since its own call; undecided ones get numbers
+ * from there. Rounds that are closed by then get no update: those that follow count for them. It asks the servers to count
+ * it, waits for all, then enters the barriers where the others were, and says READY. Newcomers alone follow the first of
+ * them, which keeps its number. After the call all are at the same place of their loops, and all have the same numbers. A
+ * newcomer that has pushed into a round that no other has reached would be one round ahead. Its number falls to theirs: that
+ * update stays in the round, and its next one is in the same round. A barrier does the same (barrier.h).
  *
  * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
  * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
  * nobody's call; after LIST it is a member like others. (d) A loop needs a place that its first collective marks: of
- * several equal collectives in a step the library cannot tell which one a joiner makes.
+ * equal collectives in a step the library cannot tell which one a joiner makes, unless they have tags.
  *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
  * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
@@ -30834,7 +31164,6 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t joins;      /* no member yet, and fails nobody's call */
   uint8_t open;       /* it had objects when it froze */
   uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
-  uint64_t progress;  /* updates that it had pushed when it was ready */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
@@ -30861,8 +31190,9 @@ typedef struct mlfab__membership_inquiry {
 typedef struct mlfab__membership {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port port;               /* peers are workers */
-  mlfab__barrier_server *barrier; /* of this node: for errors that say who waits where; or NULL */
+  mlfab__port port; /* peers are workers */
+  struct mlfab__barrier_server
+      *barrier; /* of this node: for errors that say who waits where; or NULL */
   uint32_t workers;
   enum mlfab__membership_phase phase;
   uint32_t epoch; /* that stands, or was the last */
@@ -30881,8 +31211,11 @@ typedef struct mlfab__membership {
   /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
   int32_t keeper;
   uint32_t kept;
-  uint64_t limit;      /* calls of this epoch; UINT64_MAX: not known */
-  mlfab__touch *touch; /* a replica of server 0 has it, too; or NULL */
+  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
+  uint64_t seek
+      [MLFAB__MEMBERSHIP_SEEK]; /* it ends before the first of these from the limit on; 0: no more */
+  char others[MLFAB__TEXT_MAX]; /* what the keeper calls, for joiners that are sought */
+  mlfab__touch *touch;          /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -30891,7 +31224,7 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
 MLFAB__INTERNAL void mlfab__membership_free(void *self);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
-                                             mlfab__barrier_server *barrier);
+                                             struct mlfab__barrier_server *barrier);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
@@ -30922,7 +31255,6 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *me
  * its greeting. */
 
 #include <stdio.h>
-
 enum {
   MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
@@ -30936,6 +31268,7 @@ static const double membership_rate_unknown = 1.25e9;
 
 static void membership_check(mlfab__membership *membership);
 static void membership_admit(mlfab__membership *membership);
+static void membership_meet(mlfab__membership *membership);
 
 static uint32_t membership_room(const mlfab__membership *membership) {
   return (uint32_t)mlfab__min(membership->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
@@ -30946,6 +31279,7 @@ static void membership_no_limit(mlfab__membership *membership) {
   membership->finisher = MLFAB_NO_RANK;
   membership->limit = UINT64_MAX;
   membership->kept = 0;
+  memset(membership->seek, 0, sizeof membership->seek);
 }
 
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
@@ -31202,14 +31536,36 @@ static uint32_t membership_places(const mlfab__membership *membership) {
   return taken < room ? room - taken : 0;
 }
 
-/* The workers that have asked are the members of the next epoch, joiners only if they can be. */
+/* The call with which the next epoch begins, if all workers but joiners have told the same; 0: it is not known. With joiners
+ * alone it is that of the first. */
+static uint64_t membership_first_call(const mlfab__membership *membership) {
+  uint64_t first = 0, joiner = 0;
+  uint32_t members = 0;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked) continue;
+    if (entry->joins) {
+      if (!joiner) joiner = entry->ask.signature;
+    } else if (members++ == 0) {
+      first = entry->ask.signature;
+    } else if (entry->ask.signature != first) {
+      first = 0;
+    }
+  }
+  return members > 0 ? first : joiner;
+}
+
+/* The workers that have asked are the members of the next epoch, joiners only if they can be, and begin with its first
+ * call. */
 static void membership_form(mlfab__membership *membership) {
   uint32_t asked = 0, places = membership_places(membership);
+  uint64_t first = membership_first_call(membership);
   if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
   uint32_t joiners = places;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
-    asked += entry->asked && (!entry->joins || (joiners > 0 && joiners--));
+    int fits = !entry->joins || (entry->ask.signature == first && joiners > 0 && joiners--);
+    asked += entry->asked && fits;
   }
   if (asked == 0) return;
   mlfab__touched_all(membership->touch);
@@ -31218,7 +31574,8 @@ static void membership_form(mlfab__membership *membership) {
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked || (entry->joins && places == 0)) continue;
+    if (!entry->asked) continue;
+    if (entry->joins && (places == 0 || entry->ask.signature != first)) continue;
     places -= entry->joins;
     entry->asked = entry->joins = 0;
     entry->member = 1;
@@ -31228,6 +31585,7 @@ static void membership_form(mlfab__membership *membership) {
   membership_arrange(membership);
   membership_make_list(membership);
   membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
+  membership_meet(membership);
 }
 
 /* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. Newcomers get ready after
@@ -31255,8 +31613,9 @@ static uint32_t membership_waits(const mlfab__membership *membership, int32_t ra
 /* Tells the workers that wait which rank is missing, when it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
   int32_t rank = membership_missing(membership);
-  mlfab__membership_missing missing = {0, 0, 0, rank, membership_waits(membership, rank)};
-  uint8_t meta[32];
+  const mlfab__membership_missing missing = {.rank = rank,
+                                             .waits = membership_waits(membership, rank)};
+  uint8_t meta[MLFAB__META_PLAIN];
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
@@ -31297,18 +31656,25 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
-/* Tells newcomers that all others have called, and after how many updates. */
+/* Tells newcomers that all others have called, and after how many updates and barriers. Without others the first of them
+ * leads: it is told first, and counts with the number that it has. */
 static void membership_meet(mlfab__membership *membership) {
-  mlfab__membership_ready ready = {.epoch = membership->epoch};
+  mlfab__membership_ready ready = {.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->fresh) continue;
     if (!entry->ready) return;
-    ready.progress = mlfab__max(ready.progress, entry->progress);
+    if (ready.rank == MLFAB_NO_RANK) ready.rank = (int32_t)membership->order[i];
+    ready.progress = mlfab__max(ready.progress, entry->ask.progress);
   }
+  int leads = ready.rank == MLFAB_NO_RANK;
+  if (leads) ready.rank = (int32_t)membership->order[0];
+  const mlfab__membership_entry *first = &membership->entries[ready.rank];
+  ready.barriers = first->ask.barriers;
+  if (leads) ready.progress = first->ask.progress;
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
-    if (entry->fresh && !entry->ready)
+    if (entry->fresh && !entry->ready && (first->ready || entry == first))
       MLFAB__POST(&membership->port, membership->order[i], MLFAB__MEMBERSHIP_READY,
                   membership_ready, &ready);
   }
@@ -31358,9 +31724,12 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
 /* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
-  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank,
-                                       membership_waits(membership, rank)};
-  uint8_t meta[32];
+  const mlfab__membership_missing missing = {.epoch = membership->epoch,
+                                             .channel = inquiry->channel,
+                                             .number = inquiry->number,
+                                             .rank = rank,
+                                             .waits = membership_waits(membership, rank)};
+  uint8_t meta[MLFAB__META_PLAIN];
   inquiry->open = 0;
   membership_post_all(membership, MLFAB__MEMBERSHIP_MISSING, meta,
                       mlfab__encode_membership_missing(meta, &missing));
@@ -31482,7 +31851,8 @@ static void membership_tell(mlfab__membership *membership, mlfab__membership_ent
 
 static void membership_post_finish(mlfab__membership *membership, uint32_t worker, uint8_t type,
                                    int32_t rank, uint64_t calls) {
-  const mlfab__membership_finish finish = {membership->epoch, rank, calls, 0};
+  mlfab__membership_finish finish = {.epoch = membership->epoch, .rank = rank, .calls = calls};
+  if (type == MLFAB__MEMBERSHIP_SETTLE) memcpy(finish.seek, membership->seek, sizeof finish.seek);
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
@@ -31520,6 +31890,30 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
                            membership_teller(membership), membership->limit);
 }
 
+/* Is a joiner's first call sought, or is there room for it in `seek`? */
+static int membership_sought(const mlfab__membership *membership, uint64_t signature,
+                             uint32_t *free_p) {
+  *free_p = MLFAB__MEMBERSHIP_SEEK;
+  for (uint32_t i = MLFAB__MEMBERSHIP_SEEK; i-- > 0;) {
+    if (membership->seek[i] == signature) return 1;
+    if (membership->seek[i] == 0) *free_p = i;
+  }
+  return 0;
+}
+
+/* The epoch ends before the first call of a joiner, from `limit` on. */
+static void membership_seek(mlfab__membership *membership, uint64_t limit) {
+  uint32_t at;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || !entry->joins) continue;
+    entry->missing = MEMBERSHIP_UNTOLD;
+    if (!membership_sought(membership, entry->ask.signature, &at) && at < MLFAB__MEMBERSHIP_SEEK)
+      membership->seek[at] = entry->ask.signature;
+  }
+  if (membership->seek[0]) membership->limit = limit;
+}
+
 /* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
@@ -31536,22 +31930,45 @@ static void membership_settle(mlfab__membership *membership) {
     if (entry->open && keeper == MLFAB_NO_RANK) keeper = (int32_t)membership->order[i];
   }
   membership->freezing = 0;
-  membership->keeper = keeper;
+  if (keeper != MLFAB_NO_RANK) membership->keeper = keeper;
   membership->kept = finished || keeper == MLFAB_NO_RANK ? 0 : MEMBERSHIP_KEPT_TICKS;
-  if (membership->limit == UINT64_MAX && membership->kept == 0) membership->limit = limit;
+  if (membership->limit == UINT64_MAX && finished) {
+    membership->limit = limit;
+  } else if (membership->limit == UINT64_MAX && membership->kept == 0) {
+    membership_seek(membership, limit);
+  }
   for (uint32_t i = 0; i < membership->members; i++)
     if (!membership_member(membership, i)->left)
       membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_SETTLE,
                              membership_teller(membership), membership->limit);
 }
 
+/* A member has opened an object before the joiner's call: the epoch goes on for a while. */
+static void membership_keep(mlfab__membership *membership, uint32_t worker) {
+  mlfab__touched_all(membership->touch);
+  membership->keeper = (int32_t)worker;
+  membership->kept = MEMBERSHIP_KEPT_TICKS;
+  membership->limit = UINT64_MAX;
+  memset(membership->seek, 0, sizeof membership->seek);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    membership_member(membership, i)->moved = 0;
+    membership_post_finished(membership, membership->order[i]);
+  }
+}
+
 /* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
   uint32_t members = membership->members;
+  int32_t keeper = MLFAB_NO_RANK;
   if (membership->limit == UINT64_MAX || membership->freezing) return;
   for (uint32_t i = 0; i < members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->moved && !entry->left) return;
+    if (entry->ask.open > 0 && !entry->left) keeper = (int32_t)membership->order[i];
+  }
+  if (membership->seek[0] && keeper != MLFAB_NO_RANK) {
+    membership_keep(membership, (uint32_t)keeper);
+    return;
   }
   mlfab__touched_all(membership->touch);
   membership->verdict = (mlfab__membership_over){.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
@@ -31574,6 +31991,7 @@ static void membership_check_moved(mlfab__membership *membership) {
 /* All members begin no more calls for now, because this rank finishes, or joins. */
 static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   mlfab__touched_all(membership->touch);
+  if (membership->seek[0]) membership_no_limit(membership);
   membership->freezing = 1;
   membership->finisher = (int32_t)worker;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -31585,15 +32003,21 @@ static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   }
 }
 
-/* Ends a running epoch for the workers that join, unless it is about to end. */
+/* Has a running epoch end for the workers that join, unless it is about to end, or their calls are sought. */
 static void membership_admit(mlfab__membership *membership) {
+  uint32_t at;
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING || membership->freezing ||
-      membership->limit != UINT64_MAX || membership->kept > 0)
+      (membership->limit != UINT64_MAX && !membership->seek[0]) || membership->kept > 0 ||
+      membership_places(membership) == 0)
     return;
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    if (membership_places(membership) > 0) membership_freeze(membership, w);
+    if (membership_sought(membership, entry->ask.signature, &at) || at == MLFAB__MEMBERSHIP_SEEK)
+      continue;
+    membership_freeze(membership, w);
+    membership_settle(membership); /* all members may have left */
+    membership_check_moved(membership);
     return;
   }
 }
@@ -31609,9 +32033,10 @@ static int membership_is_full(mlfab__membership *membership, uint32_t worker,
   return 1;
 }
 
-/* Tells the workers that join whose objects they wait for. */
-static void membership_tell_kept(mlfab__membership *membership) {
-  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper, 0};
+/* Tells the workers that join whose objects they wait for, or what others call. */
+static void membership_tell_joiners(mlfab__membership *membership) {
+  mlfab__membership_missing missing = {.rank = membership->keeper};
+  if (membership->kept == 0) memcpy(missing.text, membership->others, sizeof missing.text);
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || entry->missing == missing.rank) continue;
@@ -31639,7 +32064,7 @@ static void membership_finishes(mlfab__membership *membership, uint32_t worker,
     membership_post_finished(membership, worker);
     int32_t teller = membership->freezing ? MLFAB_NO_RANK : membership_teller(membership);
     if (teller != MLFAB_NO_RANK) membership_post_finished(membership, (uint32_t)teller);
-  } else if (running && !entry->left && in->calls <= membership->limit) {
+  } else if (running && !entry->left && (membership->seek[0] || in->calls <= membership->limit)) {
     entry->done = entry->finished = 1;
     entry->calls = in->calls;
     membership_freeze(membership, worker);
@@ -31653,6 +32078,10 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   entry->frozen = 1;
   entry->begun = in->calls;
   entry->open = in->open > 0;
+  if (in->text[0]) {
+    membership->keeper = (int32_t)worker;
+    memcpy(membership->others, in->text, sizeof membership->others);
+  }
   membership_settle(membership);
 }
 
@@ -31692,6 +32121,11 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                     membership->list_bytes);
     return 0;
   }
+  if (entry->joins && in->signature == 0) { /* its call has ended */
+    entry->asked = 0;
+    membership_check(membership);
+    return 0;
+  }
   if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
     return 0;
   entry->asked = 1;
@@ -31726,7 +32160,8 @@ static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
     return;
   }
   entry->ready = 1;
-  entry->progress = in->progress;
+  entry->ask.progress = in->progress;
+  entry->ask.barriers = in->barriers;
   entry->arena = in->arena == 1 && !entry->left;
   membership_check_ready(membership);
 }
@@ -31888,9 +32323,11 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
     entry->ready = 1;
     membership_check_ready(membership);
   } else if (entry->member) {
-    membership_verdict(membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD,
-                       (int32_t)worker, left ? "worker %u has closed" : "worker %u is dead",
-                       worker);
+    membership_verdict(
+        membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker,
+        left ? "worker %u has closed"
+             : "worker %u is dead: it exited without mlfab_close, was killed, or is cut off",
+        worker);
   } else {
     membership_check(membership);
   }
@@ -31918,10 +32355,8 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  if (membership->kept > 0) {
-    mlfab__touched(membership->touch, 0);
-    membership_tell_kept(membership);
-  }
+  if (membership->kept > 0) mlfab__touched(membership->touch, 0);
+  if (membership->kept > 0 || membership->seek[0]) membership_tell_joiners(membership);
   if (membership->kept == 0 || --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);
@@ -31967,15 +32402,16 @@ MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
 static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes) {
   const mlfab__membership *m = self;
   if (record == 0) {
-    const mlfab__membership_state state = {.phase = m->phase,
-                                           .epoch = m->epoch,
-                                           .freezing = m->freezing,
-                                           .kept = m->kept,
-                                           .finisher = m->finisher,
-                                           .keeper = m->keeper,
-                                           .limit = m->limit,
-                                           .go = m->go,
-                                           .verdict = m->verdict};
+    mlfab__membership_state state = {.phase = m->phase,
+                                     .epoch = m->epoch,
+                                     .freezing = m->freezing,
+                                     .kept = m->kept,
+                                     .finisher = m->finisher,
+                                     .keeper = m->keeper,
+                                     .limit = m->limit,
+                                     .go = m->go,
+                                     .verdict = m->verdict};
+    memcpy(state.seek, m->seek, sizeof state.seek);
     return mlfab__encode_membership_state(bytes, &state);
   }
   const mlfab__membership_entry *entry = &m->entries[record - 1];
@@ -31985,7 +32421,6 @@ static uint32_t records_encode(const void *self, uint32_t record, uint8_t *bytes
                                      .place = entry->place,
                                      .calls = entry->calls,
                                      .begun = entry->begun,
-                                     .progress = entry->progress,
                                      .ask = entry->ask};
   uint32_t bit = 0;
 #define RECORDS_GET(name) worker.flags |= (uint32_t)(entry->name != 0) << bit++;
@@ -32013,6 +32448,7 @@ static int records_decode_state(mlfab__membership *m, const uint8_t *bytes, uint
   m->finisher = in.finisher;
   m->keeper = in.keeper;
   m->limit = in.limit;
+  memcpy(m->seek, in.seek, sizeof m->seek);
   m->go = in.go;
   m->verdict = in.verdict;
   return 0;
@@ -32032,7 +32468,6 @@ static int records_decode(void *self, uint32_t record, const uint8_t *bytes, uin
                                      .place = in.place,
                                      .calls = in.calls,
                                      .begun = in.begun,
-                                     .progress = in.progress,
                                      .ask = in.ask};
   uint32_t bit = 0;
 #define RECORDS_SET(name) entry->name = (uint8_t)(in.flags >> bit++ & 1);
@@ -34416,7 +34851,9 @@ static void comm_role_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
 
 static void comm_role_settle(void *self) {
   mlfab__comm *comm = self;
+  if (!comm->newcomer || comm->depth > 0) return;
   if (comm->told && !comm->said) mlfab__epoch_look_ready(comm);
+  mlfab__epoch_look_apart(comm);
 }
 
 /* Rounds of an open object go on without this worker's call. */
@@ -34567,7 +35004,8 @@ static const mlfab__role trees_row = {
     .free = mlfab__trees_free,
 };
 
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node, mlfab__barrier_server *barrier) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
+                                             struct mlfab__barrier_server *barrier) {
   mlfab__membership *membership;
   if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
   membership->barrier = barrier;
@@ -41332,7 +41770,9 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
       deadline = mlfab__min(deadline, mlfab__add_sat(spread->since_ns, beat));
     if (recipient->state == MLFAB__RECIPIENT_WAITING &&
         !mlfab__aggregator_stands(aggregator, recipient->worker, recipient->incarnation))
-      deadline = mlfab__min(deadline, mlfab__add_sat(recipient->since_ns, 3 * beat));
+      deadline =
+          mlfab__min(deadline, mlfab__port_stalls_at(recipient->since_ns, aggregator->now_ns,
+                                                     3 * beat, MLFAB__PORT_STANDS_BEATS * beat));
   }
   return deadline;
 }
@@ -49576,7 +50016,7 @@ static void guard_altered(const mlfab_node *node, const mlfab__link *link, char 
 }
 
 static void guard_give_up(mlfab_node *node, uint32_t index) {
-  char text[MLFAB__TEXT_MAX];
+  char text[128];
   guard_altered(node, &node->links[index], text, sizeof text);
   mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s", text);
   node->stats.frames_refused++;
@@ -49586,11 +50026,11 @@ static void guard_give_up(mlfab_node *node, uint32_t index) {
 /* Is it the header of the peer's frame with a counter in [from, to)? */
 static int guard_is_next(mlfab__session *session, const mlfab__header *header, uint64_t from,
                          uint64_t to) {
-  uint64_t at = from;
-  while (at < to && header->code != mlfab__session_code(session->in, &session->codes_in, at,
-                                                        header->meta_bytes, header->bulk_bytes))
-    at++;
-  return at < to && (header->flags & MLFAB__WIRE_TAGGED) != 0;
+  int next = 0;
+  for (uint64_t at = from; at < to && !next; at++)
+    next = header->code == mlfab__session_code(session->in, &session->codes_in, at,
+                                               header->meta_bytes, header->bulk_bytes);
+  return next && (header->flags & MLFAB__WIRE_TAGGED);
 }
 
 /* Before the rest of a frame is awaited: guard.h (5). */
@@ -53907,7 +54347,7 @@ typedef struct mlfab__vote {
   int asking; /* `own` is stored, and not decided yet */
   int outbid; /* a voter has denied `own`, because it has granted that epoch to another record */
   uint32_t wanted; /* the copies that this one, while it serves, wants in sync */
-  uint64_t said_ns;
+  uint64_t said_ns, looked_ns;
   mlfab__vote_peer peers[MLFAB__VOTERS];
   /* The way out: a message to another voter (lost without a link), and a record to store durably, after which the
    * caller calls mlfab__vote_stored, from outside this function. */
@@ -53994,7 +54434,7 @@ MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_
   vote->own = vote->stores = vote->heard = none;
   vote->wanted = 0;
   vote->asking = vote->outbid = 0;
-  vote->said_ns = 0;
+  vote->said_ns = vote->looked_ns = 0;
   memset(vote->peers, 0, sizeof vote->peers);
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) vote->peers[i].heard_ns = now_ns;
 }
@@ -54140,6 +54580,7 @@ MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64
 }
 
 MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
+  vote->looked_ns = now_ns;
   vote_act(vote, now_ns);
   if (vote->said_ns && now_ns - vote->said_ns < vote->beat_ns) return;
   vote->said_ns = now_ns;
@@ -54155,7 +54596,9 @@ MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
   uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
-  return silent_ns > vote->said_ns ? mlfab__min(due, silent_ns) : due;
+  /* Its link was not silent when it was looked at. */
+  if (silent_ns <= vote->looked_ns) silent_ns = vote->looked_ns + vote->beat_ns / 4;
+  return mlfab__min(due, silent_ns);
 }
 
 /* --- messages --- */
@@ -57571,8 +58014,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
                                            mlfab_error *error);
 /* The name of a setting that `name` is a misspelling or a member's name of; NULL when none is near. */
 MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name);
-/* The next of these variables, from *at_p on, that begins with MLFAB_ and that nothing reads: 1, and a text that names it
- * and the nearest name; or 0. Values are not shown. */
+/* The next of these variables, from *at_p on, that begins with MLFAB_, that nothing reads, and that is nearly a setting's:
+ * 1, and a text that names it and the nearest name; or 0. Values are not shown. */
 MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, char *text,
                                         size_t room);
 /* For a configuration that is all from the environment: CONFIG, with the variable, when MLFAB_WORKERS says that there are
@@ -58152,6 +58595,11 @@ MLFAB__INTERNAL const char *mlfab__config_nearest(const char *name) {
     best = other;
     least = far;
   }
+  /* Else one that has it as its words: "timeout", "threshold". */
+  for (uint32_t i = 0; !best && strlen(name) >= 4 && (other = mlfab_setting_name(i)) != NULL; i++) {
+    const char *at = strstr(other, name), *end = at ? at + strlen(name) : NULL;
+    if (at && (at == other || at[-1] == '_') && (*end == 0 || *end == '_')) best = other;
+  }
   return best;
 }
 
@@ -58197,11 +58645,10 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
     setting[bytes - 6] = 0;
     if (upper && config_is_known(setting)) continue;
     const char *nearest = config_is_known(setting) ? setting : mlfab__config_nearest(setting);
-    int n = snprintf(text, room, "the variable %.*s has no meaning", (int)bytes, variable);
-    if (nearest && n > 0 && (size_t)n < room) {
-      config_variable_of(nearest, name);
-      snprintf(text + n, room - (size_t)n, "; the nearest is %s", name);
-    }
+    if (!nearest) continue; /* no misspelling: a script's or a test's own */
+    config_variable_of(nearest, name);
+    snprintf(text, room, "the variable %.*s has no meaning; the nearest is %s", (int)bytes,
+             variable, name);
     ++*at_p;
     return 1;
   }
@@ -58301,6 +58748,12 @@ static int config_put(void *base, const config_setting *s, const char *name, con
   }
 }
 
+static int config_has(const config_setting *settings, size_t n, const char *name) {
+  size_t i = 0;
+  while (i < n && strcmp(settings[i].name, name) != 0) i++;
+  return i < n;
+}
+
 static int config_set(void *base, const config_setting *settings, size_t n, const char *name,
                       const char *value, mlfab_error *error) {
   if (!base || !name || !value)
@@ -58311,7 +58764,10 @@ static int config_set(void *base, const config_setting *settings, size_t n, cons
   char want[120] = "there is no such setting";
   const char *nearest = mlfab__config_nearest(name);
   if (nearest && !strcmp(nearest, name))
-    snprintf(want, sizeof want, "there is no such setting in this struct (see mlfab_setting_name)");
+    snprintf(want, sizeof want, "there is no such setting in this struct: %s has it",
+             config_has(config_model, MLFAB__COUNT(config_model), name) ? "mlfab_model_options_set"
+             : config_has(config_filter, MLFAB__COUNT(config_filter), name) ? "mlfab_filter_set"
+                                                                            : "mlfab_config_set");
   else if (nearest)
     snprintf(want, sizeof want, "there is no such setting; the nearest is %s", nearest);
   return config_bad(error, name, value, want);
@@ -74060,13 +74516,17 @@ static int compose_worker(mlfab_node *node) {
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
   parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
-                                               .progress = mlfab__worker_progress,
+                                               .idle = mlfab__worker_idle,
+                                               .mark = mlfab__worker_mark,
                                                .apart = mlfab__worker_stand_apart,
                                                .back = mlfab__worker_return,
                                                .counted = mlfab__worker_counted,
                                                .barrier = parts->barrier,
                                                .barrier_apart = mlfab__barrier_apart,
-                                               .barrier_here = mlfab__barrier_here};
+                                               .barrier_alone = mlfab__barrier_alone,
+                                               .barrier_here = mlfab__barrier_here,
+                                               .barriers = mlfab__barrier_calls,
+                                               .barrier_among = mlfab__barrier_among};
 #if MLFAB_WITH_COLL
   parts->comm->counting = parts->barrier->counting;
 #endif

@@ -79,7 +79,7 @@ typedef struct
   uint32_t epoch, channel;
   uint64_t number;
   int32_t rank;
-  uint32_t waits; /* 1: that rank waits in a barrier */
+  uint32_t waits;             /* 1: that rank waits in a barrier */
   char text[MLFAB__TEXT_MAX]; /* epoch 0, to a joiner: the rank calls something else: this */
 } mlfab__membership_missing;
 

@@ -307,8 +307,6 @@ MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint
 
 /* --- comm_finish.c --- */
 
-/* The limit passes calls that no joiner begins with. */
-MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm);
 /* Tells server 0 when all calls below the limit are over here. */
 MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm);
 /* An epoch is over: nobody has finished in the next. */

@@ -10,18 +10,6 @@ MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
   memset(comm->seek, 0, sizeof comm->seek);
 }
 
-static int finish_seeks(const mlfab__comm *comm, uint64_t signature) {
-  for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK; i++)
-    if (signature && comm->seek[i] == signature) return 1;
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm) {
-  while (comm->seek[0] && comm->limit < mlfab__comm_called(comm) &&
-         !finish_seeks(comm, (*mlfab__comm_place(comm, comm->base + comm->limit))->signature))
-    comm->limit++;
-}
-
 /* Nobody needs this worker any more if it has finished: so it waits until others have acknowledged all bytes. */
 MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   uint64_t serial = comm->base + comm->limit;
@@ -68,7 +56,7 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
   if (comm->go.arena && !joins) comm->go.arena = 2;
   if (joins && comm->begun > comm->base &&
       mlfab__plain_past(comm, comm->begun - comm->base - 1, &past))
-    mlfab__plain_words(frozen.text, &past);
+    mlfab__plain_words(frozen.text, &past, comm->config->workers);
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
 }
 

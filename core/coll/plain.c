@@ -45,6 +45,18 @@ MLFAB__INTERNAL int mlfab__plain_slot_new(mlfab__comm *comm, const mlfab__comm_c
   return 0;
 }
 
+static int plain_seeks(const mlfab__comm *comm, uint64_t signature) {
+  for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK; i++)
+    if (signature && comm->seek[i] == signature) return 1;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_seek(mlfab__comm *comm) {
+  while (comm->seek[0] && comm->limit < mlfab__comm_called(comm) &&
+         !plain_seeks(comm, (*mlfab__comm_place(comm, comm->base + comm->limit))->signature))
+    comm->limit++;
+}
+
 MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot *slot,
                                             const mlfab__comm_call *call, uint64_t count,
                                             mlfab_request request) {

@@ -129,6 +129,8 @@ MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
 
 /* --- plain.c: its life --- */
 
+/* The limit passes calls that no joiner begins with. */
+MLFAB__INTERNAL void mlfab__comm_seek(struct mlfab__comm *comm);
 /* A slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
 MLFAB__INTERNAL int mlfab__plain_slot_new(struct mlfab__comm *comm, const mlfab__comm_call *call,
                                           mlfab__comm_slot **slot_p);

@@ -451,7 +451,7 @@ static void node_cannot_dial(mlfab_node *node, int code) {
 static void node_cannot_join(mlfab_node *node, int code, const char *why) {
   char text[MLFAB__TEXT_MAX];
   if (mlfab__bootstrap_elsewhere(node, code, why)) return;
-  snprintf(text, sizeof text, "joining: %s", why);
+  mlfab__format(text, sizeof text, "joining: %s", why);
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
