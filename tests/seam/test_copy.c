@@ -1,5 +1,5 @@
-/* test_copy.c - the two copies of a server, each among voters and workers that the test plays: what the copy that serves sends
- * of its state, and what the other one takes. The test carries the frames from one to the other, or spoils them.
+/* test_copy.c - the two copies of a server, each among voters and workers that the test plays. One serves, and sends its
+ * state; the other takes it. The test carries the frames from copy to copy, or spoils them.
  *
  * Oracle: a copy that takes over sends its state again, which must be that of the former server, byte by byte. */
 #include "core/base/rng.h"
@@ -190,7 +190,7 @@ static void serve_simply(void) {
   for (int i = 0; i < 20; i++) push();
 }
 
-/* Without a model there is only an end. A model that does not stand yet is not sent, nor is its absence. */
+/* Without a model there is only an end. While a model does not stand yet, nothing is sent. */
 static void test_no_model(void **state) {
   (void)state;
   chosen = simple();
@@ -328,7 +328,7 @@ static void test_asks(void **state) {
   talk_close(T);
 }
 
-/* The images of a state, by slice and kind. Which blocks they come in is a copy's own affair. */
+/* The images of a state, by slice and kind. A copy cuts them into blocks of its own. */
 typedef uint8_t images[8][4][8 * 2048];
 
 /* Takes the images out of a stream: the other letters remain. */
