@@ -542,6 +542,9 @@ static void test_memory(void **state) {
     me->t.fail_at = 0;
   }
   assert_true(fails > 20);
+  uint64_t calls = me->t.calls;
+  feed_again(&first);
+  assert_int_equal(me->t.calls, calls); /* the second time needs nothing */
   take_over();
   assert_int_equal(send_moment(0), 1);
   same_state(&moment, &first);
