@@ -51,7 +51,7 @@ static void hear_all(void) {
     assert_true(done[0] == (first) && done[1] == (second) && done[2] == (third)); \
   } while (0)
 
-/* It is over when all have called, and who waits knows who has not. Who is gone or has no more data is not awaited. */
+/* It is over when all have called, but for workers that are gone or have no more data. Who waits knows who is missing. */
 static void test_in_turn(void **state) {
   (void)state;
   serve(WORKERS);
@@ -161,7 +161,7 @@ static void test_joins_behind_several(void **state) {
   }
 }
 
-/* Frames that nobody may send cost their sender its link, and change nothing. */
+/* A wrong frame costs its sender the link, and changes nothing. */
 static void test_bad_frames(void **state) {
   static const struct {
     uint64_t number;
@@ -240,7 +240,7 @@ static void test_guest_meets(void **state) {
   talk_close(&t);
 }
 
-/* What is withdrawn and called again is the same one. */
+/* A call that is withdrawn and made again is for the same barrier. */
 static void test_withdrawn(void **state) {
   (void)state;
   const mlfab_collective soon = {.size = sizeof soon, .timeout_ns = 1000000};

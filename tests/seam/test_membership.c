@@ -1,5 +1,5 @@
-/* test_membership.c - server 0's membership of collectives, told by the frames to workers that the test plays: who takes part,
- * who is missing, and how an epoch ends. unit/test_mirror.c has the random interleavings. */
+/* test_membership.c - server 0's membership of collectives, among workers that the test plays: who takes part, who is
+ * missing, and how an epoch ends. unit/test_mirror.c has the random interleavings. */
 #define TALK_CROWD 1025 /* more than collectives are for */
 #include "core/base/rng.h"
 #include "core/coll/coll_wire.h"
@@ -66,7 +66,7 @@ static void hear_over(uint32_t i, const mlfab__membership_over *over) {
   if (me->calls) call(i);
 }
 
-/* What a worker has been told. Returns whether there was something. */
+/* Takes the next frame to a worker. Returns 0 if there is none. */
 static int hear(uint32_t i) {
   worker *me = &w[i];
   const talk_frame *f = talk_peer_of(&t, WORKER(i))->first;
@@ -506,7 +506,7 @@ static void test_lost_before(void **state) {
     for (uint32_t i = 0; i < 2; i++) assert_true(IN(i, 2, 2));
     talk_close(&t);
   }
-  /* Whoever is back by then is not missing, as a new process or the same. */
+  /* A worker that is back by then takes part, as a new process or the same. */
   for (int same = 0; same < 2; same++) {
     open_all(3);
     call(0);
@@ -553,7 +553,7 @@ static void ready_again(uint32_t i) {
   settle();
 }
 
-/* Whoever asks on a new link hears the list, or all that an epoch which stands has said. */
+/* A worker that asks on a new link hears the list, or all that was said in the epoch that stands. */
 static void test_said_again(void **state) {
   (void)state;
   open_all(4);

@@ -1,5 +1,5 @@
-/* test_scheduler.c - a scheduler's process, against servers that the test plays: when it plans, what it tells them, and that
- * its predictions come true when its plans are carried out exactly. */
+/* test_scheduler.c - a scheduler's process, among servers that the test plays: when it plans, and how. Its predictions come
+ * true when its plans are carried out exactly. */
 #include "core/base/rng.h"
 #include "talk.h"
 
@@ -419,7 +419,7 @@ static void test_unreachable(void **state) {
   CAPACITY(1, GIGA, GIGA);
   LATER(0, 0, 1);
   assert_int_equal(e->worker, 0);
-  /* A server without capacity gets no plans, and no rate of 0 is divided by. */
+  /* A server without capacity gets no plans. */
   CAPACITY(1000, 0.0, 0.0);
   ANNOUNCE(0, .worker = 2, .bytes = 1000);
   LATER(SECOND, 0, 0);
@@ -428,7 +428,7 @@ static void test_unreachable(void **state) {
 
 /* --- its words --- */
 
-/* What it says of its last plan of a kind; seconds from the plan. */
+/* Its words about the last plan of a kind; seconds from the plan. */
 static struct told {
   unsigned long long serial;
   double at, backlog;
@@ -772,7 +772,7 @@ static void mini_report(mini *m, uint32_t k, uint32_t kind, const placed *p) {
          .backlog = mini_left(m, v->queue, v->n), .out_backlog = mini_left(m, v->pulls, v->npulls));
 }
 
-/* The planned start of the second hop of this entry; 0: unknown. What is told of a sum holds for all servers together. */
+/* The planned start of the second hop of this entry; 0: unknown. The start of a sum is told for all servers together. */
 static double mini_planned(const mini *m, const mlfab__plan *p, const mlfab__plan_entry *of) {
   if (!m->timed || told.serial != p->serial || (of->kind != PULL && m->servers > 1)) return 0.0;
   for (uint32_t i = 0; i < told.n; i++) {
@@ -1177,9 +1177,9 @@ static void mini_run(mini *m, uint32_t steps) {
 }
 
 /* Random worlds that carry plans out exactly: the order is the same at all servers, each update is placed
- * once, the bound holds though plans overlap, and each prediction made at placement is right to 2 us. Where
- * the scheduler has no room for all stretches of a transfer and continues with averages, or its plan is not known in full, a
- * prediction is wrong by one transfer at most. */
+ * once, the bound holds though plans overlap, and each prediction made at placement is right to 2 us. If
+ * the scheduler has no room for all stretches of a transfer, or its plan is not known in full, a prediction is wrong by one
+ * transfer at most. */
 static void test_as_foretold(void **state) {
   mini *m = &world;
   (void)state;
