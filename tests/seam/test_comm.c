@@ -1089,12 +1089,12 @@ static void test_steady(void **state) {
   crowd.config.chunk_bytes = 4096;
   crowd_open();
   large.count = 12000; /* not eager */
-  for (int round = 0; round < 200; round++) {
+  for (int round = 0; round < 400; round++) {
     begin_all(&plain_sum, 0);
     all_call(&large);
-    for (uint32_t i = 0; i < 5 && round >= 100; i++) {
-      if (round == 100) before += crowd_stats(i).allocations;
-      if (round == 199) after += crowd_stats(i).allocations;
+    for (uint32_t i = 0; i < 5 && round >= 300; i++) {
+      if (round == 300) before += crowd_stats(i).allocations;
+      if (round == 399) after += crowd_stats(i).allocations;
     }
   }
   print_message("%u allocations in 100 rounds of 5\n", (unsigned)(after - before));
