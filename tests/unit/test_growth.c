@@ -206,8 +206,9 @@ static void test_numbers(void **state) {
   refused(&c, MLFAB_ERR_LIMIT, "no number for one more worker: workers is 1, workers_max 3");
   mlfab_config taken = config_of(2, 1, 3), other = config_of(2, 1, 4), few = config_of(1, 2, 3);
   refused(&taken, MLFAB_ERR_RANK_TAKEN, "worker 2 is another process");
-  refused(&other, MLFAB_ERR_WORLD, "3 has 1 workers, workers_max 4; server 0 has 1, 3" + 2);
-  refused(&few, MLFAB_ERR_WORLD, "1 has 2 workers, workers_max 3; server 0 has 1, 3");
+  refused(&other, MLFAB_ERR_WORLD,
+          "workers_max (MLFAB_WORKERS_MAX) is 4 at worker 2, 3 at server 0");
+  refused(&few, MLFAB_ERR_WORLD, "is 2 at worker 1, 1 at server 0");
   /* A joiner with another model, and then with the right one. */
   mlfab_buf none = {7, 0, data[0], COUNT};
   OK(founder, mlfab_tensor_add(founder, 7, MLFAB_F32, COUNT));
