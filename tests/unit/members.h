@@ -235,7 +235,8 @@ static void tick(void) {
       mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
     mlfab__comm_tick(&me->comm, w->now);
     for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_peer_missing(&me->comm, k, "", w->now))
+      if (k != i && !w->peers_out[i][k].stands &&
+          mlfab__comm_peer_missing(&me->comm, k, "", w->now))
         w->peers_out[i][k].wanted = 1;
     }
     look(me);
