@@ -95,8 +95,8 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among others of its worker: the number of its updates as rounds count, whole updates and barriers that
- * it has begun. */
+/* The place of a call among others of its worker: the number of its updates as rounds count, without updates of closed rounds
+ * that it has not made yet; whole updates and barriers that it has begun. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;

@@ -1039,7 +1039,7 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
   if (*code_p) return NULL;
   worker->debt -= (uint64_t)late;
   update->seq = worker->next_seq++;
-  worker->wholes += (uint64_t)mlfab__worker_whole(update);
+  worker->wholes += (uint64_t)(late || mlfab__worker_whole(update));
   push_enqueue(worker, update, slot, now_ns);
   return update;
 }

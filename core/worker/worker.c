@@ -380,7 +380,7 @@ MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
 MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker) { return worker->norder == 0; }
 
 MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark) {
-  mark->progress = mlfab__worker_progress(worker);
+  mark->progress = mlfab__worker_progress(worker) - worker->debt;
   mark->pushes = worker->wholes;
 }
 
@@ -390,6 +390,7 @@ MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t wh
   if (!worker->stands) return;
   worker->apart |= why;
   worker->enters = 0;
+  worker->debt = 0; /* its next updates count from the call in which it waits */
   for (uint32_t s = 0; s < worker->servers && !before; s++) worker_enter(worker, s);
 }
 

@@ -299,9 +299,10 @@ struct mlfab__worker {
   int enters;                          /* it has the model, and asks the servers to count it */
   uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
   uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
-  uint64_t level, debt; /* debt: so many next whole updates belong to rounds that are closed */
-  uint32_t entries;     /* how often it has asked a server to count it */
-  int done;             /* finish was called: no more data */
+  /* debt: so many next whole updates belong to closed rounds. Its number is level + wholes + debt, if it has a level. */
+  uint64_t level, debt;
+  uint32_t entries; /* how often it has asked a server to count it */
+  int done;         /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -324,11 +325,12 @@ struct mlfab__worker {
   uint32_t nsieves;     /* number of residuals */
   uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
-  const uint8_t *lacks, *lacks_end;      /* the next push lacks these bytes; NULL: none */
-  uint64_t next_seq, pull_count, wholes; /* wholes: updates that end an iteration */
-  uint64_t *pulled;                      /* version by slice */
-  int16_t status[MLFAB__WINDOW];         /* by number: outcomes of the last updates */
-  mlfab__lists *lists;                   /* of the frame that is being encoded */
+  const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
+  uint64_t next_seq, pull_count;
+  uint64_t wholes;               /* updates that end an iteration, here or in a closed round */
+  uint64_t *pulled;              /* version by slice */
+  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
+  mlfab__lists *lists;           /* of the frame that is being encoded */
   uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
   size_t came_bytes;
   int due;                          /* something ended or was decided: worker.c does what follows */

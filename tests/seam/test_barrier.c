@@ -44,7 +44,7 @@ static void hear_all(void) {
 
 #define ASK(w, number_) SAY(&t, WORKER(w), BARRIER, barrier, .number = number_)
 #define HERE(w, number_) \
-  SAY(&t, WORKER(w), BARRIER, barrier, .number = number_, .what = MLFAB__BARRIER_HERE)
+  SAY(&t, WORKER(w), BARRIER, barrier, .number = number_, .what = MLFAB__BARRIER_HERE, .of = NOBODY)
 #define DONE(first, second, third)                                                \
   do {                                                                            \
     hear_all();                                                                   \
@@ -166,7 +166,11 @@ static void test_bad_frames(void **state) {
   static const struct {
     uint64_t number;
     uint32_t what, cut;
-  } bad[] = {{0, 0, 0}, {(uint64_t)1 << 63, 0, 0}, {UINT64_MAX, 0, 0}, {1, 3, 0}, {1, 0, 1}};
+  } bad[] = {{0, 0, 0},
+             {(uint64_t)1 << 63, 0, 0},
+             {UINT64_MAX, 0, 0},
+             {1, MLFAB__BARRIER_COLLECTS + 1, 0},
+             {1, 0, 1}};
   (void)state;
   serve(WORKERS);
   ASK(0, 1);

@@ -8,12 +8,14 @@
 
 enum { WORKERS = 12, UNTOLD = -2, ALL = TALK_CROWD };
 #define BEAT 500000000ull
+#define CALLED 7 /* the signature of everybody's first call */
 /* A worker is in this epoch, of so many. */
 #define IN(i, epoch, n) (w[i].in == (epoch) && w[i].members == (n))
 
 /* A worker that does what it is told: it gets ready when listed, and calls again after a verdict. */
 typedef struct worker {
   int calls, mute; /* it wants to take part; it does not get ready */
+  int newcomer;    /* it gets ready when the others are */
   uint32_t listed, in, over, overs;
   uint64_t host;
   double rate;
@@ -52,7 +54,8 @@ static void say_ready(uint32_t i) {
 static void call(uint32_t i) {
   w[i].calls = 1;
   SAY(&t, WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].over, .host = w[i].host,
-      .in = w[i].rate, .out = 2 * w[i].rate);
+      .in = w[i].rate, .out = 2 * w[i].rate, .signature = CALLED,
+      .newcomer = (uint32_t)w[i].newcomer);
 }
 
 static void hear_over(uint32_t i, const mlfab__membership_over *over) {
@@ -79,9 +82,11 @@ static int hear(uint32_t i) {
     case MLFAB__MEMBERSHIP_LIST:
       HEAR_LIST(&t, WORKER(i), MEMBERSHIP_LIST, membership_list, list,
                 (me->listed = m->epoch, me->members = m->members) > 0 && m->epoch > me->over);
-      if (!me->mute) say_ready(i);
+      if (!me->mute && !me->newcomer) say_ready(i);
       break;
-      FRAME(GO, go, (me->in = m->epoch == me->listed ? m->epoch : 0, me->go = *m, 1))
+      FRAME(READY, ready, (say_ready(i), me->newcomer && m->epoch == me->listed))
+      FRAME(GO, go,
+            (me->newcomer = 0, me->in = m->epoch == me->listed ? m->epoch : 0, me->go = *m, 1))
       FRAME(OVER, over, (hear_over(i, m), 1))
       FRAME(MISSING, missing, (*(m->epoch ? &me->missing : &me->awaited) = m->rank, 1))
       FRAME(LEFT, leave, (me->left |= 1u << m->rank) != 0)
@@ -126,7 +131,7 @@ static void die(uint32_t i) {
 
 /* It comes as a new process. */
 static void come(uint32_t i) {
-  w[i] = (worker){.host = 1, .awaited = UNTOLD, .missing = UNTOLD};
+  w[i] = (worker){.newcomer = 1, .host = 1, .awaited = UNTOLD, .missing = UNTOLD};
   talk_enter(&t, i);
   settle();
 }
@@ -364,7 +369,8 @@ static void test_verdicts(void **state) {
   (void)state;
   all_in(4);
   die(2);
-  expect_verdict(2, 1, MLFAB_ERR_PEER_DEAD, 2, "worker 2 is dead");
+  expect_verdict(2, 1, MLFAB_ERR_PEER_DEAD, 2,
+                 "worker 2 is dead: it exited without mlfab_close, was killed, or is cut off");
   assert_true(IN(0, 2, 3)); /* the others went on by themselves */
   come(2);                  /* it is not waited for before it calls */
   assert_int_equal(w[0].in, 2);
@@ -636,6 +642,7 @@ static void test_objects_are_kept(void **state) {
     }
     settle();
     assert_true(w[0].settle.epoch == 1 && (w[0].settle.calls == 1) == (open == 0));
+    assert_int_equal(w[0].settle.seek[0], open ? 0 : CALLED);
     if (open) pass(20 * BEAT);
   }
   assert_int_equal(w[2].awaited, 1);

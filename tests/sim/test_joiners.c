@@ -3,7 +3,7 @@
  * All workers run one loop of random calls. In some loops calls are started, and waited for later in the step. Joiners come
  * at any time; workers die, close or finish at any time. No call fails because a worker joins or finishes. A collective fails
  * only after a death, or after a worker that closed: the loops do not match any more. Every call ends. Whoever sees a failure
- * finishes.
+ * withdraws its open collectives, and finishes: one of them may have ended well elsewhere, so nobody else makes it.
  *
  * Oracle: in the end each element of the model is the number of one worker's updates. Sums of collectives are in the range
  * that those who take part can give. */
@@ -90,7 +90,7 @@ static void expect(worker *me, uint32_t at, int code) {
   int rootless = j->roots && code == MLFAB_ERR_ARGUMENT; /* worker 0 is the root */
   if (is_collective(call) && j->lost &&
       (code == MLFAB_ERR_PEER_DEAD || code == MLFAB_ERR_PEER_CLOSED || code == MLFAB_ERR_MISMATCH ||
-       rootless)) {
+       code == MLFAB_ERR_CANCELLED || rootless)) {
     me->failed = 1;
     return;
   }
@@ -165,6 +165,14 @@ static int are_over(worker *me, uint32_t before) {
   return over;
 }
 
+static void withdraw_collectives(worker *me) {
+  job *j = me->job;
+  mlfab *node = j->w.node[me->rank];
+  for (uint32_t k = 0; k < j->calls; k++)
+    if (me->of[k].open && is_collective(j->loop[k]))
+      OK(node, mlfab_cancel(node, me->of[k].request));
+}
+
 /* It has no more steps. The first one is last: others may need what it broadcasts. */
 static int is_last_step(worker *me) {
   job *j = me->job;
@@ -178,6 +186,7 @@ static void step_of(void *user) {
   job *j = me->job;
   if (me->busy || !j->w.node[me->rank] || me->phase != RUNS) return;
   int ends = is_last_step(me);
+  if (me->failed) withdraw_collectives(me);
   if (!are_over(me, ends ? j->calls : me->at)) return;
   ends = is_last_step(me);
   if (ends && me->failed && j->leaving) {
