@@ -7662,8 +7662,8 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among others of its worker: the number of its updates as rounds count, whole updates and barriers that
- * it has begun. */
+/* The place of a call among others of its worker: the number of its updates as rounds count, without updates of closed rounds
+ * that it has not made yet; whole updates and barriers that it has begun. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;
@@ -13784,9 +13784,10 @@ struct mlfab__worker {
   int enters;                          /* it has the model, and asks the servers to count it */
   uint8_t apart;  /* it asks them not to count it, for these reasons: see ../coll/membership.h */
   uint8_t levels; /* while it enters: its number is `level`, and its whole updates */
-  uint64_t level, debt; /* debt: so many next whole updates belong to rounds that are closed */
-  uint32_t entries;     /* how often it has asked a server to count it */
-  int done;             /* finish was called: no more data */
+  /* debt: so many next whole updates belong to closed rounds. Its number is level + wholes + debt, if it has a level. */
+  uint64_t level, debt;
+  uint32_t entries; /* how often it has asked a server to count it */
+  int done;         /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -13809,11 +13810,12 @@ struct mlfab__worker {
   uint32_t nsieves;     /* number of residuals */
   uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
-  const uint8_t *lacks, *lacks_end;      /* the next push lacks these bytes; NULL: none */
-  uint64_t next_seq, pull_count, wholes; /* wholes: updates that end an iteration */
-  uint64_t *pulled;                      /* version by slice */
-  int16_t status[MLFAB__WINDOW];         /* by number: outcomes of the last updates */
-  mlfab__lists *lists;                   /* of the frame that is being encoded */
+  const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
+  uint64_t next_seq, pull_count;
+  uint64_t wholes;               /* updates that end an iteration, here or in a closed round */
+  uint64_t *pulled;              /* version by slice */
+  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
+  mlfab__lists *lists;           /* of the frame that is being encoded */
   uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
   size_t came_bytes;
   int due;                          /* something ended or was decided: worker.c does what follows */
@@ -16343,7 +16345,7 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
   if (*code_p) return NULL;
   worker->debt -= (uint64_t)late;
   update->seq = worker->next_seq++;
-  worker->wholes += (uint64_t)mlfab__worker_whole(update);
+  worker->wholes += (uint64_t)(late || mlfab__worker_whole(update));
   push_enqueue(worker, update, slot, now_ns);
   return update;
 }
@@ -17180,7 +17182,7 @@ MLFAB__INTERNAL int mlfab__worker_counted(const mlfab__worker *worker) {
 MLFAB__INTERNAL int mlfab__worker_idle(const mlfab__worker *worker) { return worker->norder == 0; }
 
 MLFAB__INTERNAL void mlfab__worker_mark(const mlfab__worker *worker, mlfab__mark *mark) {
-  mark->progress = mlfab__worker_progress(worker);
+  mark->progress = mlfab__worker_progress(worker) - worker->debt;
   mark->pushes = worker->wholes;
 }
 
@@ -17190,6 +17192,7 @@ MLFAB__INTERNAL void mlfab__worker_stand_apart(mlfab__worker *worker, uint8_t wh
   if (!worker->stands) return;
   worker->apart |= why;
   worker->enters = 0;
+  worker->debt = 0; /* its next updates count from the call in which it waits */
   for (uint32_t s = 0; s < worker->servers && !before; s++) worker_enter(worker, s);
 }
 
