@@ -426,7 +426,7 @@ static void test_why(void **state) {
   talk_close(T);
 }
 
-/* A copy that takes over awaits the workers that its last moment has as present, and declares no other one dead. */
+/* By its last moment a copy that takes over knows who is away: it awaits the others, and declares only them dead. */
 static void test_away(void **state) {
   (void)state;
   for (uint32_t away = 0; away < 1u << WORKERS; away++) {
