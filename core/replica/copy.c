@@ -313,7 +313,6 @@ static void copy_yield(mlfab__copy *c) {
   snprintf(text, sizeof text, "%s serves", copy_name(c->other));
   c->phase = MLFAB__COPY_STANDS_BY;
   c->frozen_ns = 0;
-  c->drops = 0;
   copy_unsend(c);
   copy_vote(c)->empty = 1;
   c->got = 0;
@@ -393,6 +392,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
                : silent ? "the other copy is silent"
                         : "the other copy has lost its state");
   }
+  /* This also ends a drop from before this copy stood by: it serves again by a record that names it alone. */
   if (!c->drops || copy_may_be_in_sync(c)) return;
   c->drops = 0;
   mlfab__keeper_alone(c->server);
@@ -426,8 +426,6 @@ static void copy_tell_callers(mlfab__copy *c) {
   int silent = mlfab__vote_silent(vote, c->other, now_ns);
   int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
   if (silent && c->voters.retry_ns) state = 4;
-  if (!c->node->standby || state == c->told) return;
-  c->told = state;
   if (state == 4)
     snprintf(why, room, "it cannot write its vote in vote_dir");
   else if (state == 3)
@@ -455,7 +453,6 @@ static void copy_look(mlfab__copy *c) {
     copy_tell_callers(c);
     return;
   }
-  c->told = 0;
   copy_look_at_lease(c);
   copy_look_at_sync(c);
   copy_look_at_loss(c);

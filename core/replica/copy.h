@@ -68,9 +68,8 @@ typedef struct mlfab__copy {
   uint32_t self, other; /* parts of this copy and of the other one in the shard */
   uint32_t peer;        /* the other copy's number among the voters */
   enum mlfab__copy_phase phase;
-  uint32_t term; /* of the record by which it began to serve */
-  int told;      /* while it stands by: what it tells callers, as a number; 0: nothing yet */
-  int stops;     /* the other copy has closed while it served: so does this one */
+  uint32_t term;         /* of the record by which it began to serve */
+  int stops;             /* the other copy has closed while it served: so does this one */
   mlfab__mirror *mirror; /* of server 0's other jobs; NULL: this server has none */
   int arrived;           /* the other copy has the moment by which it joins */
   uint64_t apart_ns;  /* since when it has no stream of the mirror, though it should; 0: it has */

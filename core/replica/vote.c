@@ -242,7 +242,6 @@ static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
   vote->bond = *vote_later(&vote->bond, &in->bond);
   if (in->floor > vote->floor) vote->floor = in->floor;
   vote->peers[from].told = 1;
-  vote->known = 0;
   uint32_t told = 0;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) told += vote->peers[i].told;
   if (told == MLFAB__VOTERS - 1) vote->known = 1;

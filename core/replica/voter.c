@@ -114,6 +114,7 @@ static void voter_event(void *self, const mlfab_io_event *event) {
     voter_begin(voters);
     return;
   }
+  if (voters->filer->op.kind == MLFAB_FILE_ABORT) return; /* it may fail, too */
   if (event->code) {
     if (!voters->retry_ns)
       mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: cannot write '%s': %s", voters->path,
@@ -124,7 +125,6 @@ static void voter_event(void *self, const mlfab_io_event *event) {
     mlfab__files_ask(voters->filer);
     return;
   }
-  if (voters->filer->op.kind == MLFAB_FILE_ABORT) return;
   voters->retry_ns = 0;
   for (uint32_t i = 0; i < voters->n; i++) {
     mlfab__voter_shard *s = &voters->shards[i];

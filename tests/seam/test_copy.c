@@ -42,8 +42,10 @@ typedef struct setting {
   mlfab_model_options options;
 } setting;
 
-static copy copies[2], *me; /* me: the one that is spoken to */
-static stream moment;       /* the last that was sent */
+static const char *vote_dir = ""; /* of the copy that is opened next */
+static uint32_t died[WORKERS];    /* how often a copy has said so */
+static copy copies[2], *me;       /* me: the one that is spoken to */
+static stream moment;             /* the last that was sent */
 static setting chosen;
 static mlfab__rng prng;
 static double weights[COUNT];
@@ -92,20 +94,29 @@ static void pass(uint32_t halves) {
   }
 }
 
+static void on_event(void *user, const mlfab_event_info *info) {
+  (void)user;
+  if (info->kind == MLFAB_EVENT_DEAD && !info->is_server) died[info->rank]++;
+}
+
 static void open_copy(uint32_t voter, uint32_t block_bytes) {
+  mlfab_config config = {.size = sizeof config,
+                         .roles = voter ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SERVER,
+                         .workers = WORKERS,
+                         .servers = 1,
+                         .replicas = 1,
+                         .dedicated = 1,
+                         .block_bytes = block_bytes,
+                         .chunk_bytes = 1024,
+                         .div_max = HUGE_VAL,
+                         .scheduler = MLFAB_SCHEDULER_OWN,
+                         .on_event = on_event};
   me = &copies[voter];
   talk_init(T);
   *me = (copy){.t = me->t, .self = voter};
-  talk_open(T, &(mlfab_config){.size = sizeof(mlfab_config),
-                               .roles = voter ? MLFAB_ROLE_REPLICA : MLFAB_ROLE_SERVER,
-                               .workers = WORKERS,
-                               .servers = 1,
-                               .replicas = 1,
-                               .dedicated = 1,
-                               .block_bytes = block_bytes,
-                               .chunk_bytes = 1024,
-                               .div_max = HUGE_VAL,
-                               .scheduler = MLFAB_SCHEDULER_OWN});
+  me->t.has_files = vote_dir[0] != 0;
+  snprintf(config.vote_dir, sizeof config.vote_dir, "%s", vote_dir);
+  talk_open(T, &config);
   for (uint32_t v = 0; v < 3; v++)
     if (v != voter) talk_call(T, FROM_VOTER(v));
   pass(2);
@@ -377,6 +388,65 @@ static void test_stale(void **state) {
   talk_close(T);
 }
 
+/* A worker calls, is turned away, and reads why. */
+static void turned_away(const char *why) {
+  const mlfab__hello hello = talk_hello(T, WORKER(0));
+  talk_dial(T, WORKER(0));
+  talk_say(T, WORKER(0), MLFAB__HELLO, mlfab__encode_hello(me->t.meta, &hello), NULL, 0);
+  talk_skip(T, WORKER(0));
+  assert_int_equal(talk_peer_of(T, WORKER(0))->code, MLFAB_ERR_AGAIN);
+  assert_string_equal(talk_peer_of(T, WORKER(0))->why, why);
+}
+
+/* A copy that does not serve tells workers which process it misses, or that its own disk fails. */
+static void test_why(void **state) {
+  const mlfab__vote_record both = {2, SERVES, 1u << SERVES | 1u << STANDS_BY};
+  (void)state;
+  vote_dir = "talk";
+  stand_by();
+  vote_dir = "";
+  turned_away("the server serves");
+  me->alone = 1;
+  pass(12);
+  turned_away("the server is silent");
+  talk_wait(T, 6 * BEAT);
+  hear();
+  turned_away("the server and the scheduler are silent");
+  pass(2);
+  turned_away("the server is silent");
+  me->alone = 0;
+  pass(2);
+  turned_away("the server serves");
+  say_beat(SERVES, both);
+  say_beat(WITNESS, both);
+  me->t.file_code = MLFAB_ERR_IO;
+  me->alone = 1;
+  pass(12);
+  turned_away("it cannot write its vote in vote_dir");
+  talk_close(T);
+}
+
+/* By its last moment a copy that takes over knows who is away: it awaits the others, and declares only them dead. */
+static void test_away(void **state) {
+  (void)state;
+  for (uint32_t away = 0; away < 1u << WORKERS; away++) {
+    serve_simply();
+    if (away & 1) SAY(T, WORKER(0), BYE, bye, .code = 0);
+    if (away & 2) talk_break(T, WORKER(1));
+    pass(60);
+    assert_int_equal(send_moment(0), 1);
+    first = moment;
+    talk_close(T);
+    open_copy(STANDS_BY, 1024);
+    feed(&first, 0, first.n);
+    take_over();
+    memset(died, 0, sizeof died);
+    pass(60);
+    for (uint32_t w = 0; w < WORKERS; w++) assert_int_equal(died[w], !(away >> w & 1));
+    talk_close(T);
+  }
+}
+
 /* --- any server --- */
 
 static setting draw_setting(void) {
@@ -595,7 +665,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_no_model), cmocka_unit_test(test_end_waits),
       cmocka_unit_test(test_lost),     cmocka_unit_test(test_asks),
-      cmocka_unit_test(test_stale),    cmocka_unit_test(test_any),
+      cmocka_unit_test(test_stale),    cmocka_unit_test(test_why),
+      cmocka_unit_test(test_away),     cmocka_unit_test(test_any),
       cmocka_unit_test(test_memory),   cmocka_unit_test(test_others),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

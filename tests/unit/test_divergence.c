@@ -521,6 +521,8 @@ TEST(test_edges) {
   assert_true(mlfab__divergence_norm(4, 1, -3) <= 6 * (1 + 1e-14));
   assert_true(!mlfab__finite(mlfab__divergence_norm(not_a_number(), 1, 1)));
   assert_true(!mlfab__finite(mlfab__divergence_norm(never, 1, 1)));
+  /* Nor does a sum that overflows by rounding become a number that counts as none. */
+  assert_true(!mlfab__finite(mlfab__divergence_norm(1.7976931348623157e308, 1, 1)));
 }
 
 /* Sums of many commits in exact integer arithmetic: the bound is at least the sum, and hardly more. */

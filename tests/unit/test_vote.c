@@ -372,6 +372,37 @@ TEST(test_forgotten) {
   assert_int_equal(box.stores, 1);
 }
 
+/* A copy that has lost what it had stored may have served by a record that the witness alone remembers: it helps the other
+ * copy no more, in whichever order it hears of that. */
+TEST(test_forgotten_record) {
+  const mlfab__vote_record by_b = {2, MLFAB__VOTER_B, 3}, by_a = {3, MLFAB__VOTER_A, 1};
+  for (int order = 0; order < 2; order++) {
+    mailbox box = {0};
+    mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
+    mlfab__vote_message other = {.kind = MLFAB__VOTE_BEAT,
+                                 .known = 1,
+                                 .floor = 2,
+                                 .decided = by_b,
+                                 .bond = by_b,
+                                 .nonce = 8,
+                                 .sent_ns = 50};
+    mlfab__vote_message witness = other;
+    witness.floor = 3;
+    witness.bond = by_a;
+    mlfab__vote_begin(&vote, MLFAB__VOTER_A, BEAT, 7, NULL, 0, 100);
+    if (order == 0) mlfab__vote_take(&vote, MLFAB__VOTER_B, &other, 101);
+    mlfab__vote_take(&vote, MLFAB__VOTER_WITNESS, &witness, 102);
+    if (order == 1) mlfab__vote_take(&vote, MLFAB__VOTER_B, &other, 103);
+    other.kind = MLFAB__VOTE_ASK;
+    other.record = (mlfab__vote_record){4, MLFAB__VOTER_B, 2};
+    mlfab__vote_take(&vote, MLFAB__VOTER_B, &other, 104);
+    assert_int_equal(box.stores, 0);
+    assert_int_equal(box.last.kind, MLFAB__VOTE_DENY);
+    assert_int_equal(box.last.echo_ns, 0);
+    assert_int_equal(box.last.known, 1);
+  }
+}
+
 /* What a copy wanted while it served is forgotten when the other one has served in between. */
 TEST(test_wanted) {
   mailbox box = {0};
