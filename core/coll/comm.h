@@ -85,10 +85,10 @@ typedef struct mlfab__comm {
   mlfab__membership_go go;
   uint64_t in_ns;               /* since when the epoch stands */
   int32_t missing;              /* whom the epoch to come waits for, says server 0 */
-  uint8_t missing_waits;        /* it waits in a barrier */
   char others[MLFAB__TEXT_MAX]; /* of a joiner: what that one calls, if not what this one does */
-  uint32_t left; /* 1: members have left; the first call that one of them has not called */
+  /* left 1: members have left; the first call that one of them has not called. */
   uint64_t left_calls, left_ns;
+  uint32_t left;
   int32_t left_rank;
   /* Failures. */
   uint32_t depth;  /* frames and calls that are being worked on, one within the other */
@@ -101,6 +101,7 @@ typedef struct mlfab__comm {
   uint8_t later; /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t dead;  /* server 0 is */
   uint8_t leaving;
+  uint8_t missing_waits; /* the rank `missing` waits in a barrier */
   uint8_t
       newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
   /* Newcomers (membership.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
@@ -128,8 +129,8 @@ typedef struct mlfab__comm {
    * first limit of this epoch, even if it holds no more. */
   uint64_t seek[MLFAB__MEMBERSHIP_SEEK];
   uint64_t settled;
-  uint8_t frozen, finishing;
   uint32_t moved;
+  uint8_t frozen, finishing;
   uint32_t
       promised; /* calls that follow the last one, and that this epoch must still take (core/api/direct.c) */
   /* Objects. */
