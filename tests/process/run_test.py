@@ -230,6 +230,8 @@ def test_signal_is_named():
 def test_a_rank_that_ignores_sigterm_is_killed():
     result = launch("-n", 2, "-s", 0,
                     *shell('[ "$MLFAB_RANK" = 1 ] && { sleep 0.3; exit 3; }; trap "" TERM; '
+                         ("optimizer=adamw", "optimizer='adamw': not one of: sgd momentum adadelay adam rmsprop adagrad. "
+                          "AdamW is adam with a weight_decay above 0"),
                            'while :; do sleep 1; done'))
     expect(result.code == 3, "exit status", result)
     expect(result.seconds > 1.5, "after two seconds", result)
