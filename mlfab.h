@@ -684,7 +684,7 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
  * MLFAB_ERR_CLOSED, and the memory is freed when the last of them has left. A thread that calls in a loop must stop at
  * MLFAB_ERR_CLOSED: its next call would find freed memory. So would any call with a copy of the pointer that has not
  * begun when mlfab_close returns: no error tells of that. A process that exits without mlfab_close, with any status, is
- * dead to the others (PEER_DEAD). */
+ * dead to the others (PEER_DEAD), and mlfab-run counts it as failed. */
 MLFAB_API int mlfab_close(mlfab **ctx_p);
 
 /* Frees the context and tells nobody: to the other nodes it looks like a crash. Other threads: as mlfab_close. */

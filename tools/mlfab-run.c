@@ -11,7 +11,8 @@
  * key of this run, without which a peer is refused at its first frame (MLFAB_KEY; where MLFAB_KEY_FILE is set, that
  * file has the key). mlfab-run forwards output line by
  * line, prefixed with the rank, forwards signals, and reports a rank that fails with its exit status or
- * signal; --on-failure says what happens to the others then.
+ * signal; --on-failure says what happens to the others then. A worker that ends with status 0 before mlfab_close is
+ * reported too. It has failed, but neither is it started again nor are the others ended.
  *
  * The helpers (servers, replicas, the scheduler) outlive the workers. A job manager sends SIGTERM to every process of a
  * job, and a worker may then want to save its model. So built-in helpers ignore the signals by which a job is ended. They
@@ -84,6 +85,7 @@
 #define REPEAT_NS 200000000ull     /* one request to end may come as two signals */
 #define STOP_NS 1000000000ull      /* from SIGTSTP to SIGSTOP */
 #define UNFINISHED_NS 100000000ull /* until a terminal shows text without a newline */
+#define OPENED_BYTES 8             /* of a message of a worker's library */
 #define SERVER_ARGUMENT "--mlfab-run-server"
 
 enum exit_status { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
@@ -109,6 +111,8 @@ typedef struct rank {
   int number;
   int is_server; /* or the scheduler: it ends after the workers */
   int is_scheduler, is_replica;
+  int is_open;       /* a worker that has opened a fabric, and has not closed it since */
+  pid_t left_open;   /* ended with status 0: its process group, until tell_left_open judges it */
   int lacks, serves; /* helpers: see above */
   pid_t pid;         /* 0: not running */
   int done;          /* ended, and not to be restarted */
@@ -166,8 +170,10 @@ static int joined;       /* all ranks have */
 static int generations;  /* how often all were started again */
 static int begins_again; /* all are being ended for it ... */
 static int lost_status;  /* ... since a rank failed with this status */
-/* A worker's library writes a byte when the worker opens a fabric. */
+/* A worker's library writes there when the worker opens or closes a fabric: 'o' or 'c' and the index of `ranks`, in one
+ * write of OPENED_BYTES. */
 static int opened_pipe[2] = {-1, -1};
+static int opened; /* at least one worker has opened a fabric */
 /* News of a built-in helper for this program: one write each, which does not mix with others. */
 static int news_pipe[2] = {-1, -1};
 enum news_kind { NEWS_JOINED, NEWS_SERVES, NEWS_IN_SYNC, NEWS_APART, NEWS_CHECKPOINT };
@@ -492,12 +498,13 @@ static int is_foreign(const rank *r) {
   return !r->is_server || (options.server_program && !r->is_scheduler);
 }
 
-/* A worker's library says there that it opens a fabric. */
+/* A worker's library says there that it opens or closes a fabric. */
 static void set_report(const rank *r, pid_t parent) {
   unsetenv("_MLFAB_OPENED");
 #ifdef __linux__
   char path[64];
-  snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)parent, opened_pipe[1]);
+  snprintf(path, sizeof path, "/proc/%ld/fd/%d %0*d", (long)parent, opened_pipe[1],
+           OPENED_BYTES - 1, (int)(r - ranks));
   if (!r->is_server) setenv("_MLFAB_OPENED", path, 1);
 #else
   (void)r;
@@ -719,6 +726,8 @@ static int start(rank *r) {
   }
   setpgid(pid, pid); /* the child does the same; whichever is first */
   r->pid = pid;
+  r->is_open = 0;
+  r->left_open = 0;
   if (options.verbose) say("%s %d is process %ld", kind(r), r->number, (long)pid);
   return 0;
 }
@@ -797,12 +806,41 @@ static int have_joined(void) {
   return joined;
 }
 
-/* Has at least one worker opened a fabric? */
+/* Reads which workers have opened and closed. The last message of a rank counts: a program that executes itself again
+ * opens twice and closes once. */
+static void read_opened(void) {
+  char bytes[OPENED_BYTES + 1] = "";
+  while (read(opened_pipe[0], bytes, OPENED_BYTES) == OPENED_BYTES) {
+    long at = strtol(bytes + 1, NULL, 10);
+    if (at >= 0 && at < rank_count) ranks[at].is_open = bytes[0] == 'o';
+    opened = 1;
+  }
+}
+
 static int have_opened(void) {
-  static int opened;
-  char bytes[256];
-  while (read(opened_pipe[0], bytes, sizeof bytes) > 0) opened = 1;
+  read_opened();
   return opened;
+}
+
+/* Workers that ended with status 0 before they closed have failed. A worker that left its fabric to a process of its group
+ * has not, as long as that runs. Returns 1 if there is such a worker. */
+static int tell_left_open(void) {
+  int left = 0;
+  read_opened();
+  for (int i = 0; i < rank_count; i++) {
+    rank *r = &ranks[i];
+    if (!r->left_open) continue;
+    if (r->is_open && (kill(-r->left_open, 0) == 0 || errno != ESRCH)) {
+      left = 1;
+      continue;
+    }
+    r->left_open = 0;
+    if (!r->is_open) continue;
+    say("%s %d ended with status 0 without mlfab_close; others that wait for it get an error",
+        kind(r), r->number);
+    if (exit_status == 0) exit_status = 1;
+  }
+  return left;
 }
 
 /* Has the model been lost with this rank, which has ended? NULL, or how. See above. */
@@ -881,6 +919,7 @@ static void ended(rank *r, int status) {
   int late = done || (over_ns && r->is_server); /* nobody needs it any more */
   int hangs_up = hung_up && code == 128 + SIGHUP;
   read_news();
+  pid_t pid = r->pid;
   r->pid = 0;
   r->done = r->lacks = 1;
   r->serves = 0;
@@ -890,6 +929,8 @@ static void ended(rank *r, int status) {
   }
   if (code == 0) {
     if (options.verbose) say("%s %d has finished", kind(r), r->number);
+    if (!interrupted && !hung_up) r->left_open = pid;
+    (void)tell_left_open();
     if (copy && !over_ns) over_ns = now_ns();
     return;
   }
@@ -1168,19 +1209,21 @@ static int run(void) {
   start_all();
   for (;;) {
     read_news();
+    (void)tell_left_open();
     reap();
     stop_job();
     if (!advance(now_ns())) break;
     uint64_t until = phase == PHASE_RUN ? run_until : phase_until;
     wait_and_forward(fds, until);
   }
-  /* A process that a rank started may hold its output open for ever: waits for a limited time. */
+  /* A process that a rank started may hold its output or its fabric open for ever: waits for a limited time. */
   uint64_t drained = now_ns() + DRAIN_NS;
-  while (open_outputs() && now_ns() < drained) wait_and_forward(fds, drained);
+  while ((tell_left_open() || open_outputs()) && now_ns() < drained) wait_and_forward(fds, drained);
   for (int i = 0; i < rank_count; i++) {
     finish_stream(&ranks[i], &ranks[i].out);
     finish_stream(&ranks[i], &ranks[i].err);
   }
+  (void)tell_left_open();
   tell_unjoined();
   free(fds);
   return exit_status;
@@ -1276,11 +1319,10 @@ static const char run_text[] =
     "\n"
     "Exit status: 0 when all workers exited with 0, else that of the first rank that failed (128 + "
     "n\n"
-    "for signal n), 124 after --timeout, 127 when PROGRAM cannot be started, 2 for wrong usage. A "
-    "helper\n"
-    "that fails after all workers exited with 0 is told on stderr and does not change it, except "
-    "with\n"
-    "--max-workers, when workers of other runs may need it.\n";
+    "for signal n; 1 for a worker that exited with 0 without mlfab_close), 124 after --timeout,\n"
+    "127 when PROGRAM cannot be started, 2 for wrong usage. A helper that fails after all workers\n"
+    "exited with 0 is told on stderr and does not change it, except with --max-workers, when\n"
+    "workers of other runs may need it.\n";
 
 __attribute__((__format__(__printf__, 1, 2), __noreturn__)) static void usage(const char *format,
                                                                               ...) {

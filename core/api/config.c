@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 /* A setting: the member that it sets, and the texts that it takes: a word of a list, a whole number in low..high in
  * `unit`, a real number from 0 to `most`, or a text. */
@@ -294,7 +295,7 @@ static int config_real(const char *name, const char *text, double most, double *
 /* One of the words, or a number where the setting has a range. */
 static int config_choice(const config_setting *s, const char *name, const char *text,
                          uint64_t *value_p, mlfab_error *error) {
-  char want[128] = "not one of:";
+  char want[160] = "not one of:";
   for (const config_word *w = s->words; w && w->word; w++) {
     if (!strcmp(text, w->word)) return *value_p = w->value, 0;
     size_t at = strlen(want);
@@ -305,6 +306,9 @@ static int config_choice(const config_setting *s, const char *name, const char *
     size_t at = strlen(want);
     snprintf(want + at, sizeof want - at, " %s", s->word_of(v));
   }
+  if (s->word_of == mlfab__optimizer_name && !strcasecmp(text, "adamw"))
+    snprintf(want + strlen(want), sizeof want - strlen(want),
+             ". AdamW is adam with a weight_decay above 0");
   if (s->low > s->high) return config_bad(error, name, text, want);
   int code = config_number(name, text, s->low, s->high, value_p, error);
   *value_p *= code ? 1 : s->unit;

@@ -856,6 +856,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
+  if (ctx->freed) ctx->freed(ctx, child);
   if (ctx->observer) ctx->observer->stop(ctx, child);
   if (ctx->disk) ctx->files->close(ctx->disk, child);
   mlfab__calling_free(ctx);

@@ -208,11 +208,14 @@ struct mlfab {
   uint32_t quiet_looks; /* pumps since all transports without links were polled */
   uint64_t now_ns;      /* the clock when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns;             /* when to measure the transports next; MLFAB__NEVER: never */
-  int fd;                          /* of mlfab_fd, or -1 */
-  int tell;                        /* an eventfd in it */
-  uint64_t moves_told;             /* moves when mlfab_progress last returned */
-  struct mlfab__calling *callings; /* calls to nodes with several addresses: calling.c */
+  uint64_t measure_ns; /* when to measure the transports next; MLFAB__NEVER: never */
+  int fd;              /* of mlfab_fd, or -1 */
+  int tell;            /* an eventfd in it */
+  void (*freed)(mlfab *ctx, int child); /* NULL, or called when the context is freed */
+  int report;                           /* the pipe that `freed` writes to ... */
+  char place[8];                        /* ... and the place that it writes there */
+  uint64_t moves_told;                  /* moves when mlfab_progress last returned */
+  struct mlfab__calling *callings;      /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
   int tells;                               /* a thread is calling a watching function */
   int lends;                               /* a transport may keep buffers: ask `keeps` */

@@ -286,16 +286,44 @@ static int open_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *er
                 : 0;
 }
 
-/* Says to mlfab-run that this worker uses mlfab. */
-static void open_tell(void) {
-  const char *path = getenv("_MLFAB_OPENED");
+/* --- what mlfab-run is told ---
+ *
+ * _MLFAB_OPENED is "PATH" or "PATH PLACE": a pipe, and the place of this rank in mlfab-run's table. A context that was
+ * opened writes 'o' and the place; when it is closed or abandoned, it writes 'c' and the place. It keeps the pipe open in
+ * between, since a program may change its environment or its user. A forked child writes nothing about the contexts of
+ * its parent. A program that is executed does not have the pipe, and opens it anew. */
+
+/* If the pipe is full, mlfab-run learns less. */
+static void open_say(const mlfab *ctx, char kind) {
+  char text[16];
+  int n = snprintf(text, sizeof text, "%c%s", kind, ctx->place);
+  if (write(ctx->report, text, (size_t)n) < 0) return;
+}
+
+static void open_closed(mlfab *ctx, int child) {
+  if (!child) open_say(ctx, 'c');
+  close(ctx->report);
+}
+
+static void open_tell(mlfab *ctx) {
+  const char *told = getenv("_MLFAB_OPENED");
+  char path[MLFAB__TEXT_MAX];
   struct stat status;
-  int fd = path ? open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+  if (!told || strlen(told) >= sizeof path) return;
+  memcpy(path, told, strlen(told) + 1);
+  char *place = strchr(path, ' ');
+  if (place) *place++ = 0;
+  /* As a reader too, so that a write cannot end this process with SIGPIPE when mlfab-run is gone. */
+  int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return;
-  if (fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && write(fd, "o", 1) < 0) {
-    /* Then mlfab-run says that nobody joined. */
+  if (fstat(fd, &status) || !S_ISFIFO(status.st_mode)) {
+    close(fd);
+    return;
   }
-  close(fd);
+  snprintf(ctx->place, sizeof ctx->place, "%.7s", place ? place : "");
+  ctx->report = fd;
+  ctx->freed = open_closed;
+  open_say(ctx, 'o');
 }
 
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
@@ -321,7 +349,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
                                OPEN_FILES, ctx_p, &error);
-  if (!code) open_tell();
+  if (!code) open_tell(*ctx_p);
   if (!code && doubt)
     mlfab__log(&(*ctx_p)->node->env, MLFAB_LOG_WARN,
                "checkpoint_dir '%.200s' cannot be written to now: %s", c.checkpoint_dir,

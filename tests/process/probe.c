@@ -1,8 +1,15 @@
 /* probe.c - one rank, configured by its environment, that opens, waits at a barrier and closes.
  *
  * Prints one line a step: "open <error name> <side and rank to blame> <text>", then "barrier ..." or "serve ...", and at the
- * end "strangers <refused>". Usage: probe [milliseconds to sleep before the barrier] */
+ * end "strangers <refused>". Usage: probe [milliseconds to sleep before the barrier [how it ends]]
+ *
+ *   quit     it exits with 0, and does not close
+ *   fork     as quit, and a child closes its copy before
+ *   forked   a child exits with 0 and does not close; then it closes
+ *   exec     it executes itself, without arguments */
 #include "node.h"
+
+#include <sys/wait.h>
 
 /* Ends the program if the step failed. */
 static void told(const char *step, int code, const mlfab_error *error) {
@@ -10,6 +17,21 @@ static void told(const char *step, int code, const mlfab_error *error) {
        error->is_server ? "server" : "worker", code ? (int)error->rank : MLFAB_NO_RANK,
        code ? error->text : "");
   if (code) exit(close_node(1));
+}
+
+/* 1: the program is to close. */
+static int end(const char *how, char **argv) {
+  int child_closes = !strcmp(how, "fork");
+  if (!strcmp(how, "exec")) {
+    argv[1] = NULL;
+    execv(argv[0], argv);
+  }
+  if (child_closes || !strcmp(how, "forked")) {
+    pid_t child = fork();
+    if (child == 0) _exit(child_closes ? mlfab_close(&fabric) : 0);
+    if (child < 0 || waitpid(child, NULL, 0) < 0) exit(6);
+  }
+  return strcmp(how, "quit") != 0 && !child_closes;
 }
 
 int main(int argc, char **argv) {
@@ -27,5 +49,5 @@ int main(int argc, char **argv) {
   told(rank < 0 ? "serve" : "barrier", code, &error);
   if (!mlfab_get_stats(fabric, &stats, sizeof stats))
     tell("strangers %llu", (unsigned long long)stats.strangers_refused);
-  return close_node(0);
+  return argc > 2 && !end(argv[2], argv) ? 0 : close_node(0);
 }

@@ -163,6 +163,34 @@ def test_all_joined(*servers):
     expect(result.code == 3 and "joined" not in result.err, "that is said already", result)
 
 
+NOT_CLOSED = "mlfab-run: worker %d ended with status 0 without mlfab_close; others that wait for it get an error"
+
+
+@cases(("quit", 0), ("quit", 1), ("fork", 0))
+def test_status_0_without_close(how, servers):
+    result = launch("-n", 2, "-s", servers, *shell('[ "$MLFAB_RANK" = 1 ] && exec "$0" 0 %s; exec "$0"' % how), helper("probe"))
+    expect(result.code == 1, "a failure", result)
+    expect(result.err.count("without mlfab_close") == 1 and NOT_CLOSED % 1 in result.err.splitlines(), "one line", result)
+
+
+@cases('"$0"', '"$0" 0 forked', '"$0" 0 exec', '"$0" && "$0"',
+       '"$0" 500 >told & until grep -q open told; do sleep 0.01; done',  # it is left to a process that closes later
+       'MLFAB_WORKERS=0 "$0"; exit 0')
+def test_status_0_with_close(script):
+    """Closed by the rank itself or by a program that it runs, or never opened: nothing is said."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = launch("-n", 1, "-s", 0, *shell(script), helper("probe"), cwd=folder)
+        expect(result.code == 0 and "mlfab_close" not in result.err, "nothing to say", result)
+
+
+def test_a_part_that_is_killed_has_not_closed():
+    """The rank's own process ends with 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = '"$0" 600000 >told & until grep -q open told; do sleep 0.01; done; kill -9 $!; wait; exit 0'
+        result = launch("-n", 1, "-s", 0, *shell(script), helper("probe"), cwd=folder)
+        expect(result.code == 1 and NOT_CLOSED % 0 in result.err, "it is told", result)
+
+
 def test_no_colour_in_a_pipe():
     result = launch("-n", 1, "-s", 0, *shell("echo x"))
     expect("\033" not in result.out + result.err, "no escapes", result)
@@ -202,6 +230,8 @@ def test_settings_reach_the_ranks():
     expect(result.code == 0, "exit status", result)
     expect(sorted(result.out.splitlines()) == ["[worker %d] adam 0.5 500" % n for n in (0, 1)], "settings", result)
     for setting, why in (("optimizer", "NAME=VALUE"), ("=x", "NAME=VALUE"), ("optimizer=best", "optimizer='best'"),
+                         ("optimizer=adamw", "optimizer='adamw': not one of: sgd momentum adadelay adam rmsprop adagrad. "
+                          "AdamW is adam with a weight_decay above 0"),
                          ("filter_top=2", "filter_top='2'"), ("workers=0", "workers='0'"), ("wheels=4", "wheels='4'")):
         result = launch("-n", 1, "--set", setting, "true")
         expect(result.code == 2 and why in result.err and "usage:" in result.err, setting, result)

@@ -453,17 +453,19 @@ def test_a_launcher_on_one_host():
 
 
 def test_a_pipe_is_told():
-    """mlfab-run wants to know whether a worker has opened: a byte in the pipe that it names. No other file is written to."""
+    """mlfab-run wants to know whether a worker has opened: a byte in the pipe that it names when it
+    opens, and when it closes, each with what follows the name. No other file is written to."""
     with tempfile.TemporaryDirectory() as folder:
         pipe, file = os.path.join(folder, "pipe"), os.path.join(folder, "file")
         os.mkfifo(pipe)
         with open(file, "w", encoding="ascii") as out:
             out.write("mine")
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        for at, told in ((dict(), b"o"), (dict(MLFAB_RANK=1), b""), (dict(MLFAB_WORKERS=1, MLFAB_RANK=0), b"o")):
-            result = finish(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=pipe, **at)))
+        for at, place, told in ((dict(), "", b"oc"), (dict(MLFAB_RANK=1), "", b""),
+                                (dict(MLFAB_WORKERS=1, MLFAB_RANK=0), " 0000012", b"o0000012c0000012")):
+            result = finish(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=pipe + place, **at)))
             expect((result.code == 0) == (told != b""), "it opens, or does not", result)
-            expect(os.read(reader, 9) == told, "it tells that it has opened", result)
+            expect(os.read(reader, 99) == told, "it tells that it has opened and closed", result)
         os.close(reader)
         for path in file, pipe, os.path.join(folder, "none"):  # nobody reads the pipe
             end_well(start(helper("probe"), env=clean_environment(_MLFAB_OPENED=path)))

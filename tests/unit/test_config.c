@@ -666,7 +666,13 @@ TEST(test_model_and_filter) {
   mlfab_model_options_init(&o);
   assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
   assert_non_null(strstr(error.text, "MLFAB_OPTIMIZER"));
+  assert_null(strstr(error.text, "AdamW")); /* a hint for whom it may help */
   assert_int_equal(o.optimizer, MLFAB_OPTIMIZER_SGD);
+  setenv("MLFAB_OPTIMIZER", "AdamW", 1);
+  assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
+  assert_string_equal(error.text,
+                      "MLFAB_OPTIMIZER='AdamW': not one of: sgd momentum adadelay adam rmsprop "
+                      "adagrad. AdamW is adam with a weight_decay above 0");
   static const char *const names_set[] = {"MLFAB_OPTIMIZER", "MLFAB_CONSISTENCY",
                                           "MLFAB_FILTER_DECAY", "MLFAB_FILTER_THRESHOLD"};
   for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);
