@@ -6490,8 +6490,8 @@ static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const 
 }
 
 /* From memory of the host, which the caller may then use again. */
-static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to, const uint8_t *from,
-                                       uint64_t bytes) {
+MLFAB__UNUSED static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to,
+                                                     const uint8_t *from, uint64_t bytes) {
   if (memory)
     memory->on->write(memory, to, from, bytes);
   else
@@ -27265,10 +27265,10 @@ typedef struct mlfab__comm {
   mlfab__membership_go go;
   uint64_t in_ns;               /* since when the epoch stands */
   int32_t missing;              /* whom the epoch to come waits for, says server 0 */
-  uint8_t missing_waits;        /* it waits in a barrier */
   char others[MLFAB__TEXT_MAX]; /* of a joiner: what that one calls, if not what this one does */
-  uint32_t left; /* 1: members have left; the first call that one of them has not called */
+  /* left 1: members have left; the first call that one of them has not called. */
   uint64_t left_calls, left_ns;
+  uint32_t left;
   int32_t left_rank;
   /* Failures. */
   uint32_t depth;  /* frames and calls that are being worked on, one within the other */
@@ -27281,6 +27281,7 @@ typedef struct mlfab__comm {
   uint8_t later; /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t dead;  /* server 0 is */
   uint8_t leaving;
+  uint8_t missing_waits; /* the rank `missing` waits in a barrier */
   uint8_t
       newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
   /* Newcomers (membership.h): of this node, or NULL. This epoch has some; READY was said; this one stands apart; it
@@ -27308,8 +27309,8 @@ typedef struct mlfab__comm {
    * first limit of this epoch, even if it holds no more. */
   uint64_t seek[MLFAB__MEMBERSHIP_SEEK];
   uint64_t settled;
-  uint8_t frozen, finishing;
   uint32_t moved;
+  uint8_t frozen, finishing;
   uint32_t
       promised; /* calls that follow the last one, and that this epoch must still take (core/api/direct.c) */
   /* Objects. */
@@ -29936,6 +29937,8 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   }
   epoch_objects_over(comm);
   comm->base = comm->begun = comm->first;
+  /* A newcomer that was told, and is in no epoch now, may ask in its barriers again. */
+  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
   comm->left = comm->told = 0;
   mlfab__comm_no_limit(comm);
   comm->phase = next;
@@ -30581,11 +30584,16 @@ static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next)
   mlfab__barrier barrier = {.what = barrier_collects(server) ? MLFAB__BARRIER_PASSES
                                                              : MLFAB__BARRIER_MEETS};
   int32_t first = MLFAB_NO_RANK;
+  uint64_t guests = 0; /* newcomers alone follow the first of them */
+  int waits = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
+    if (barrier_waits(server, entry)) waits = 1;
     if (barrier_waits(server, entry) && entry->asked == next)
       barrier.progress = mlfab__max(barrier.progress, entry->progress);
+    if (entry->guest && entry->wants && !entry->gone) guests = mlfab__max(guests, entry->progress);
   }
+  if (!waits) barrier.progress = guests;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
     if (!entry->guest || !entry->wants || entry->gone) continue;
@@ -51738,6 +51746,9 @@ static int lead_acts(mlfab__lead *lead) {
   return 0;
 }
 
+/* Instead of a name's first letter: it is foreign; it may be, and does not matter after the next manifest. */
+enum { LEAD_STRUCK = '-', LEAD_LATER = '~' };
+
 /* The header of a file was read: strikes it off the list if it is foreign. */
 static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   mlfab__file_record record = {.set = 0};
@@ -51754,9 +51765,10 @@ static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   if (!manifest && empty) mine = file->number < lead_manifest(lead, 0);
   if (!manifest && (uint32_t)record.set != lead->leader) mine = mine && over;
   if (mine) return;
-  if (!manifest) *lead->looked_name = '-';
+  /* Unfinished parts may go once a newer manifest is there. */
+  if (!manifest) *lead->looked_name = empty ? LEAD_LATER : LEAD_STRUCK;
   while (manifest && mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    if (name.number == file->number) lead->names[text - lead->names] = '-';
+    if (name.number == file->number) lead->names[text - lead->names] = LEAD_STRUCK;
 }
 
 /* Goes on with CLEARS or SWEEPS, or ends it. */
@@ -51775,6 +51787,9 @@ static void lead_sweep(mlfab__lead *lead) {
 static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead->oldest = oldest;
   lead->name_at = 0;
+  /* A manifest was written that is newer than all names of the list. */
+  for (size_t at = 0; oldest != 0 && at < lead->names_bytes; at += strlen(lead->names + at) + 1)
+    if (lead->names[at] == LEAD_LATER) lead->names[at] = 'c';
   lead->step = oldest == 0 ? MLFAB__LEAD_LOOKS : MLFAB__LEAD_REMOVES;
   lead_sweep(lead);
 }
@@ -54635,7 +54650,6 @@ static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
   vote->bond = *vote_later(&vote->bond, &in->bond);
   if (in->floor > vote->floor) vote->floor = in->floor;
   vote->peers[from].told = 1;
-  vote->known = 0;
   uint32_t told = 0;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) told += vote->peers[i].told;
   if (told == MLFAB__VOTERS - 1) vote->known = 1;
@@ -55408,6 +55422,7 @@ static void voter_event(void *self, const mlfab_io_event *event) {
     voter_begin(voters);
     return;
   }
+  if (voters->filer->op.kind == MLFAB_FILE_ABORT) return; /* it may fail, too */
   if (event->code) {
     if (!voters->retry_ns)
       mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: cannot write '%s': %s", voters->path,
@@ -55418,7 +55433,6 @@ static void voter_event(void *self, const mlfab_io_event *event) {
     mlfab__files_ask(voters->filer);
     return;
   }
-  if (voters->filer->op.kind == MLFAB_FILE_ABORT) return;
   voters->retry_ns = 0;
   for (uint32_t i = 0; i < voters->n; i++) {
     mlfab__voter_shard *s = &voters->shards[i];
@@ -56383,9 +56397,8 @@ typedef struct mlfab__copy {
   uint32_t self, other; /* parts of this copy and of the other one in the shard */
   uint32_t peer;        /* the other copy's number among the voters */
   enum mlfab__copy_phase phase;
-  uint32_t term; /* of the record by which it began to serve */
-  int told;      /* while it stands by: what it tells callers, as a number; 0: nothing yet */
-  int stops;     /* the other copy has closed while it served: so does this one */
+  uint32_t term;         /* of the record by which it began to serve */
+  int stops;             /* the other copy has closed while it served: so does this one */
   mlfab__mirror *mirror; /* of server 0's other jobs; NULL: this server has none */
   int arrived;           /* the other copy has the moment by which it joins */
   uint64_t apart_ns;  /* since when it has no stream of the mirror, though it should; 0: it has */
@@ -56741,7 +56754,6 @@ static void copy_yield(mlfab__copy *c) {
   snprintf(text, sizeof text, "%s serves", copy_name(c->other));
   c->phase = MLFAB__COPY_STANDS_BY;
   c->frozen_ns = 0;
-  c->drops = 0;
   copy_unsend(c);
   copy_vote(c)->empty = 1;
   c->got = 0;
@@ -56821,6 +56833,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
                : silent ? "the other copy is silent"
                         : "the other copy has lost its state");
   }
+  /* This also ends a drop from before this copy stood by: it serves again by a record that names it alone. */
   if (!c->drops || copy_may_be_in_sync(c)) return;
   c->drops = 0;
   mlfab__keeper_alone(c->server);
@@ -56854,8 +56867,6 @@ static void copy_tell_callers(mlfab__copy *c) {
   int silent = mlfab__vote_silent(vote, c->other, now_ns);
   int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
   if (silent && c->voters.retry_ns) state = 4;
-  if (!c->node->standby || state == c->told) return;
-  c->told = state;
   if (state == 4)
     snprintf(why, room, "it cannot write its vote in vote_dir");
   else if (state == 3)
@@ -56883,7 +56894,6 @@ static void copy_look(mlfab__copy *c) {
     copy_tell_callers(c);
     return;
   }
-  c->told = 0;
   copy_look_at_lease(c);
   copy_look_at_sync(c);
   copy_look_at_loss(c);
@@ -58423,6 +58433,7 @@ MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error) 
 #include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 /* A setting: the member that it sets, and the texts that it takes: a word of a list, a whole number in low..high in
  * `unit`, a real number from 0 to `most`, or a text. */
@@ -58703,7 +58714,7 @@ static int config_real(const char *name, const char *text, double most, double *
 /* One of the words, or a number where the setting has a range. */
 static int config_choice(const config_setting *s, const char *name, const char *text,
                          uint64_t *value_p, mlfab_error *error) {
-  char want[128] = "not one of:";
+  char want[160] = "not one of:";
   for (const config_word *w = s->words; w && w->word; w++) {
     if (!strcmp(text, w->word)) return *value_p = w->value, 0;
     size_t at = strlen(want);
@@ -58714,6 +58725,9 @@ static int config_choice(const config_setting *s, const char *name, const char *
     size_t at = strlen(want);
     snprintf(want + at, sizeof want - at, " %s", s->word_of(v));
   }
+  if (s->word_of == mlfab__optimizer_name && !strcasecmp(text, "adamw"))
+    snprintf(want + strlen(want), sizeof want - strlen(want),
+             ". AdamW is adam with a weight_decay above 0");
   if (s->low > s->high) return config_bad(error, name, text, want);
   int code = config_number(name, text, s->low, s->high, value_p, error);
   *value_p *= code ? 1 : s->unit;
@@ -59754,11 +59768,14 @@ struct mlfab {
   uint32_t quiet_looks; /* pumps since all transports without links were polled */
   uint64_t now_ns;      /* the clock when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns;             /* when to measure the transports next; MLFAB__NEVER: never */
-  int fd;                          /* of mlfab_fd, or -1 */
-  int tell;                        /* an eventfd in it */
-  uint64_t moves_told;             /* moves when mlfab_progress last returned */
-  struct mlfab__calling *callings; /* calls to nodes with several addresses: calling.c */
+  uint64_t measure_ns; /* when to measure the transports next; MLFAB__NEVER: never */
+  int fd;              /* of mlfab_fd, or -1 */
+  int tell;            /* an eventfd in it */
+  void (*freed)(mlfab *ctx, int child); /* NULL, or called when the context is freed */
+  int report;                           /* the pipe that `freed` writes to ... */
+  char place[8];                        /* ... and the place that it writes there */
+  uint64_t moves_told;                  /* moves when mlfab_progress last returned */
+  struct mlfab__calling *callings;      /* calls to nodes with several addresses: calling.c */
   mlfab__context_watch *watches;
   int tells;                               /* a thread is calling a watching function */
   int lends;                               /* a transport may keep buffers: ask `keeps` */
@@ -59943,8 +59960,8 @@ static void calling_why(struct mlfab__calling *c, const char *address, const cha
   size_t at = strlen(c->why);
   /* A transport mostly names the address. */
   int named = !address || strstr(why, address) != NULL;
-  snprintf(c->why + at, sizeof c->why - at, "%s%s%s%.110s", at ? "; " : "", named ? "" : address,
-           named ? "" : ": ", why);
+  mlfab__format(c->why + at, sizeof c->why - at, "%s%s%s%.110s", at ? "; " : "",
+                named ? "" : address, named ? "" : ": ", why);
 }
 
 /* Calls the address that is due; if that fails at once, the next. 0, or why the last one failed. */
@@ -60888,6 +60905,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 
 static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
+  if (ctx->freed) ctx->freed(ctx, child);
   if (ctx->observer) ctx->observer->stop(ctx, child);
   if (ctx->disk) ctx->files->close(ctx->disk, child);
   mlfab__calling_free(ctx);
@@ -68884,7 +68902,10 @@ static int tcp_probe_network(int fd) {
 }
 /* 1: what was sent is not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or not known. */
 static unsigned tcp_look_at_path(int fd) {
-  enum { REPEATED = 2, FRESH_MS = 5000 };
+  enum {
+    REPEATED = 4,
+    FRESH_MS = 1000
+  }; /* repeated for 3 s: data come that are newer than the loss */
   uint8_t info[TCP_INFO_PROBE_WANTED];
   socklen_t room = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
@@ -74912,16 +74933,44 @@ static int open_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *er
                 : 0;
 }
 
-/* Says to mlfab-run that this worker uses mlfab. */
-static void open_tell(void) {
-  const char *path = getenv("_MLFAB_OPENED");
+/* --- what mlfab-run is told ---
+ *
+ * _MLFAB_OPENED is "PATH" or "PATH PLACE": a pipe, and the place of this rank in mlfab-run's table. A context that was
+ * opened writes 'o' and the place; when it is closed or abandoned, it writes 'c' and the place. It keeps the pipe open in
+ * between, since a program may change its environment or its user. A forked child writes nothing about the contexts of
+ * its parent. A program that is executed does not have the pipe, and opens it anew. */
+
+/* If the pipe is full, mlfab-run learns less. */
+static void open_say(const mlfab *ctx, char kind) {
+  char text[16];
+  int n = snprintf(text, sizeof text, "%c%s", kind, ctx->place);
+  if (write(ctx->report, text, (size_t)n) < 0) return;
+}
+
+static void open_closed(mlfab *ctx, int child) {
+  if (!child) open_say(ctx, 'c');
+  close(ctx->report);
+}
+
+static void open_tell(mlfab *ctx) {
+  const char *told = getenv("_MLFAB_OPENED");
+  char path[MLFAB__TEXT_MAX];
   struct stat status;
-  int fd = path ? open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+  if (!told || strlen(told) >= sizeof path) return;
+  memcpy(path, told, strlen(told) + 1);
+  char *place = strchr(path, ' ');
+  if (place) *place++ = 0;
+  /* As a reader too, so that a write cannot end this process with SIGPIPE when mlfab-run is gone. */
+  int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return;
-  if (fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode) && write(fd, "o", 1) < 0) {
-    /* Then mlfab-run says that nobody joined. */
+  if (fstat(fd, &status) || !S_ISFIFO(status.st_mode)) {
+    close(fd);
+    return;
   }
-  close(fd);
+  snprintf(ctx->place, sizeof ctx->place, "%.7s", place ? place : "");
+  ctx->report = fd;
+  ctx->freed = open_closed;
+  open_say(ctx, 'o');
 }
 
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
@@ -74947,7 +74996,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER,
                                OPEN_FILES, ctx_p, &error);
-  if (!code) open_tell();
+  if (!code) open_tell(*ctx_p);
   if (!code && doubt)
     mlfab__log(&(*ctx_p)->node->env, MLFAB_LOG_WARN,
                "checkpoint_dir '%.200s' cannot be written to now: %s", c.checkpoint_dir,

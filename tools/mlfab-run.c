@@ -288,7 +288,7 @@ static void server_tell(const server_news *server, enum news_kind kind, const ch
     int bytes = (int)(end - in) - 11; /* without the last blank */
     snprintf(told.dir, sizeof told.dir, "%.*s", bytes, in + 10);
     /* The text has the beginning of a long one. */
-    if (strncmp(server->dir, told.dir, strlen(told.dir)) == 0)
+    if (strlen(told.dir) >= 160 && !strncmp(server->dir, told.dir, strlen(told.dir)))
       snprintf(told.dir, sizeof told.dir, "%s", server->dir);
   }
   if (write(server->to, &told, sizeof told) < 0)
@@ -846,7 +846,7 @@ static int tell_left_open(void) {
 /* Has the model been lost with this rank, which has ended? NULL, or how. See above. */
 static const char *model_lost(const rank *r, int by_itself) {
   static char text[128];
-  if (!joined || options.join || options.server_program) return NULL;
+  if (!joined || over_ns || options.join || options.server_program) return NULL;
   const rank *other = other_copy(r);
   if (r->is_server && !r->is_scheduler && (!other || other->lacks)) {
     snprintf(text, sizeof text, "server %d%s", r->number, other ? " and its replica have" : " has");
@@ -1090,7 +1090,8 @@ static void tell_unjoined(void) {
 #else
   const int known = reports_joined();
 #endif
-  if (!known || told || options.workers == 0 || exit_status != 0 || interrupted || have_opened())
+  if (!known || told || options.workers == 0 || exit_status != 0 || interrupted || have_opened() ||
+      have_joined())
     return;
   told = 1;
   say("no rank joined: %d worker%s of %s ended with status 0%s. Does the program call mlfab_open, "

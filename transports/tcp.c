@@ -2413,7 +2413,10 @@ static int tcp_probe_network(int fd) {
 }
 /* 1: what was sent is not acknowledged, though repeated; 2: data come; 3: both; 0: neither, or not known. */
 static unsigned tcp_look_at_path(int fd) {
-  enum { REPEATED = 2, FRESH_MS = 5000 };
+  enum {
+    REPEATED = 4,
+    FRESH_MS = 1000
+  }; /* repeated for 3 s: data come that are newer than the loss */
   uint8_t info[TCP_INFO_PROBE_WANTED];
   socklen_t room = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;

@@ -59,8 +59,8 @@ static void calling_why(struct mlfab__calling *c, const char *address, const cha
   size_t at = strlen(c->why);
   /* A transport mostly names the address. */
   int named = !address || strstr(why, address) != NULL;
-  snprintf(c->why + at, sizeof c->why - at, "%s%s%s%.110s", at ? "; " : "", named ? "" : address,
-           named ? "" : ": ", why);
+  mlfab__format(c->why + at, sizeof c->why - at, "%s%s%s%.110s", at ? "; " : "",
+                named ? "" : address, named ? "" : ": ", why);
 }
 
 /* Calls the address that is due; if that fails at once, the next. 0, or why the last one failed. */

@@ -455,6 +455,9 @@ static int lead_acts(mlfab__lead *lead) {
   return 0;
 }
 
+/* Instead of a name's first letter: it is foreign; it may be, and does not matter after the next manifest. */
+enum { LEAD_STRUCK = '-', LEAD_LATER = '~' };
+
 /* The header of a file was read: strikes it off the list if it is foreign. */
 static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   mlfab__file_record record = {.set = 0};
@@ -471,9 +474,10 @@ static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   if (!manifest && empty) mine = file->number < lead_manifest(lead, 0);
   if (!manifest && (uint32_t)record.set != lead->leader) mine = mine && over;
   if (mine) return;
-  if (!manifest) *lead->looked_name = '-';
+  /* Unfinished parts may go once a newer manifest is there. */
+  if (!manifest) *lead->looked_name = empty ? LEAD_LATER : LEAD_STRUCK;
   while (manifest && mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
-    if (name.number == file->number) lead->names[text - lead->names] = '-';
+    if (name.number == file->number) lead->names[text - lead->names] = LEAD_STRUCK;
 }
 
 /* Goes on with CLEARS or SWEEPS, or ends it. */
@@ -492,6 +496,9 @@ static void lead_sweep(mlfab__lead *lead) {
 static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead->oldest = oldest;
   lead->name_at = 0;
+  /* A manifest was written that is newer than all names of the list. */
+  for (size_t at = 0; oldest != 0 && at < lead->names_bytes; at += strlen(lead->names + at) + 1)
+    if (lead->names[at] == LEAD_LATER) lead->names[at] = 'c';
   lead->step = oldest == 0 ? MLFAB__LEAD_LOOKS : MLFAB__LEAD_REMOVES;
   lead_sweep(lead);
 }

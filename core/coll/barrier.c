@@ -61,11 +61,16 @@ static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next)
   mlfab__barrier barrier = {.what = barrier_collects(server) ? MLFAB__BARRIER_PASSES
                                                              : MLFAB__BARRIER_MEETS};
   int32_t first = MLFAB_NO_RANK;
+  uint64_t guests = 0; /* newcomers alone follow the first of them */
+  int waits = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
+    if (barrier_waits(server, entry)) waits = 1;
     if (barrier_waits(server, entry) && entry->asked == next)
       barrier.progress = mlfab__max(barrier.progress, entry->progress);
+    if (entry->guest && entry->wants && !entry->gone) guests = mlfab__max(guests, entry->progress);
   }
+  if (!waits) barrier.progress = guests;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
     if (!entry->guest || !entry->wants || entry->gone) continue;

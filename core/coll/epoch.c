@@ -163,6 +163,8 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   }
   epoch_objects_over(comm);
   comm->base = comm->begun = comm->first;
+  /* A newcomer that was told, and is in no epoch now, may ask in its barriers again. */
+  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
   comm->left = comm->told = 0;
   mlfab__comm_no_limit(comm);
   comm->phase = next;

@@ -71,8 +71,8 @@ static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const 
 }
 
 /* From memory of the host, which the caller may then use again. */
-static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to, const uint8_t *from,
-                                       uint64_t bytes) {
+MLFAB__UNUSED static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to,
+                                                     const uint8_t *from, uint64_t bytes) {
   if (memory)
     memory->on->write(memory, to, from, bytes);
   else

@@ -404,26 +404,15 @@ static uint32_t least_meta(unsigned type) {
   return room_of[type];
 }
 
-static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
-                                                     [MLFAB__PLACE] = 1,
-                                                     [MLFAB__REFUSE] = 1,
-                                                     [MLFAB__BYE] = 1,
-                                                     [MLFAB__MEMBER] = 1,
-                                                     [MLFAB__DEFINE_ACK] = 1,
-                                                     [MLFAB__PULL_FAIL] = 1,
-                                                     [MLFAB__WAITING] = 1,
-                                                     [MLFAB__THERE] = 1,
-                                                     [MLFAB__SYNC_ACK] = 1,
-                                                     [MLFAB__RESHARD_DONE] = 1,
-                                                     [MLFAB__MOVED] = 1,
-                                                     [MLFAB__CHECKPOINT_ASK] = 1,
-                                                     [MLFAB__CHECKPOINT_DONE] = 1,
-                                                     [MLFAB__CHECKPOINT_ORDER] = 1,
-                                                     [MLFAB__CHECKPOINT_SHARD] = 1,
-                                                     [MLFAB__CHECKPOINT_RESUME] = 1,
-                                                     [MLFAB__MEMBERSHIP_FAIL] = 1,
-                                                     [MLFAB__MEMBERSHIP_OVER] = 1,
-                                                     [MLFAB__MEMBERSHIP_TELL] = 1};
+/* Where the text of such a meta begins, or 0: one character more there makes a meta that its decoder takes. */
+static uint32_t text_at(unsigned type, uint32_t after) {
+  uint8_t meta[512] = {0};
+  uint32_t bytes = least_meta(type);
+  if (bytes < after + 2) return 0;
+  meta[bytes - after - 2] = 1;
+  meta[bytes - after] = 'a';
+  return try_meta(type, meta, bytes + 1) ? bytes - after - 2 : 0;
+}
 
 /* Random bytes, with dependent fields made consistent. */
 static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
@@ -499,9 +488,9 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
     return mlfab__encode_pull(meta, &m, segments, versions);
   }
   uint32_t after = type == MLFAB__DEFINE_ACK ? 180 : 0; /* the text */
-  uint32_t before = least_meta(type) - after - (has_text[type] ? 2 : 0);
+  uint32_t text = text_at(type, after), before = text ? text : least_meta(type) - after;
   while (bytes < before) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
-  if (has_text[type]) bytes += random_text(prng, meta + bytes);
+  if (text) bytes += random_text(prng, meta + bytes);
   for (uint32_t i = 0; i < after; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   return bytes;
 }

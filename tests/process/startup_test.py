@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 
-from process import (RUN, Skip, address, cases, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
+from process import (BUILD, RUN, Skip, address, cases, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
                      main, start, wait_until)
 
 
@@ -271,10 +271,16 @@ SAYS_WHY = dict(memfd="this node does without shm: ", eventfd="this node does wi
                 another_user="nobody of this user listens")
 
 
+def plain_only():
+    if os.path.basename(BUILD) in ("asan", "tsan"):
+        raise Skip("a sanitizer itself needs /proc, files and the rights of its user")
+
+
 @cases(*((name, rank, at) for name in MISSING for rank in (0, 1) for at in ("tcp", "unix")
          if (name, at) != ("another_user", "unix")))
 def test_without_shared_memory(name, rank, at):
     """One of the ranks cannot use it. All come together over TCP or a Unix socket, and a line says why."""
+    plain_only()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         at, copy, processes = address(at), probe_copy(folder), []
@@ -477,6 +483,7 @@ def test_a_pipe_is_told():
 @cases("fit", "effective")
 def test_a_checkpoint_directory_is_tried(user):
     """Rights of the effective user count. That a disk is full now is only logged."""
+    plain_only()
     if os.geteuid() != 0:
         raise Skip("needs root, to be another user")
     with tempfile.TemporaryDirectory() as folder:

@@ -433,7 +433,50 @@ static void test_stranger(void **state) {
   world_close(&j.w);
 }
 
+/* The founders have left when a joiner first meets a barrier: its pushes count at once. */
+static void test_alone(void **state) {
+  static world w;
+  float one[4] = {1, 1, 1, 1}, x[4] = {0};
+  const mlfab_buf push = {0, 0, one, 4}, pull = {0, 0, x, 4};
+  mlfab_model_options options = {.size = sizeof options, .slices = 4};
+  (void)state;
+  options.consistency = (mlfab_sync){.size = sizeof options.consistency, .kind = MLFAB_SYNC_BSP};
+  world_init(&w, 2, 1, 1);
+  world_network(&w, 3);
+  for (uint32_t i = 0; i < 2; i++) {
+    uint32_t node = i ? 2 : 0; /* the founder, and the server */
+    mlfab_config c = world_config(&w, node);
+    c.workers = 1;
+    c.workers_max = 2;
+    sim_open(w.sim, node, &c, &w.node[node]);
+  }
+  world_await(&w, 0);
+  world_await(&w, 2);
+  OK(w.node[0], mlfab_tensor_add(w.node[0], 0, MLFAB_F32, 4));
+  OK(w.node[0], mlfab_model_start(w.node[0], &options, &pull, 1));
+  for (int k = 0; k < 6; k++) OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
+  mlfab_config c = world_config(&w, 1);
+  c.workers = 1;
+  c.workers_max = 2;
+  sim_open(w.sim, 1, &c, &w.node[1]);
+  world_await(&w, 1);
+  OK(w.node[1], mlfab_tensor_add(w.node[1], 0, MLFAB_F32, 4));
+  OK(w.node[1], mlfab_model_start(w.node[1], &options, &pull, 1));
+  OK(w.node[0], mlfab_finish(w.node[0], 0));
+  OK(NULL, mlfab_close(&w.node[0]));
+  OK(w.node[1], mlfab_barrier(w.node[1], NULL));
+  OK(w.node[1], mlfab_pull(w.node[1], &pull, 1, NULL, NULL));
+  for (int k = 0; k < 12; k++) {
+    float before = x[0];
+    OK(w.node[1], mlfab_push(w.node[1], &push, 1, NULL, NULL));
+    OK(w.node[1], mlfab_pull(w.node[1], &pull, 1, NULL, NULL));
+    assert_true(x[0] == before + 1);
+  }
+  world_close(&w);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stranger), cmocka_unit_test(test_loops)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stranger), cmocka_unit_test(test_alone),
+                                     cmocka_unit_test(test_loops)};
   return cmocka_run_group_tests_name("joiners", tests, NULL, NULL);
 }
