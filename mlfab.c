@@ -51788,8 +51788,9 @@ static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead->oldest = oldest;
   lead->name_at = 0;
   /* A manifest was written that is newer than all names of the list. */
-  for (size_t at = 0; oldest != 0 && at < lead->names_bytes; at += strlen(lead->names + at) + 1)
-    if (lead->names[at] == LEAD_LATER) lead->names[at] = 'c';
+  for (size_t at = 0; oldest != 0 && at < lead->names_bytes; at++)
+    if (lead->names[at] == LEAD_LATER && (at == 0 || lead->names[at - 1] == '\n'))
+      lead->names[at] = 'c';
   lead->step = oldest == 0 ? MLFAB__LEAD_LOOKS : MLFAB__LEAD_REMOVES;
   lead_sweep(lead);
 }
