@@ -59,21 +59,29 @@ def has_loopback():
         return False
 
 
+def claim_port(port):
+    """Makes a port this script's, as free_port says. False: it is another's."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind("\0mlfab-port-%d" % port)
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+    except OSError:
+        claim.close()
+        return False
+    CLAIMS.append(claim)
+    return True
+
+
 def free_port():
     """A port of loopback, below those that the system gives out. It belongs to this script until the script ends: an
     abstract socket with its number says so to other scripts."""
     if not has_loopback():
         raise Skip("this machine has no loopback network")
     while True:
-        port, claim = random.randrange(12000, 32000), socket.socket(socket.AF_UNIX)
-        try:
-            claim.bind("\0mlfab-port-%d" % port)
-            with socket.socket() as s:
-                s.bind(("127.0.0.1", port))
-            CLAIMS.append(claim)
+        port = random.randrange(12000, 32000)
+        if claim_port(port):
             return port
-        except OSError:
-            claim.close()
 
 
 def address(transport):

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 
-from process import (BUILD, RUN, Skip, address, cases, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
+from process import (BUILD, RUN, Skip, address, cases, claim_port, clean_environment, end, executable, expect, finish, finish_all, free_port, helper, launch,
                      main, start, wait_until)
 
 
@@ -310,13 +310,8 @@ def free_range(count):
     """A first port that is followed by free ones."""
     while True:
         first = free_port()
-        try:
-            for port in range(first + 1, first + count):
-                with socket.create_server(("127.0.0.1", port)):
-                    pass
+        if all(claim_port(port) for port in range(first + 1, first + count)):
             return first
-        except OSError:
-            pass
 
 
 @cases({"KEY": ONE}, {"ALLOW_INSECURE": 1, "KEY": None})
