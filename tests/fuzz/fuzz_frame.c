@@ -404,14 +404,15 @@ static uint32_t least_meta(unsigned type) {
   return room_of[type];
 }
 
-/* Where the text of such a meta begins, or 0: one character more there makes a meta that its decoder takes. */
+/* Where the text of such a meta begins, or NO_TEXT: one character more there makes a meta that its decoder takes. */
+enum { NO_TEXT = 512 };
 static uint32_t text_at(unsigned type, uint32_t after) {
   uint8_t meta[512] = {0};
   uint32_t bytes = least_meta(type);
-  if (bytes < after + 2) return 0;
+  if (bytes < after + 2) return NO_TEXT;
   meta[bytes - after - 2] = 1;
   meta[bytes - after] = 'a';
-  return try_meta(type, meta, bytes + 1) ? bytes - after - 2 : 0;
+  return try_meta(type, meta, bytes + 1) ? bytes - after - 2 : NO_TEXT;
 }
 
 /* Random bytes, with dependent fields made consistent. */
@@ -488,9 +489,9 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
     return mlfab__encode_pull(meta, &m, segments, versions);
   }
   uint32_t after = type == MLFAB__DEFINE_ACK ? 180 : 0; /* the text */
-  uint32_t text = text_at(type, after), before = text ? text : least_meta(type) - after;
+  uint32_t text = text_at(type, after), before = text < NO_TEXT ? text : least_meta(type) - after;
   while (bytes < before) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
-  if (text) bytes += random_text(prng, meta + bytes);
+  if (text < NO_TEXT) bytes += random_text(prng, meta + bytes);
   for (uint32_t i = 0; i < after; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   return bytes;
 }
