@@ -150,6 +150,12 @@ static void epoch_objects_over(mlfab__comm *comm) {
   }
 }
 
+/* A newcomer that was told, and is in no epoch now, asks again, in its barriers too. */
+static void epoch_untold(mlfab__comm *comm) {
+  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
+  comm->told = 0;
+}
+
 /* All runs and objects end with the verdict, and with `calls` all open calls. Otherwise these wait, and have numbers
  * of the next epoch, which begin at 0. */
 static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next) {
@@ -163,9 +169,8 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   }
   epoch_objects_over(comm);
   comm->base = comm->begun = comm->first;
-  /* A newcomer that was told, and is in no epoch now, may ask in its barriers again. */
-  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
-  comm->left = comm->told = 0;
+  epoch_untold(comm);
+  comm->left = 0;
   mlfab__comm_no_limit(comm);
   comm->phase = next;
 }
@@ -318,7 +323,10 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
   comm->due |= MLFAB__COMM_BEGIN;
   if (comm->phase == MLFAB__COMM_OUT) return;
   if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
-    if (comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_OUT);
+    if (comm->phase == MLFAB__COMM_IN)
+      epoch_renew(comm, MLFAB__COMM_OUT);
+    else
+      epoch_untold(comm);
     mlfab__streams_end(&comm->streams);
   } else {
     if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;

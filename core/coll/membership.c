@@ -9,6 +9,7 @@
 #include "barrier.h"
 
 #include <stdio.h>
+
 enum {
   MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
@@ -757,6 +758,19 @@ static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   }
 }
 
+/* Does `seek` have a call for which nobody asks any more? */
+static int membership_is_stale(const mlfab__membership *membership) {
+  for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK && membership->seek[i]; i++) {
+    uint32_t w = 0;
+    while (w < membership->workers &&
+           !(membership->entries[w].asked && membership->entries[w].joins &&
+             membership->entries[w].ask.signature == membership->seek[i]))
+      w++;
+    if (w == membership->workers) return 1;
+  }
+  return 0;
+}
+
 /* Has a running epoch end for the workers that join, unless it is about to end, or their calls are sought. */
 static void membership_admit(mlfab__membership *membership) {
   uint32_t at;
@@ -767,8 +781,8 @@ static void membership_admit(mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    if (membership_sought(membership, entry->ask.signature, &at) || at == MLFAB__MEMBERSHIP_SEEK)
-      continue;
+    if (membership_sought(membership, entry->ask.signature, &at)) continue;
+    if (at == MLFAB__MEMBERSHIP_SEEK && !membership_is_stale(membership)) continue;
     membership_freeze(membership, w);
     membership_settle(membership); /* all members may have left */
     membership_check_moved(membership);
@@ -868,6 +882,12 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
     entry->ask = *in;
     entry->moved = membership->limit != UINT64_MAX && !membership->freezing;
     membership_check_moved(membership);
+    return 0;
+  }
+  if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->fresh &&
+      in->signature == 0) { /* its call has ended before it heard of the list */
+    membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
+    entry->joins = 1;
     return 0;
   }
   if (entry->member) { /* a repetition: the list may have been lost */

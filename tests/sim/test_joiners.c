@@ -433,35 +433,77 @@ static void test_stranger(void **state) {
   world_close(&j.w);
 }
 
+/* --- single scenes --- */
+
+static void do_nothing(void *user) { (void)user; }
+
+static void scene_open(world *w, uint32_t node, uint32_t founders) {
+  mlfab_config c = world_config(w, node);
+  c.workers = founders;
+  c.workers_max = w->workers;
+  sim_open(w->sim, node, &c, &w->node[node]);
+}
+
+static void scene_model(world *w, uint32_t rank) {
+  float x[4] = {0};
+  const mlfab_buf first = {0, 0, x, 4};
+  mlfab_model_options options = {.size = sizeof options, .slices = 4};
+  options.consistency = (mlfab_sync){.size = sizeof options.consistency, .kind = MLFAB_SYNC_BSP};
+  OK(w->node[rank], mlfab_tensor_add(w->node[rank], 0, MLFAB_F32, 4));
+  OK(w->node[rank], mlfab_model_start(w->node[rank], &options, &first, 1));
+}
+
+static void scene_join(world *w, uint32_t rank, uint32_t founders) {
+  scene_open(w, rank, founders);
+  world_await(w, rank);
+  scene_model(w, rank);
+}
+
+/* Founders and a server, with room for `workers`. */
+static void scene_begin(world *w, uint32_t workers, uint32_t founders) {
+  world_init(w, workers, 1, 1);
+  world_network(w, workers + 1);
+  for (uint32_t r = 0; r < founders; r++) scene_open(w, r, founders);
+  scene_open(w, workers, founders);
+  for (uint32_t r = 0; r < founders; r++) world_await(w, r);
+  world_await(w, workers);
+  for (uint32_t r = 0; r < founders; r++) scene_model(w, r);
+}
+
+static mlfab_request scene_call(world *w, uint32_t rank, float *data, uint64_t n) {
+  mlfab_request request;
+  OK(w->node[rank],
+     mlfab_allreduce_start(w->node[rank], &(mlfab_vec){data, n}, 1, MLFAB_F32, NULL, &request));
+  return request;
+}
+
+static void scene_rest(world *w, uint64_t ns) {
+  uint64_t until = mlfab_sim_clock(w->sim) + ns;
+  mlfab_sim_at(w->sim, until + 1, do_nothing, NULL);
+  while (mlfab_sim_clock(w->sim) < until) sim_step(w->sim);
+}
+
+/* Waits until all requests have ended: 1, or 0 after 20 s. */
+static int scene_end(world *w, uint32_t n, const mlfab_request *requests) {
+  uint64_t until = mlfab_sim_clock(w->sim) + 20 * SECOND;
+  for (uint32_t r = 0, done = 0; r < n; r += done != 0) {
+    mlfab_result result;
+    if (mlfab_sim_clock(w->sim) > until) return 0;
+    OK(w->node[r], mlfab_test(w->node[r], requests[r], (int *)&done, &result));
+    if (!done) sim_step(w->sim);
+  }
+  return 1;
+}
+
 /* The founders have left when a joiner first meets a barrier: its pushes count at once. */
 static void test_alone(void **state) {
   static world w;
   float one[4] = {1, 1, 1, 1}, x[4] = {0};
   const mlfab_buf push = {0, 0, one, 4}, pull = {0, 0, x, 4};
-  mlfab_model_options options = {.size = sizeof options, .slices = 4};
   (void)state;
-  options.consistency = (mlfab_sync){.size = sizeof options.consistency, .kind = MLFAB_SYNC_BSP};
-  world_init(&w, 2, 1, 1);
-  world_network(&w, 3);
-  for (uint32_t i = 0; i < 2; i++) {
-    uint32_t node = i ? 2 : 0; /* the founder, and the server */
-    mlfab_config c = world_config(&w, node);
-    c.workers = 1;
-    c.workers_max = 2;
-    sim_open(w.sim, node, &c, &w.node[node]);
-  }
-  world_await(&w, 0);
-  world_await(&w, 2);
-  OK(w.node[0], mlfab_tensor_add(w.node[0], 0, MLFAB_F32, 4));
-  OK(w.node[0], mlfab_model_start(w.node[0], &options, &pull, 1));
+  scene_begin(&w, 2, 1);
   for (int k = 0; k < 6; k++) OK(w.node[0], mlfab_push(w.node[0], &push, 1, NULL, NULL));
-  mlfab_config c = world_config(&w, 1);
-  c.workers = 1;
-  c.workers_max = 2;
-  sim_open(w.sim, 1, &c, &w.node[1]);
-  world_await(&w, 1);
-  OK(w.node[1], mlfab_tensor_add(w.node[1], 0, MLFAB_F32, 4));
-  OK(w.node[1], mlfab_model_start(w.node[1], &options, &pull, 1));
+  scene_join(&w, 1, 1);
   OK(w.node[0], mlfab_finish(w.node[0], 0));
   OK(NULL, mlfab_close(&w.node[0]));
   OK(w.node[1], mlfab_barrier(w.node[1], NULL));
@@ -475,8 +517,82 @@ static void test_alone(void **state) {
   world_close(&w);
 }
 
+/* A joiner and two founders meet in a call, and `who` gives it up at any moment of the way. The others' calls end, and then
+ * all barriers. */
+static void give_up(uint32_t who, uint64_t when) {
+  static world w;
+  float data[3] = {1, 1, 1};
+  mlfab_request calls[3], barriers[3];
+  scene_begin(&w, 3, 2);
+  for (uint32_t r = 0; r < 2; r++) calls[r] = scene_call(&w, r, &data[r], 1);
+  assert_true(scene_end(&w, 2, calls));
+  scene_join(&w, 2, 2);
+  calls[2] = scene_call(&w, 2, &data[2], 1);
+  scene_rest(&w, 5 * MS);
+  for (uint32_t r = 0; r < 2; r++) calls[r] = scene_call(&w, r, &data[r], 1);
+  scene_rest(&w, when);
+  mlfab_cancel(w.node[who], calls[who]);
+  if (!scene_end(&w, who == 2 ? 2 : 3, calls))
+    fail_msg("worker %u gave up after %u us: calls of the others wait", who,
+             (unsigned)(when / 1000));
+  if (who < 2) {
+    for (uint32_t r = 0; r < 3; r++)
+      OK(w.node[r], mlfab_barrier_start(w.node[r], NULL, &barriers[r]));
+    for (int more = 0; more < 4 && !scene_end(&w, 3, barriers); more++) {
+      /* It may be a guest whose barrier meets the next of the others. */
+      assert_true(more < 3);
+      for (uint32_t r = 0; r < 2; r++)
+        OK(w.node[r], mlfab_barrier_start(w.node[r], NULL, &barriers[r]));
+    }
+  }
+  world_close(&w);
+}
+
+static void test_given_up(void **state) {
+  (void)state;
+  for (uint64_t when = 0; when < 600000; when += 10000) {
+    give_up(1, when);
+    give_up(2, when);
+  }
+}
+
+/* The founders make their call again and again until the joiner's has ended. Returns its status. */
+static int call_until(world *w, uint32_t joiner, mlfab_request request) {
+  float data[2] = {0};
+  mlfab_request calls[2];
+  mlfab_result result;
+  for (int done = 0; !done;) {
+    for (uint32_t r = 0; r < 2; r++) calls[r] = scene_call(w, r, &data[r], 1);
+    assert_true(scene_end(w, 2, calls));
+    scene_rest(w, 20 * MS);
+    OK(w->node[joiner], mlfab_test(w->node[joiner], request, &done, &result));
+  }
+  return result.status;
+}
+
+/* Joiners whose calls nobody makes take no place from one that calls what all call. */
+static void test_calls_of_nobody(void **state) {
+  static world w;
+  const mlfab_collective soon = {.size = sizeof soon, .timeout_ns = SECOND};
+  float data[8][16] = {{0}};
+  mlfab_request calls[8];
+  (void)state;
+  scene_begin(&w, 7, 2);
+  for (uint32_t r = 2; r < 7; r++) scene_join(&w, r, 2);
+  for (uint32_t r = 2; r < 6; r++)
+    OK(w.node[r], mlfab_allreduce_start(w.node[r], &(mlfab_vec){data[r], r + 3}, 1, MLFAB_F32,
+                                        &soon, &calls[r]));
+  for (uint32_t r = 2; r < 6; r++) assert_int_equal(call_until(&w, r, calls[r]), MLFAB_ERR_TIMEOUT);
+  OK(w.node[6],
+     mlfab_allreduce_start(w.node[6], &(mlfab_vec){data[6], 1}, 1, MLFAB_F32, &soon, &calls[6]));
+  assert_int_equal(call_until(&w, 6, calls[6]), 0);
+  world_close(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_stranger), cmocka_unit_test(test_alone),
+                                     cmocka_unit_test(test_given_up),
+                                     cmocka_unit_test(test_calls_of_nobody),
                                      cmocka_unit_test(test_loops)};
   return cmocka_run_group_tests_name("joiners", tests, NULL, NULL);
 }
