@@ -882,10 +882,10 @@ static int begin_again(const char *who, int code) {
   generations++;
   begins_again = 1;
   lost_status = code;
-  say("the model is lost: %s ended. All begin again from the newest checkpoint of this run in %s "
-      "(%d "
-      "of at most %d times)",
-      who, from, generations, RESTARTS_MAX);
+  say("the model is lost: %s ended. All begin again from %s in %s (%d of at most %d times)", who,
+      options.newest[0] ? "the newest checkpoint of this run"
+                        : "where this run began, since it has made no whole checkpoint,",
+      from, generations, RESTARTS_MAX);
   return 1;
 }
 
@@ -945,7 +945,7 @@ static void ended(rank *r, int status) {
   const char *lost = again && options.on_failure == ON_FAILURE_RESTART
                          ? model_lost(r, !WIFSIGNALED(status) && r->restarts > 0)
                          : NULL;
-  if (lost && begin_again(lost, code)) {
+  if (lost && exit_status == 0 && begin_again(lost, code)) {
     end_all();
     return;
   }
