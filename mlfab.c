@@ -7609,8 +7609,8 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
-  /* How long no byte had come on the peer's link at its last frame, or when its transport was last asked; a frame that
-   * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
+  /* The silence of the peer's link, at its last frame or at the last question to its transport. Bytes of an incomplete frame end
+   * it. Heartbeats do so only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
    * silent. */
   uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
   /* The most bulk of a frame to the peer (node.h, Pacing). NULL: not bounded. */
@@ -7622,7 +7622,7 @@ static inline uint32_t mlfab__port_chunk(const mlfab__port *port, uint32_t peer,
   return port->chunk ? (uint32_t)mlfab__min(most, port->chunk(port->self, peer)) : most;
 }
 
-/* Heartbeats that a transfer to a peer may stand while the peer's heartbeats come: what it holds is wanted elsewhere. */
+/* A transfer may stand still for so many heartbeats while its peer beats. Then others need its room. */
 enum { MLFAB__PORT_STANDS_BEATS = 10 };
 
 /* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
@@ -7662,8 +7662,8 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among others of its worker: the number of its updates as rounds count, without updates of closed rounds
- * that it has not made yet; whole updates and barriers that it has begun. */
+/* The place of a call among the calls of its worker. progress: the number of its updates, as rounds count them; updates that it
+ * still owes to closed rounds are left out. pushes, barriers: whole updates and barriers that it has begun. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;
@@ -8334,7 +8334,7 @@ enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 typedef struct mlfab__pace {
   uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
   uint32_t handed, left; /* frames with a bulk and a token that were handed over; that have left */
-  uint32_t blind;        /* large bulks have no token, so that nothing can be measured */
+  uint32_t blind;        /* large bulks have no token: nothing can be measured */
   uint32_t timed;        /* the one of `handed` that is timed; 0: none */
   uint64_t since_ns;     /* when it was handed over, ... */
   uint64_t upto, behind; /* ... bulk up to its end that had not left, and bulk behind it */
@@ -8363,7 +8363,7 @@ typedef struct mlfab__link {
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
-  mlfab__pace *pace; /* NULL: no bulk was sent yet, or the link needs none */
+  mlfab__pace *pace; /* NULL: before the first bulk, and on links without pacing */
   uint64_t heard_ns, sent_ns;
   uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
@@ -8942,8 +8942,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
-/* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
- * up. 0: there is one port, or another reason; also a wrong key of a process of this job. */
+/* A process at one of several ports is not this job's server 0. 1: the caller hangs up, and the next port is tried. 0: there is one
+ * port, or the reason is another, as a wrong key of this job. */
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176
@@ -9047,7 +9047,7 @@ static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
   mlfab__link *link = &to->node->links[index];
   if (link->self) return 0;
   uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
-  /* Of a frame that is not complete nobody tells. */
+  /* This transport does not tell of an incomplete frame. */
   if (!(link->caps & MLFAB_CAP_PROBE)) return to->node->now_ns - moved_ns;
   /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. Every answer is
    * a reason to look again, so it is asked four times a beat at most. */
@@ -10783,7 +10783,7 @@ static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
   return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
 }
 
-/* A bulk was handed over. Without memory, the link is not paced. */
+/* A bulk was handed over. If memory is short, the link has no pacing. */
 static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
   if (frame->bulk_bytes == 0 || !outbox_paces(link)) return;
   if (!link->pace) link->pace = mlfab__alloc(&node->env, sizeof *link->pace);
@@ -12995,7 +12995,7 @@ MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const
   return 1;
 }
 
-/* A program that is not of this library may never say anything at its port. */
+/* Another program may have this port, and stay silent. */
 static void bootstrap_tire(mlfab_node *node) {
   uint32_t index = node->join_link;
   if (node->join_ports < 2 || index == MLFAB__NO_LINK) return;
@@ -13190,7 +13190,7 @@ static void bootstrap_timeout(mlfab_node *node) {
 
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
   if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  /* Time in which this process did not run does not count (node.h, Pauses). */
+  /* Only time in which this process ran counts (node.h, Pauses). */
   if (node->now_ns - node->opened_ns >= mlfab__add_sat(node->config.timeout_ns, node->asleep_ns)) {
     bootstrap_timeout(node);
     return;
@@ -17325,8 +17325,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   worker_model_pull(worker, now_ns);
 }
 
-/* Others have pushed after the call in which this worker came, and rounds went on: so much larger is its number than what it
- * has pushed itself. */
+/* Others pushed after the call in which this worker came, and rounds went on. The debt is its number less its own updates. */
 static uint64_t worker_debt(const mlfab__worker *worker) {
   uint64_t debt = mlfab__worker_progress(worker) - worker->level - worker->wholes;
   return worker->levels && debt <= MLFAB__WINDOW ? debt : 0;
@@ -23279,8 +23278,8 @@ typedef struct
   uint32_t newcomers; /* of the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: it knows the members; with newcomers, it has also called, after so many updates and barriers.
- * server 0 -> newcomer: the others are ready, and this rank has called then. */
+/* worker -> server 0: it knows the members. With newcomers it has also called, after so many updates and barriers.
+ * server 0 -> newcomer: the others are ready. `rank` has called after so many updates and barriers. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped everybody's memory */
@@ -27472,7 +27471,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
 /* The algorithm that the task gets in this epoch. */
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task);
-/* Where a call that is made now stands. */
+/* The place of a call that is made now. */
 MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm);
 /* The object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
@@ -29777,7 +29776,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
 
 #include <stdio.h>
 
-/* Where the call stands that waits, or one that is made now; its progress as updates are numbered now. */
+/* The place of the call that waits, else of a call that is made now. Its progress counts updates as they are numbered now. */
 static mlfab__mark epoch_mark(const mlfab__comm *comm) {
   const mlfab__mark now = mlfab__comm_mark(comm);
   mlfab__mark mark = now;
@@ -29806,8 +29805,7 @@ static void epoch_say_leaving(mlfab__comm *comm) {
 
 /* --- newcomers --- */
 
-/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and when its first call is
- * another one. */
+/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and again when its first call changes. */
 MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
   const mlfab__counting *counting = &comm->counting;
   int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&
@@ -29924,6 +29922,12 @@ static void epoch_objects_over(mlfab__comm *comm) {
   }
 }
 
+/* A newcomer that was told, and is in no epoch now, asks again, in its barriers too. */
+static void epoch_untold(mlfab__comm *comm) {
+  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
+  comm->told = 0;
+}
+
 /* All runs and objects end with the verdict, and with `calls` all open calls. Otherwise these wait, and have numbers
  * of the next epoch, which begin at 0. */
 static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next) {
@@ -29937,9 +29941,8 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   }
   epoch_objects_over(comm);
   comm->base = comm->begun = comm->first;
-  /* A newcomer that was told, and is in no epoch now, may ask in its barriers again. */
-  if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
-  comm->left = comm->told = 0;
+  epoch_untold(comm);
+  comm->left = 0;
   mlfab__comm_no_limit(comm);
   comm->phase = next;
 }
@@ -30092,7 +30095,10 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
   comm->due |= MLFAB__COMM_BEGIN;
   if (comm->phase == MLFAB__COMM_OUT) return;
   if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
-    if (comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_OUT);
+    if (comm->phase == MLFAB__COMM_IN)
+      epoch_renew(comm, MLFAB__COMM_OUT);
+    else
+      epoch_untold(comm);
     mlfab__streams_end(&comm->streams);
   } else {
     if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
@@ -30447,8 +30453,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  *
  * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
  * have asked for, and tells the guest their progress (MEETS). The guest has all servers count it, and says HERE: that barrier
- * is its own then, and server 0 releases it. It does not ask while a collective of it waits. Where workers make collectives
- * (COLLECTS), it may have met another barrier than it meant. So it is a guest again afterwards (PASSES, LEAVES), until a
+ * is its own then, and server 0 releases it. It does not ask while a collective of it waits. If workers make collectives (COLLECTS), it may have met a barrier of another place in the loop. So it is a guest again afterwards (PASSES, LEAVES), until a
  * collective admits it: HERE tells then which of its barriers is which of the others'. As long as none has, rounds do not
  * wait for it while it waits in a barrier for longer than a heartbeat.
  *
@@ -30486,9 +30491,9 @@ typedef struct mlfab__barrier_worker {
   int dead;    /* server 0 is */
   int leaving; /* this worker takes no further part */
   mlfab__counting counting;
-  /* As in membership.h. wants: it has asked as a newcomer, and stands apart. held: it does not ask, because a collective of
-   * it waits. among: it takes part in collectives. passing: others do, and it does not: it is a newcomer again after this
-   * barrier. late: a barrier has admitted it. */
+  /* newcomer: as in membership.h. wants: it has asked, and stands apart. held: it does not ask, since its collective waits.
+   * among: it takes part in collectives. passing: only others do, so it is a newcomer again after this barrier. late: a
+   * barrier has admitted it. */
   uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
   mlfab__mark mark; /* of the newest call */
   int32_t of;       /* with which HERE was said */
@@ -30509,8 +30514,8 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
 
-/* A joiner: nobody waits for it in a barrier from now on, while a collective of it waits; that one does not wait any more;
- * it counts from now on (membership.h). */
+/* A joiner. apart: its collective waits, so no barrier waits for it. alone: that collective has ended. here: it counts from now on
+ * (membership.h). */
 MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
 MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker);
 MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,
@@ -31225,7 +31230,7 @@ typedef struct mlfab__membership {
   uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
   uint64_t seek
       [MLFAB__MEMBERSHIP_SEEK]; /* it ends before the first of these from the limit on; 0: no more */
-  char others[MLFAB__TEXT_MAX]; /* what the keeper calls, for joiners that are sought */
+  char others[MLFAB__TEXT_MAX]; /* the call of the keeper, in words, for joiners */
   mlfab__touch *touch;          /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 
@@ -31266,6 +31271,7 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *me
  * its greeting. */
 
 #include <stdio.h>
+
 enum {
   MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
@@ -32014,6 +32020,19 @@ static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   }
 }
 
+/* Does `seek` have a call for which nobody asks any more? */
+static int membership_is_stale(const mlfab__membership *membership) {
+  for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK && membership->seek[i]; i++) {
+    uint32_t w = 0;
+    while (w < membership->workers &&
+           !(membership->entries[w].asked && membership->entries[w].joins &&
+             membership->entries[w].ask.signature == membership->seek[i]))
+      w++;
+    if (w == membership->workers) return 1;
+  }
+  return 0;
+}
+
 /* Has a running epoch end for the workers that join, unless it is about to end, or their calls are sought. */
 static void membership_admit(mlfab__membership *membership) {
   uint32_t at;
@@ -32024,8 +32043,8 @@ static void membership_admit(mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    if (membership_sought(membership, entry->ask.signature, &at) || at == MLFAB__MEMBERSHIP_SEEK)
-      continue;
+    if (membership_sought(membership, entry->ask.signature, &at)) continue;
+    if (at == MLFAB__MEMBERSHIP_SEEK && !membership_is_stale(membership)) continue;
     membership_freeze(membership, w);
     membership_settle(membership); /* all members may have left */
     membership_check_moved(membership);
@@ -32125,6 +32144,12 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
     entry->ask = *in;
     entry->moved = membership->limit != UINT64_MAX && !membership->freezing;
     membership_check_moved(membership);
+    return 0;
+  }
+  if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->fresh &&
+      in->signature == 0) { /* its call has ended before it heard of the list */
+    membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
+    entry->joins = 1;
     return 0;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
@@ -49732,7 +49757,7 @@ MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__cod
  *      node keeps the number of its nonce only, and reads the rest again in PROOF. It ends after 2 s (alive.c).
  *  (4) REFUSE before the proof may come from anybody. It ends the call, and joining too when it says that the keys
  *      differ; this side does not show its text.
- *  (5) On a link with tags no frame is awaited because of a length that its sender has not given. A transport that cuts
+ *  (5) On a link with tags, only the length that the sender has given makes this node wait for a frame. A transport that cuts
  *      frames out of a stream of bytes reports a header before it waits for the rest (MLFAB_IO_HEAD), and again when bytes
  *      in the midst of a frame begin like a header: the next frame's shows that bytes were left out. So whoever repeats,
  *      leaves out or inserts bytes costs the link, within a heartbeat of the sender, and the link is made anew.
@@ -51151,12 +51176,12 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
  *     |                                                                            |        answered                 |
  *     +--------------------- SWEEPS <--error, deadline, a server is dead-----------+---------------------------------+
  *
- * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. Numbers of attempts that failed
+ * LISTS reads the directory, so that every checkpoint gets a new number, also in a later process. Numbers of attempts that failed
  * are kept in mind, too (`spoilt`): their files may be gone. CLEARS
  * removes what attempts that failed have left, so that they do not fill the disk. AWAITS orders every server to write its
  * shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS writes the manifest. SWEEPS then
- * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
- * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
+ * removes older checkpoints, except the newest `keep` that have a manifest, and the files of failed attempts. The manifests
+ * go first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
  *
  * Whose files. A directory may have files of other histories (record.h), and of other processes that lead. So CLEARS, and
  * SWEEPS after a list, first look at the header of each manifest, and of each file without a manifest. They strike the
@@ -52733,9 +52758,9 @@ typedef struct mlfab__collect {
   struct mlfab__server *server;
   enum mlfab__collect_phase phase;
   uint64_t at;      /* the moment that was installed last: HEAD's number; 0: none */
-  uint64_t since;   /* what comes is what has changed since then; 0: all */
+  uint64_t since;   /* the changes since then come; 0: all comes */
   uint64_t here;    /* store.changes after that */
-  int built;        /* the model is of this stream */
+  int built;        /* this stream has built the model */
   uint32_t history; /* of the model: the caller of begin sets it */
   mlfab__reader reader;
   mlfab__checkpoint_head head;
@@ -54017,8 +54042,8 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
  * the server has applied s commits, the replica r. Updates that the replica has already applied count too,
  * because their momentum still moves the server. No smaller bound follows from norms.
  *
- * This is the ledger with which a server admits updates: it applies a commit
- * only when B(s + 1, r) <= Div_max, where r is what the replica has acknowledged. So the divergence is below
+ * This is the ledger of a server that admits updates. It applies a commit only if B(s + 1, r) <= Div_max; the replica has
+ * acknowledged r. So the divergence is below
  * Div_max at every instant, whatever a plan said, and also while an acknowledgement is on its way (the
  * replica is then ahead of r, and B falls with r).
  *
@@ -59548,7 +59573,7 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
  * ============================================================================================== */
 /* calling.c - calls to nodes that have several addresses.
  *
- * A node publishes its addresses, best first. Those that no transport of this context reaches are left out. One is called at
+ * A node publishes its addresses, best first. The context skips the addresses that its transports do not reach. One is called at
  * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
  * last the first. The states of a token, which names a route of the node:
  *
@@ -59744,7 +59769,7 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  const mlfab__context_files *files; /* NULL: not compiled in, so no role asks for a file */
+  const mlfab__context_files *files; /* NULL: left out, with all roles that have files */
   struct mlfab__disk *disk;          /* from the first operation on */
   pthread_t thread;
   enum mlfab__context_thread thread_is;
@@ -60573,6 +60598,10 @@ MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error) {
   char text[200] = "";
   if (error->code != MLFAB_ERR_TIMEOUT && error->code != MLFAB_ERR_PEER_DEAD &&
       error->code != MLFAB_ERR_PEER_CLOSED)
+    return;
+  /* A program may poll with short deadlines: looking costs some 20 us, and more with many links. */
+  if (error->code == MLFAB_ERR_TIMEOUT && error->waited_ns > 0 &&
+      error->waited_ns < ctx->heartbeat_ns)
     return;
   unsigned long most = ctx->simulated ? 0 : context_starves();
   if (most > 0)

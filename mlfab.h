@@ -669,8 +669,8 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
  * variable MLFAB_* that nothing reads and whose name is nearly that of a setting. Errors: of the three. */
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p);
 
-/* As mlfab_open, but returns before the fabric is complete. It waits only for a host name to listen at, and while another process has the port:
- * for 5 s at most, or in a restart of the job for half of config.timeout_ns. Drive the
+/* As mlfab_open, but returns before the fabric is complete. It waits for a host name to listen at. It also waits while another process has the port: 5 s at
+ * most, or half of config.timeout_ns in a restart of the job. Drive the
  * context (mlfab_progress) until mlfab_is_ready returns 1. For programs without a progress thread, and the
  * simulator. */
 MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
@@ -706,11 +706,11 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
  *                    as one is open, the joiner's collectives wait, and a deadline names a worker that has it open.
  *    barriers        none waits for it before its first, which meets the first that is not over; later ones wait for it.
- *                    Where workers make collectives, barriers wait for it from its first collective on.
+ *                    If workers make collectives, barriers wait for it from its first collective on.
  *
  * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
  * any order, and calls may be started and waited for later. Call mlfab_model_start before the first collective or barrier.
- * Where a step makes its first collective several times, give them different tags. A process that takes the rank of a dead
+ * If a step makes its first collective several times, give these calls different tags. A process that takes the rank of a dead
  * one is admitted in the same way.
  *
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
@@ -947,10 +947,9 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
  * does not, and a run that resumes has lost that part of it. No update is lost this way if no worker pushes during the
  * checkpoint. Servers on several hosts need a shared directory.
  *
- * A history is a number that is drawn when a model begins anew, and that all its checkpoints have: also after a replica
- * has taken over, and in runs that go on from one of them. A checkpoint removes only files of its own history: of older
- * checkpoints, and of attempts that failed. Those of another history stay, and none is replaced: the next checkpoint has a
- * larger number than any in the directory. Two runs at the same time need directories of their own.
+ * A history is a number. It is drawn when a model begins anew, and all checkpoints of the model have it. A replica that takes
+ * over keeps it, and so does a run that resumes. A checkpoint removes only files of its own history: of older
+ * checkpoints, and of attempts that failed. Checkpoints of another history stay. The next checkpoint has a larger number than any in the directory. Two runs at the same time need directories of their own.
  * Memory: the shard's weights once more, from the first checkpoint on; the optimizer state once more at most, while it is
  * written. */
 typedef struct mlfab_checkpoint_options {

@@ -215,7 +215,7 @@ static void profile_refuse_others(void) {
   char version[8192 + 1] = "", text[192]; /* the most of any library */
   int bytes = 0;
   PMPI_Get_library_version(version, &bytes);
-  /* Handles are pointers in Open MPI and what was made from it, numbers in MPICH and what was made from it. */
+  /* Handles are pointers in Open MPI and its descendants, and numbers in MPICH and its descendants. */
   static const struct {
     const char *words;
     int pointers;

@@ -19,8 +19,8 @@
  * with the capacity that the earlier plans leave; the last transfer waits for the latest T_e. A server of several
  * parts has a replica of as many parts.
  *
- * In parts (`part` > 0). Of a long list Alg. 3 sends the first updates directly, since its aggregators are too
- * few for all, and it is just these that are kept: the longer the list, the more bytes an update costs. In
+ * In parts (`part` > 0). Alg. 3 has too few aggregators for a long list, so it sends the first updates
+ * directly. A plan keeps just these: the longer the list, the more bytes an update costs. In
  * parts, nothing is sent while the bound with the whole list outstanding is at most `idle`. Beyond, the list for
  * Alg. 3 is the first `part` updates, or as many as the bound needs, and all of them are kept, whenever they
  * arrive. The rest is punted.
@@ -54,8 +54,8 @@ MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t 
 /* |c[0]| h0 + sum of |c[i]| norms[i - 1]. */
 MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
                                                uint32_t n);
-/* What a merge of m commits carries so that it equals applying them one by one: X = sum of x[i] u_i and
- * Y = sum of y[i] u_i, i from 0. Applied: w <- w + w_h h + X; h <- h_h h + Y. */
+/* A merge of m commits has the effect of all of them. It carries X = sum of x[i] u_i and Y = sum of y[i] u_i, i from 0.
+ * The replica applies it: w <- w + w_h h + X; h <- h_h h + Y. */
 MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
                                                double *w_h_p, double *h_h_p);
 /* ---- planning ---- */

@@ -1,6 +1,6 @@
 /* calling.c - calls to nodes that have several addresses.
  *
- * A node publishes its addresses, best first. Those that no transport of this context reaches are left out. One is called at
+ * A node publishes its addresses, best first. The context skips the addresses that its transports do not reach. One is called at
  * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
  * last the first. The states of a token, which names a route of the node:
  *

@@ -183,7 +183,7 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  const mlfab__context_files *files; /* NULL: not compiled in, so no role asks for a file */
+  const mlfab__context_files *files; /* NULL: left out, with all roles that have files */
   struct mlfab__disk *disk;          /* from the first operation on */
   pthread_t thread;
   enum mlfab__context_thread thread_is;

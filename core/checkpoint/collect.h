@@ -38,9 +38,9 @@ typedef struct mlfab__collect {
   struct mlfab__server *server;
   enum mlfab__collect_phase phase;
   uint64_t at;      /* the moment that was installed last: HEAD's number; 0: none */
-  uint64_t since;   /* what comes is what has changed since then; 0: all */
+  uint64_t since;   /* the changes since then come; 0: all comes */
   uint64_t here;    /* store.changes after that */
-  int built;        /* the model is of this stream */
+  int built;        /* this stream has built the model */
   uint32_t history; /* of the model: the caller of begin sets it */
   mlfab__reader reader;
   mlfab__checkpoint_head head;

@@ -9,12 +9,12 @@
  *     |                                                                            |        answered                 |
  *     +--------------------- SWEEPS <--error, deadline, a server is dead-----------+---------------------------------+
  *
- * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. Numbers of attempts that failed
+ * LISTS reads the directory, so that every checkpoint gets a new number, also in a later process. Numbers of attempts that failed
  * are kept in mind, too (`spoilt`): their files may be gone. CLEARS
  * removes what attempts that failed have left, so that they do not fill the disk. AWAITS orders every server to write its
  * shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS writes the manifest. SWEEPS then
- * removes the files of older checkpoints, except the newest `keep` that have a manifest, and what attempts that failed
- * have left: the manifests first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
+ * removes older checkpoints, except the newest `keep` that have a manifest, and the files of failed attempts. The manifests
+ * go first. After an attempt that failed, SWEEPS lists the directory, and removes only the latter.
  *
  * Whose files. A directory may have files of other histories (record.h), and of other processes that lead. So CLEARS, and
  * SWEEPS after a list, first look at the header of each manifest, and of each file without a manifest. They strike the

@@ -9,8 +9,7 @@
  *
  * A newcomer (membership.h) is a guest: no barrier waits for it. When it asks, server 0 holds the next barrier that all others
  * have asked for, and tells the guest their progress (MEETS). The guest has all servers count it, and says HERE: that barrier
- * is its own then, and server 0 releases it. It does not ask while a collective of it waits. Where workers make collectives
- * (COLLECTS), it may have met another barrier than it meant. So it is a guest again afterwards (PASSES, LEAVES), until a
+ * is its own then, and server 0 releases it. It does not ask while a collective of it waits. If workers make collectives (COLLECTS), it may have met a barrier of another place in the loop. So it is a guest again afterwards (PASSES, LEAVES), until a
  * collective admits it: HERE tells then which of its barriers is which of the others'. As long as none has, rounds do not
  * wait for it while it waits in a barrier for longer than a heartbeat.
  *
@@ -54,9 +53,9 @@ typedef struct mlfab__barrier_worker {
   int dead;    /* server 0 is */
   int leaving; /* this worker takes no further part */
   mlfab__counting counting;
-  /* As in membership.h. wants: it has asked as a newcomer, and stands apart. held: it does not ask, because a collective of
-   * it waits. among: it takes part in collectives. passing: others do, and it does not: it is a newcomer again after this
-   * barrier. late: a barrier has admitted it. */
+  /* newcomer: as in membership.h. wants: it has asked, and stands apart. held: it does not ask, since its collective waits.
+   * among: it takes part in collectives. passing: only others do, so it is a newcomer again after this barrier. late: a
+   * barrier has admitted it. */
   uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
   mlfab__mark mark; /* of the newest call */
   int32_t of;       /* with which HERE was said */
@@ -77,8 +76,8 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
 
-/* A joiner: nobody waits for it in a barrier from now on, while a collective of it waits; that one does not wait any more;
- * it counts from now on (membership.h). */
+/* A joiner. apart: its collective waits, so no barrier waits for it. alone: that collective has ended. here: it counts from now on
+ * (membership.h). */
 MLFAB__INTERNAL void mlfab__barrier_apart(mlfab__barrier_worker *worker);
 MLFAB__INTERNAL void mlfab__barrier_alone(mlfab__barrier_worker *worker);
 MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t of, uint64_t theirs,

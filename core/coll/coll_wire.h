@@ -35,8 +35,8 @@ typedef struct
   uint32_t newcomers; /* of the members */
 } mlfab__membership_list;
 
-/* worker -> server 0: it knows the members; with newcomers, it has also called, after so many updates and barriers.
- * server 0 -> newcomer: the others are ready, and this rank has called then. */
+/* worker -> server 0: it knows the members. With newcomers it has also called, after so many updates and barriers.
+ * server 0 -> newcomer: the others are ready. `rank` has called after so many updates and barriers. */
 typedef struct mlfab__membership_ready {
   uint32_t epoch;
   uint32_t arena; /* 1: it has mapped everybody's memory */

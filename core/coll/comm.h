@@ -292,7 +292,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
 /* The algorithm that the task gets in this epoch. */
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task);
-/* Where a call that is made now stands. */
+/* The place of a call that is made now. */
 MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm);
 /* The object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);

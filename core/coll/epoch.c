@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-/* Where the call stands that waits, or one that is made now; its progress as updates are numbered now. */
+/* The place of the call that waits, else of a call that is made now. Its progress counts updates as they are numbered now. */
 static mlfab__mark epoch_mark(const mlfab__comm *comm) {
   const mlfab__mark now = mlfab__comm_mark(comm);
   mlfab__mark mark = now;
@@ -32,8 +32,7 @@ static void epoch_say_leaving(mlfab__comm *comm) {
 
 /* --- newcomers --- */
 
-/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and when its first call is
- * another one. */
+/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and again when its first call changes. */
 MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
   const mlfab__counting *counting = &comm->counting;
   int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&

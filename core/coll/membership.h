@@ -177,7 +177,7 @@ typedef struct mlfab__membership {
   uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
   uint64_t seek
       [MLFAB__MEMBERSHIP_SEEK]; /* it ends before the first of these from the limit on; 0: no more */
-  char others[MLFAB__TEXT_MAX]; /* what the keeper calls, for joiners that are sought */
+  char others[MLFAB__TEXT_MAX]; /* the call of the keeper, in words, for joiners */
   mlfab__touch *touch;          /* a replica of server 0 has it, too; or NULL */
 } mlfab__membership;
 

@@ -24,7 +24,7 @@
  *      node keeps the number of its nonce only, and reads the rest again in PROOF. It ends after 2 s (alive.c).
  *  (4) REFUSE before the proof may come from anybody. It ends the call, and joining too when it says that the keys
  *      differ; this side does not show its text.
- *  (5) On a link with tags no frame is awaited because of a length that its sender has not given. A transport that cuts
+ *  (5) On a link with tags, only the length that the sender has given makes this node wait for a frame. A transport that cuts
  *      frames out of a stream of bytes reports a header before it waits for the rest (MLFAB_IO_HEAD), and again when bytes
  *      in the midst of a frame begin like a header: the next frame's shows that bytes were left out. So whoever repeats,
  *      leaves out or inserts bytes costs the link, within a heartbeat of the sender, and the link is made anew.

@@ -629,7 +629,7 @@ MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const
   return 1;
 }
 
-/* A program that is not of this library may never say anything at its port. */
+/* Another program may have this port, and stay silent. */
 static void bootstrap_tire(mlfab_node *node) {
   uint32_t index = node->join_link;
   if (node->join_ports < 2 || index == MLFAB__NO_LINK) return;
@@ -824,7 +824,7 @@ static void bootstrap_timeout(mlfab_node *node) {
 
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
   if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  /* Time in which this process did not run does not count (node.h, Pauses). */
+  /* Only time in which this process ran counts (node.h, Pauses). */
   if (node->now_ns - node->opened_ns >= mlfab__add_sat(node->config.timeout_ns, node->asleep_ns)) {
     bootstrap_timeout(node);
     return;

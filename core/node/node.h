@@ -233,7 +233,7 @@ enum { MLFAB__ENDED_SILENT = 1, MLFAB__ENDED_TOLD = 2 };
 typedef struct mlfab__pace {
   uint64_t per_beat;     /* bytes that the link takes in a beat; 0: not measured yet */
   uint32_t handed, left; /* frames with a bulk and a token that were handed over; that have left */
-  uint32_t blind;        /* large bulks have no token, so that nothing can be measured */
+  uint32_t blind;        /* large bulks have no token: nothing can be measured */
   uint32_t timed;        /* the one of `handed` that is timed; 0: none */
   uint64_t since_ns;     /* when it was handed over, ... */
   uint64_t upto, behind; /* ... bulk up to its end that had not left, and bulk behind it */
@@ -262,7 +262,7 @@ typedef struct mlfab__link {
   uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
-  mlfab__pace *pace; /* NULL: no bulk was sent yet, or the link needs none */
+  mlfab__pace *pace; /* NULL: before the first bulk, and on links without pacing */
   uint64_t heard_ns, sent_ns;
   uint64_t coming_ns; /* since when bytes have come without a whole frame; 0: none */
   uint64_t up_ns;     /* time of the last answered probe: the peer's system was up */
@@ -841,8 +841,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
-/* A process at one of several ports is not this job's server 0: 1 if the next port is to be tried, and then the caller hangs
- * up. 0: there is one port, or another reason; also a wrong key of a process of this job. */
+/* A process at one of several ports is not this job's server 0. 1: the caller hangs up, and the next port is tried. 0: there is one
+ * port, or the reason is another, as a wrong key of this job. */
 MLFAB__INTERNAL int mlfab__bootstrap_elsewhere(mlfab_node *node, int code, const char *why);
 /* Whom the call for joining is for, in an error: "server 0". Returns `name`. */
 #define MLFAB__CALLEE 176

@@ -34,7 +34,7 @@ static int outbox_full(const mlfab_node *node, const mlfab__link *link) {
   return pace->behind >= mlfab__max(pace->per_beat / OUTBOX_PARTS, mlfab__outbox_chunk(node, link));
 }
 
-/* A bulk was handed over. Without memory, the link is not paced. */
+/* A bulk was handed over. If memory is short, the link has no pacing. */
 static void outbox_handed(mlfab_node *node, mlfab__link *link, const mlfab__frame_out *frame) {
   if (frame->bulk_bytes == 0 || !outbox_paces(link)) return;
   if (!link->pace) link->pace = mlfab__alloc(&node->env, sizeof *link->pace);

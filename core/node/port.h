@@ -42,8 +42,8 @@ typedef struct mlfab__port {
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
-  /* How long no byte had come on the peer's link at its last frame, or when its transport was last asked; a frame that
-   * is not complete counts byte by byte, and heartbeats only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
+  /* The silence of the peer's link, at its last frame or at the last question to its transport. Bytes of an incomplete frame end
+   * it. Heartbeats do so only with `heartbeats`. MLFAB__NEVER: no link. NULL: always
    * silent. */
   uint64_t (*silent)(const void *self, uint32_t peer, int heartbeats);
   /* The most bulk of a frame to the peer (node.h, Pacing). NULL: not bounded. */
@@ -55,7 +55,7 @@ static inline uint32_t mlfab__port_chunk(const mlfab__port *port, uint32_t peer,
   return port->chunk ? (uint32_t)mlfab__min(most, port->chunk(port->self, peer)) : most;
 }
 
-/* Heartbeats that a transfer to a peer may stand while the peer's heartbeats come: what it holds is wanted elsewhere. */
+/* A transfer may stand still for so many heartbeats while its peer beats. Then others need its room. */
 enum { MLFAB__PORT_STANDS_BEATS = 10 };
 
 /* A transfer from or to `peer` that has not moved since this time: is it time to give it up? After `patience_ns`, if
@@ -95,8 +95,8 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among others of its worker: the number of its updates as rounds count, without updates of closed rounds
- * that it has not made yet; whole updates and barriers that it has begun. */
+/* The place of a call among the calls of its worker. progress: the number of its updates, as rounds count them; updates that it
+ * still owes to closed rounds are left out. pushes, barriers: whole updates and barriers that it has begun. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;

@@ -47,7 +47,7 @@ static uint64_t role_silent(const void *self, uint32_t peer, int heartbeats) {
   mlfab__link *link = &to->node->links[index];
   if (link->self) return 0;
   uint64_t moved_ns = heartbeats ? link->heard_ns : link->moved_ns;
-  /* Of a frame that is not complete nobody tells. */
+  /* This transport does not tell of an incomplete frame. */
   if (!(link->caps & MLFAB_CAP_PROBE)) return to->node->now_ns - moved_ns;
   /* Heartbeats may come beside a large frame, so its transport is asked for bytes: now, for the next time. Every answer is
    * a reason to look again, so it is asked four times a beat at most. */

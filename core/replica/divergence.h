@@ -6,8 +6,8 @@
  * the server has applied s commits, the replica r. Updates that the replica has already applied count too,
  * because their momentum still moves the server. No smaller bound follows from norms.
  *
- * This is the ledger with which a server admits updates: it applies a commit
- * only when B(s + 1, r) <= Div_max, where r is what the replica has acknowledged. So the divergence is below
+ * This is the ledger of a server that admits updates. It applies a commit only if B(s + 1, r) <= Div_max; the replica has
+ * acknowledged r. So the divergence is below
  * Div_max at every instant, whatever a plan said, and also while an acknowledgement is on its way (the
  * replica is then ahead of r, and B falls with r).
  *

@@ -523,8 +523,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   worker_model_pull(worker, now_ns);
 }
 
-/* Others have pushed after the call in which this worker came, and rounds went on: so much larger is its number than what it
- * has pushed itself. */
+/* Others pushed after the call in which this worker came, and rounds went on. The debt is its number less its own updates. */
 static uint64_t worker_debt(const mlfab__worker *worker) {
   uint64_t debt = mlfab__worker_progress(worker) - worker->level - worker->wholes;
   return worker->levels && debt <= MLFAB__WINDOW ? debt : 0;

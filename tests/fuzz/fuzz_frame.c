@@ -404,7 +404,7 @@ static uint32_t least_meta(unsigned type) {
   return room_of[type];
 }
 
-/* Where the text of such a meta begins, or NO_TEXT: one character more there makes a meta that its decoder takes. */
+/* The place of the text in such a meta, or NO_TEXT. With one character more there, its decoder takes the meta. */
 enum { NO_TEXT = 512 };
 static uint32_t text_at(unsigned type, uint32_t after) {
   uint8_t meta[512] = {0};

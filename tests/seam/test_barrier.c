@@ -92,8 +92,7 @@ static void test_several(void **state) {
   talk_close(&t);
 }
 
-/* On a new link it is asked for again, also if it was over and the word of it is lost; a new process counts from what is
- * over. */
+/* On a new link the worker asks again, also if the answer was lost. A new process counts from the last barrier that is over. */
 static void test_asked_again(void **state) {
   (void)state;
   for (uint32_t victim = 0; victim < WORKERS; victim++) {
@@ -130,9 +129,7 @@ static void test_asked_again(void **state) {
   }
 }
 
-/* One that joins is a guest. Others that call wait until it counts, and then it is the same barrier for all. Before it
- * calls it has no part in barriers that others have called, also when these are several: it waits for none of them, and none
- * of them ends its call. */
+/* One that joins is a guest. Others that call wait until it counts, and then it is the same barrier for all. Others have called several barriers before it calls its first. It waits for none of them, and none of them ends its call. */
 static void test_joins_behind_several(void **state) {
   (void)state;
   for (uint32_t way = 0; way < 3; way++) {

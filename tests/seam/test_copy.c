@@ -375,7 +375,7 @@ static void same_state(const stream *a, const stream *b) {
   assert_memory_equal(one, other, sizeof one);
 }
 
-/* Frames of a copy that does not serve by what this one knows count for nothing, not even a whole state. */
+/* This copy knows who serves. It ignores all frames of another copy, and a whole state, too. */
 static void test_stale(void **state) {
   (void)state;
   stand_by();

@@ -296,8 +296,8 @@ static void say_finish(uint32_t i, uint8_t type, int32_t rank) {
   settle();
 }
 
-/* While a worker finishes, the others wait for whoever has not answered FREEZE: those who begin nothing for that
- * reason, and the one that has finished, are not missing. */
+/* While a worker finishes, the others wait for the workers that have not answered FREEZE. A worker that answered is not missing,
+ * and the worker that finishes is not. */
 static void test_stuck_while_one_finishes(void **state) {
   (void)state;
   for (int late = 1; late >= 0; late--) {

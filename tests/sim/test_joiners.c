@@ -173,7 +173,7 @@ static void withdraw_collectives(worker *me) {
       OK(node, mlfab_cancel(node, me->of[k].request));
 }
 
-/* It has no more steps. The first one is last: others may need what it broadcasts. */
+/* It has no more steps. The root is last: others may need its broadcast. */
 static int is_last_step(worker *me) {
   job *j = me->job;
   if (me->failed) return 1;

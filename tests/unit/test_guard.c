@@ -104,7 +104,7 @@ static mlfab_io_event frame_event(uint32_t link, const void *head, uint32_t head
   return e;
 }
 
-/* What a transport reports of a frame that has not come, or not whole. */
+/* The report of a transport about a frame of which it has only the header. */
 static mlfab_io_event head_event(const mlfab_io_event *frame, int midst) {
   mlfab_io_event e = frame_event(frame->link, frame->head, MLFAB_HEADER_BYTES, NULL, 0);
   e.kind = MLFAB_IO_HEAD;

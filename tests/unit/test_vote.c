@@ -372,8 +372,8 @@ TEST(test_forgotten) {
   assert_int_equal(box.stores, 1);
 }
 
-/* A copy that has lost what it had stored may have served by a record that the witness alone remembers: it helps the other
- * copy no more, in whichever order it hears of that. */
+/* A copy has lost its store. It may have served by a record, and the witness alone remembers that record. Then the copy
+ * grants the other copy nothing, whichever it hears first: the record or the other copy. */
 TEST(test_forgotten_record) {
   const mlfab__vote_record by_b = {2, MLFAB__VOTER_B, 3}, by_a = {3, MLFAB__VOTER_A, 1};
   for (int order = 0; order < 2; order++) {
