@@ -31123,7 +31123,8 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
  *      APART --all others have called: READY, with their progress and barriers--> RETURNS --all servers count it--> MEMBER
  *      APART --its call fails--> TRIAL
  *
- * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
+ * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no
+ * collective waits for it; for a process that replaces a dead worker, collectives do, once it is here.
  * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
  * in whatever order a loop has its calls. Two bits, MLFAB__APART_*, tell which kind of call waits; rounds count it when
  * neither does, and a collective comes first. A collective of an epoch that has newcomers begins when every member has

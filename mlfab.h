@@ -711,7 +711,8 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
  * any order, and calls may be started and waited for later. Call mlfab_model_start before the first collective or barrier.
  * If a step makes its first collective several times, give these calls different tags. A process that takes the rank of a dead
- * one is admitted in the same way.
+ * one is admitted in the same way, but the collectives of the others wait for its first (section 10): it has to make that call
+ * before it waits for an update of theirs.
  *
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
  * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
