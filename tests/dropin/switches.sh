@@ -43,7 +43,7 @@ for group in $groups TCP SHM; do
 done
 check "without any" $syntax $all -DMLFAB_WITH_TCP=0 -DMLFAB_WITH_SHM=0 full/mlfab.c
 check "without any group" $compile $all -c full/mlfab.c -o none.o
-refuses() { ! "$@"; }
+refuses() { ! "$@" -Wfatal-errors; }
 check "refuses a part of what is left out" refuses $compile -DMLFAB_WITH_COLL=0 -DMLFAB_WITH_DAG=1 -c full/mlfab.c
 for group in SCHED CHECKPOINT; do
   check "refuses replicas without $group" refuses $compile -DMLFAB_WITH_$group=0 -DMLFAB_WITH_REPLICA=1 -c full/mlfab.c

@@ -1051,7 +1051,7 @@ static void test_acknowledges_seldom(void **state) {
 static void test_windows(void **state) {
   shape sum = large_sum;
   (void)state;
-  for (uint64_t round = 0, rounds = test_cases_from(4, 4); round < rounds; round++) {
+  for (uint64_t round = 0, rounds = test_cases_from(2, 4); round < rounds; round++) {
     uint64_t before[WORKERS], most = 0;
     begin_world(3 + (uint32_t)round % 4, seed_of(1400 + round));
     crowd.config.chunk_bytes = 65536;
@@ -1106,7 +1106,7 @@ static void test_steady(void **state) {
 static void test_memory(void **state) {
   uint64_t failed = 0;
   (void)state;
-  for (uint64_t round = 0, rounds = test_cases_from(10, 20); round < rounds; round++) {
+  for (uint64_t round = 0, rounds = test_cases_from(5, 20); round < rounds; round++) {
     begin_world(4, seed_of(70000 + round));
     crowd.config.timeout_ns = 40 * CROWD_BEAT;
     crowd_open();
@@ -1161,7 +1161,7 @@ static void test_choices_inside(void **state) {
     uint32_t members, bytes, part;
   } rows[] = {
       {2, 4 << 10, 1}, {2, 32 << 10, 1}, {2, 256 << 10, 2}, {4, 32 << 10, 1}, {4, 64 << 10, 2},
-      {4, 1 << 20, 4}, {8, 64 << 10, 2}, {8, 256 << 10, 2}, {8, 16 << 20, 8},
+      {4, 1 << 20, 4}, {8, 64 << 10, 2}, {8, 256 << 10, 2}, {8, 4 << 20, 8},
   };
   (void)state;
   for (uint32_t i = 0; i < MLFAB__COUNT(rows); i++) {
