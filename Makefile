@@ -233,7 +233,7 @@ sanitized: $(TOOLS) $(SUPPORT) $(call built,$(MAIN_TESTS) $(CHECK_TESTS)) $(addp
 
 HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch]) \
                gpu/mlfab_gpu.h $(wildcard gpu/src/*.cu gpu/src/*.h tests/gpu/*.cu examples/*.cu)
-in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(ASAN_SEEDS) MLFAB_SCALE=0.2 $(BUILD)/asan/$(test)')
+in_asan = $(foreach test,$(call runnable,$(1)),'$(BUILD)/asan/$(test)@600=$(ASAN_SEEDS) MLFAB_SCALE=0.1 $(BUILD)/asan/$(test)')
 in_tsan = '$(BUILD)/tsan/$(1) $(lastword $(subst =, ,$(2)))@900=$(TSAN_SEEDS) MLFAB_SCALE=0.05 $(2) tests/tsan.sh $(BUILD)/tsan/$(1)'
 run-check:
 	@$(RUN_TESTS) --lane check \
@@ -241,8 +241,8 @@ run-check:
 	  'dropin@900=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' $(SCRIPTS) \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  $(call in_asan,$(MAIN_TESTS) $(CHECK_TESTS:tests/gpu/gpu_kernels=)) $(call tests,$(CHECK_TESTS)) \
-	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=5 $(BUILD)/asan/$(test)') \
-	  'libfuzzer@600=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; make --no-print-directory fuzz FUZZ_SECONDS=5' \
+	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=3 $(BUILD)/asan/$(test)') \
+	  'libfuzzer@600=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; make --no-print-directory fuzz FUZZ_SECONDS=3' \
 	  $(foreach test,$(call runnable,$(filter-out %/test_conform,$(TSAN_TESTS))),$(call in_tsan,$(test),)) \
 	  $(foreach only,$(if $(call found,cmocka),tcp shm),$(call in_tsan,tests/conform/test_conform,CONFORM_ONLY=$(only))) \
 	  $(foreach script,startup kill9,$(foreach san,asan tsan,'$(san)/$(script)@900=MLFAB_BUILD=$(BUILD)/$(san) tests/tsan.sh $(PYTHON) tests/process/$(script)_test.py'))
