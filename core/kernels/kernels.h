@@ -25,12 +25,9 @@
 
 #include "../base/base.h"
 
-/* Bytes of an element of a tensor, 0 for an unknown type; of a collective's element, which may be F16 or
- * BF16. */
+/* Bytes of an element of a tensor, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-MLFAB__INTERNAL const char *mlfab__op_name(int op);
 
 /* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
 #define MLFAB__OP_OR 5
