@@ -23,7 +23,7 @@ import textwrap
 
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
-    {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
+    {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
     {"model": "sync layout version optimizer memory slab store image windows"},
@@ -75,7 +75,7 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
@@ -506,6 +506,8 @@ def main():
         write(os.path.join(folder, "mlfab.c"), profile_text(library, sys.argv[2]))
         write(os.path.join(folder, "mlfab.h"), read("mlfab.h"))
         return
+    for part in simulator.values() if one else ():
+        part.switches = []
     text = join(simulator, SIMULATOR_TITLE, "mlfab_sim.h") if one else join(library, LIBRARY_TITLE, "mlfab.h")
     if not one:
         judge(parts, how == "--breaches")
