@@ -72,6 +72,7 @@ SWITCHES = {
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
     "MPI": ("the transport over MPI", "transports/mpi"),
+    "CBLAS": ("kernels of cblas", "core/kernels/kernels_cblas"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
