@@ -170,17 +170,10 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
 /* The index of the step at time t. Late times are asked for most often. */
 static uint32_t network_seek(const mlfab__profile *profile, double t) {
   const mlfab__step *steps = profile->steps;
-  uint32_t low = 0, high = profile->n;
+  uint32_t low = 1, high = profile->n;
   if (steps[high - 1].at <= t) return high - 1;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (steps[middle].at <= t) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  MLFAB__SEARCH(low, high, at, steps[at].at <= t)
+  return low - 1;
 }
 
 static struct mlfab__cursor network_cursor(const mlfab__profile *profile, double t) {
