@@ -19,10 +19,11 @@ The output consists of the files' own text, with each local header where it is f
 import os
 import re
 import sys
+import textwrap
 
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
-    {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
+    {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
     {"model": "sync layout version optimizer memory slab store image windows"},
@@ -40,7 +41,7 @@ GROUPS = [
      "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
-            "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
+            "calls_sparse calls_reshard calls_checkpoint safetensors direct_table staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
@@ -71,10 +72,11 @@ SWITCHES = {
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
     "MPI": ("the transport over MPI", "transports/mpi"),
+    "CBLAS": ("kernels of cblas", "core/kernels/kernels_cblas"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
@@ -308,24 +310,44 @@ TABLE = re.compile(r"^MLFAB_API (const \w+ \*mlfab_\w+\(void\)) \{", re.M)
 BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
 
 
+STUBS = """\
+/* A function of an absent part returns UNSUPPORTED. Its error text, if it has one, names the switch. */
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#endif
+#define ABSENT(name, result, ...) MLFAB_API int name(__VA_ARGS__) { return result; }
+#define ABSENT_CTX(name, text, ...) \\
+  ABSENT(name, mlfab__context_without(ctx, text), mlfab *ctx, __VA_ARGS__)
+#define ABSENT_NODE(name, text, ...) \\
+  ABSENT(name, mlfab__node_without(node, text), mlfab_node *node, __VA_ARGS__)
+#define ABSENT_ERROR(name, text, ...) ABSENT(name, mlfab__error_without(error_p, text), __VA_ARGS__)
+#define ABSENT_MUTE(name, text, ...) ABSENT(name, MLFAB_ERR_UNSUPPORTED, __VA_ARGS__)
+#define ABSENT_CALL(name, text) \\
+  MLFAB__INTERNAL int name(const mlfab__call_in *in) { return mlfab__error_without(in->error, text); }
+#define ABSENT_TABLE(declaration) MLFAB_API declaration { return NULL; }
+"""
+
+
+def wrap(text, between):
+    """Lines of at most 100 characters, broken between words that `between` separates."""
+    lines = textwrap.wrap(text.replace(" ", "\0").replace(between.replace(" ", "\0"), between), 100,
+                          subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
+
+
 def stub(name, arguments, text):
-    """A function of a part that was left out: returns UNSUPPORTED, and sets the error text if it can."""
-    names = re.findall(r"(\w+)(?:\[\])?(?:,|$)", arguments)
-    if arguments.startswith("mlfab *ctx"):
-        result = "mlfab__context_without(ctx, %s)" % text
-    elif arguments.startswith("mlfab_node *node"):
-        result = "mlfab__node_without(node, %s)" % text
-    elif "mlfab__call_in" in arguments:
-        result = "mlfab__error_without(%s->error, %s)" % (names[0], text)
-    elif names[-1] == "error_p":
-        result = "mlfab__error_without(error_p, %s)" % text
-    else:
-        result = "MLFAB_ERR_UNSUPPORTED"
-    unused = ", ".join("(void)" + each for each in names if not re.search(r"\b%s\b" % each, result))
-    return "int %s(%s) {\n%s  return %s;\n}\n" % (name, arguments, unused and "  %s;\n" % unused, result)
+    """The line of a function of a part that was left out."""
+    arguments = re.sub(r"\s+", " ", arguments)
+    for kind, first in (("CTX", "mlfab *ctx, "), ("NODE", "mlfab_node *node, ")):
+        if arguments.startswith(first):
+            return "ABSENT_%s(%s, %s, %s)" % (kind, name, text, arguments[len(first):])
+    if "mlfab__call_in" in arguments:
+        return "ABSENT_CALL(%s, %s)" % (name, text)
+    kind = "ERROR" if arguments.endswith("*error_p") else "MUTE"
+    return "ABSENT_%s(%s, %s, %s)" % (kind, name, text, arguments)
 
 
-def stubs(parts):
+def stubs(parts, profile):
     """The functions that replace those of each switch while it is off."""
     text = []
     for name, (words, _) in SWITCHES.items():
@@ -333,28 +355,28 @@ def stubs(parts):
         for part in parts.values():
             if part.switches != [name] or not part.path.endswith(".c"):
                 continue
-            for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
-                functions += [prefix + stub(function, arguments, "LEFT_OUT")
+            for pattern in (PUBLIC, BEGINS):
+                functions += [stub(function, arguments, "NO_" + name)
                               for _, function, arguments in pattern.findall(read(part.path))]
-            functions += ["MLFAB_API %s { return NULL; }\n" % function
-                          for function in sorted(set(TABLE.findall(read(part.path))))]
+            functions += ["ABSENT_TABLE(%s)" % function for function in sorted(set(TABLE.findall(read(part.path))))]
         if functions:
-            left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)
-            text.append("\n#if !MLFAB_WITH_%s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"
-                        % (name, left_out, "\n".join(functions)))
+            lines = ['#define NO_%s "%s (MLFAB_WITH_%s is 0)"' % (name, words, name)]
+            lines += [line for function in functions
+                      for line in wrap(function, ", ")]
+            if not profile or name in PROFILES[profile]:
+                lines = ["#if !MLFAB_WITH_" + name] + lines + ["#endif"]
+            text.append("\n%s\n" % "\n".join(lines))
     rule = "=" * (100 - 6)
-    return "\n/* %s\n * what is left out\n * %s */\n%s" % (rule, rule, "".join(text))
+    return "\n/* %s\n * what is left out\n * %s */\n%s%s" % (rule, rule, STUBS, "".join(text))
 
 
 def profile_prologue(profile):
     """Turns off the switches that a smaller file does not contain."""
-    text = ["\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n" % profile]
-    for name in SWITCHES:
-        if name not in PROFILES[profile]:
-            text.append('#if defined(MLFAB_WITH_%s) && MLFAB_WITH_%s + 0\n#error "this mlfab.c was made without '
-                        'MLFAB_WITH_%s"\n#endif\n#undef MLFAB_WITH_%s\n#define MLFAB_WITH_%s 0\n'
-                        % ((name,) * 5))
-    return "".join(text)
+    absent = ["MLFAB_WITH_" + name for name in SWITCHES if name not in PROFILES[profile]]
+    asked = wrap(" || ".join("(defined(%s) && %s + 0)" % (name, name) for name in absent), " || ")
+    return ('\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n#if %s\n'
+            '#error "a switch asks for a group that is not in this mlfab.c"\n#endif\n%s'
+            % (profile, " \\\n".join(asked), "".join("#undef %s\n#define %s 0\n" % (name, name) for name in absent)))
 
 
 def join(parts, title, main_header, profile=None):
@@ -423,7 +445,7 @@ def join(parts, title, main_header, profile=None):
     for part in sorted(parts.values(), key=lambda p: (p.position, p.path.endswith(".c"))):
         out.append(text_of(part))
     if any(part.switches and part.path.endswith(".c") for part in parts.values()):
-        out.append(stubs(parts))
+        out.append(stubs(parts, profile))
 
     header = read("mlfab.h")
     version = re.search(r'#define MLFAB_VERSION "([^"]+)"', header).group(1)
@@ -485,6 +507,8 @@ def main():
         write(os.path.join(folder, "mlfab.c"), profile_text(library, sys.argv[2]))
         write(os.path.join(folder, "mlfab.h"), read("mlfab.h"))
         return
+    for part in simulator.values() if one else ():
+        part.switches = []
     text = join(simulator, SIMULATOR_TITLE, "mlfab_sim.h") if one else join(library, LIBRARY_TITLE, "mlfab.h")
     if not one:
         judge(parts, how == "--breaches")

@@ -213,24 +213,6 @@ MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
   return code;
 }
 
-MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p) {
-  size_t at = 0;
-  uint64_t timeout_ns = 0;
-  if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
-    at = offsetof(mlfab_push_options, timeout_ns);
-  else if (call->kind == MLFAB_CALL_PULL || call->kind == MLFAB_CALL_PULL_VIEW)
-    at = offsetof(mlfab_pull_options, timeout_ns);
-  else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
-    at = offsetof(mlfab_collective, timeout_ns);
-  *at_p = 0;
-  if (at == 0) return call->timeout_ns;
-  /* All options begin with their size. */
-  if (!call->options || *(const uint32_t *)call->options < at + sizeof timeout_ns) return 0;
-  *at_p = at;
-  memcpy(&timeout_ns, (const char *)call->options + at, sizeof timeout_ns);
-  return timeout_ns;
-}
-
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p) {
   return mlfab__node_submit(node, call, now_ns, request_p, NULL);

@@ -66,7 +66,4 @@ MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *a
 /* The same for the member `data` of the call. */
 MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent);
 
-/* The call's timeout_ns; 0: it does not say. *at_p is its place in the options, or 0: it is the descriptor's. */
-MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p);
-
 #endif

@@ -1,7 +1,7 @@
 /* calls_coll.c - collectives: reads the options of a call. The communicator checks the rest (comm.h). */
 #include "calls_coll.h"
 
-#include "../kernels/kernels.h"
+#include "../kernels/kernels_combine.h"
 
 /* --- a node --- */
 

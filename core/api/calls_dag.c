@@ -4,7 +4,7 @@
  * `dag_inside`
  * says that this thread has the lock already. A triggered operation runs when the function has returned. */
 #include "../coll/user_dag.h"
-#include "../kernels/kernels.h"
+#include "../kernels/kernels_combine.h"
 #include "calls_coll.h"
 
 /* The node frees a task graph that is open when the context is closed. */

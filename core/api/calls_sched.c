@@ -3,6 +3,34 @@
 #include "complete.h"
 #include "context.h"
 
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error) {
+  mlfab_schedule_init(schedule);
+  if (given->size == 0) return 0;
+  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "schedule.size is not set (call mlfab_schedule_init)");
+  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
+  schedule->size = sizeof *schedule;
+  const struct {
+    const char *name;
+    uint32_t value, most;
+  } flags[] = {{"best", schedule->best, 1},
+               {"whole", schedule->whole, 1},
+               {"no_aggregation", schedule->no_aggregation, 1},
+               {"no_distribution", schedule->no_distribution, 1},
+               {"reserved", schedule->reserved, 0}};
+  for (size_t i = 0; i < MLFAB__COUNT(flags); i++) {
+    if (flags[i].value > flags[i].most)
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "schedule.%s is %u, must be 0%s", flags[i].name,
+                         flags[i].value, flags[i].most ? " or 1" : "");
+  }
+  if (schedule->delay_bound > 0) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
+                     "dropped (MLFAB_UNBOUNDED: no bound)");
+}
+
 MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   mlfab_node *node = e->node;
   mlfab_schedule s;

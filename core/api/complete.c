@@ -24,37 +24,8 @@ static int complete_texts_end(const mlfab_config *c) {
          memchr(c->metrics, 0, sizeof c->metrics) && memchr(c->trace, 0, sizeof c->trace);
 }
 
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error) {
-  mlfab_schedule_init(schedule);
-  if (given->size == 0) return 0;
-  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "schedule.size is not set (call mlfab_schedule_init)");
-  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
-  schedule->size = sizeof *schedule;
-  const struct {
-    const char *name;
-    uint32_t value, most;
-  } flags[] = {{"best", schedule->best, 1},
-               {"whole", schedule->whole, 1},
-               {"no_aggregation", schedule->no_aggregation, 1},
-               {"no_distribution", schedule->no_distribution, 1},
-               {"reserved", schedule->reserved, 0}};
-  for (size_t i = 0; i < MLFAB__COUNT(flags); i++) {
-    if (flags[i].value > flags[i].most)
-      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "schedule.%s is %u, must be 0%s", flags[i].name,
-                         flags[i].value, flags[i].most ? " or 1" : "");
-  }
-  if (schedule->delay_bound > 0) return 0;
-  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
-                     "dropped (MLFAB_UNBOUNDED: no bound)");
-}
-
 /* The members about the scheduler. */
 static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
-  mlfab_schedule schedule;
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
   if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
   if (own && c->roles != MLFAB_ROLE_SCHEDULER)
@@ -64,12 +35,8 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
                                  "MLFAB_ROLE_SCHEDULER needs scheduler = MLFAB_SCHEDULER_OWN");
   if (own && c->rank != 0)
     return complete_config_error(error, "the rank of the scheduler process must be 0");
-  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
-  if (code) {
-    error->code = MLFAB_ERR_CONFIG;
-    return MLFAB_ERR_CONFIG;
-  }
-  c->schedule = schedule;
+  /* Without a scheduler its default counts; else compose.c has it checked. */
+  if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
   /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;

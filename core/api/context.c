@@ -873,7 +873,6 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
-  if (ctx->direct) ctx->direct->close(ctx, child);
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
     mlfab__server_disown(ctx->node->parts->server);
   mlfab_node_close(&ctx->node);

@@ -112,41 +112,6 @@ typedef struct mlfab__context_stager {
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
 
-/* What becomes of a collective that may go from device to device. */
-enum mlfab__direct_told {
-  MLFAB__DIRECT_WAITS, /* nothing has moved */
-  MLFAB__DIRECT_MOVED,
-  MLFAB__DIRECT_STAGED, /* it goes by the host, on all workers, and nothing has been written */
-  MLFAB__DIRECT_OVER,   /* it has succeeded */
-  MLFAB__DIRECT_FAILED  /* it has failed, and the other workers know */
-};
-typedef struct mlfab__direct_call mlfab__direct_call;
-
-/* Collectives from device to device: direct.c, from mlfab_device_share on. The stager asks; all need the lock. */
-typedef struct mlfab__context_direct {
-  /* 1: a call that the members have agreed on: all begin it by `begin`, whatever their memory. */
-  int (*wants)(const mlfab *ctx, const mlfab_call *call);
-  /* `call` is borrowed until `free`, and is made at its turn. NULL: out of memory. */
-  mlfab__direct_call *(*begin)(mlfab *ctx, const mlfab_call *call, uint64_t deadline_ns);
-  /* A value of enum mlfab__direct_told. turn: earlier calls have begun. *inner_p: the request of a meeting under way,
-   * which ends by itself, or 0. */
-  int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
-              mlfab_error *error);
-  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
-   * it, and it does not go by the host. */
-  int (*fenced)(const mlfab__direct_call *c);
-  const char *(*why)(
-      const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
-  /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
-  void (*leave)(mlfab *ctx, mlfab__direct_call *c);
-  int (*quiet)(mlfab *ctx,
-               mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
-  void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
-  void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
-  /* Of the context; the device is still there. */
-  void (*close)(mlfab *ctx, int child);
-} mlfab__context_direct;
-
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
   struct mlfab__context_watch *next;
@@ -223,7 +188,7 @@ struct mlfab {
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
-  const mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
+  const struct mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
   struct mlfab__direct *shares;
   /* Memory that other processes of the host may map, and collectives in it. */
   const struct mlfab__shm_memory_table *shm_memory; /* NULL: no transport has one */

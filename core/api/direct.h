@@ -3,6 +3,7 @@
 #define MLFAB__DIRECT_H
 
 #include "context.h"
+#include "direct_table.h"
 
 struct mlfab__direct_host;
 

@@ -43,6 +43,7 @@
 
 #include "../worker/worker.h"
 #include "calls.h"
+#include "direct_table.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -596,11 +597,30 @@ static staging_call *staging_copy(mlfab *ctx, const mlfab_call *call, uint32_t b
   return c;
 }
 
+/* The call's timeout_ns; 0: it does not say. *at_p is its place in the options, or 0: it is the descriptor's. */
+static uint64_t staging_timeout(const mlfab_call *call, size_t *at_p) {
+  size_t at = 0;
+  uint64_t timeout_ns = 0;
+  if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
+    at = offsetof(mlfab_push_options, timeout_ns);
+  else if (call->kind == MLFAB_CALL_PULL || call->kind == MLFAB_CALL_PULL_VIEW)
+    at = offsetof(mlfab_pull_options, timeout_ns);
+  else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
+    at = offsetof(mlfab_collective, timeout_ns);
+  *at_p = 0;
+  if (at == 0) return call->timeout_ns;
+  /* All options begin with their size. */
+  if (!call->options || *(const uint32_t *)call->options < at + sizeof timeout_ns) return 0;
+  *at_p = at;
+  memcpy(&timeout_ns, (const char *)call->options + at, sizeof timeout_ns);
+  return timeout_ns;
+}
+
 /* Gives the call the time that is left, counted from now on. */
 static void staging_set_timeout(mlfab *ctx, staging_call *c) {
   size_t at;
   uint64_t left = c->deadline_ns == MLFAB__NEVER ? 0 : c->deadline_ns - ctx->now_ns;
-  (void)mlfab__call_timeout(&c->call, &at);
+  (void)staging_timeout(&c->call, &at);
   if (c->deadline_ns != MLFAB__NEVER && left == 0) left = 1;
   if (at)
     memcpy((uint8_t *)(uintptr_t)c->call.options + at, &left, sizeof left);
@@ -714,7 +734,7 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
   mlfab__requests *table = &ctx->node->requests;
   staging_want want = {.bytes = look->direct ? 0 : look->bytes, .error = look->error};
   size_t ignored;
-  uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
+  uint64_t began_ns = ctx->now_ns, timeout_ns = staging_timeout(call, &ignored);
   timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
   const uint64_t deadline = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
   int code = staging_room(ctx, &want, deadline, waits);

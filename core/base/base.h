@@ -165,6 +165,16 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #endif
 }
 
+/* Binary search: leaves in `low` the first index of low..high-1 that is not below, or `high`. `below`: a condition on `at`. */
+#define MLFAB__SEARCH(low, high, at, below)     \
+  while ((low) < (high)) {                      \
+    uint32_t at = (low) + ((high) - (low)) / 2; \
+    if (below)                                  \
+      (low) = at + 1;                           \
+    else                                        \
+      (high) = at;                              \
+  }
+
 /* Does the caller's struct, whose `size` may be that of an older version, have this member? */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))

@@ -9,7 +9,7 @@ static int heap_less(const mlfab__heap_entry *a, const mlfab__heap_entry *b) {
 
 static void heap_place(mlfab__heap *heap, uint32_t at, mlfab__heap_entry entry) {
   heap->entries[at] = entry;
-  heap->where[entry.index] = at + 1;
+  if (heap->where) heap->where[entry.index] = at + 1;
 }
 
 /* Moves the entry at `at` up or down to its place. */
@@ -72,20 +72,33 @@ MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t
   heap_settle(heap, at);
 }
 
-MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint32_t index) {
-  if (!mlfab__heap_has(heap, index)) return;
-  uint32_t at = heap->where[index] - 1;
-  heap->where[index] = 0;
+MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
+                                     uint64_t order, uint64_t tag) {
+  mlfab__heap_entry *entries =
+      mlfab__grow(env, heap->entries, &heap->room, (uint64_t)heap->count + 1, sizeof *entries);
+  if (!entries) return MLFAB_ERR_MEMORY;
+  heap->entries = entries;
+  entries[heap->count] = (mlfab__heap_entry){time, order, tag};
+  heap_settle(heap, heap->count++);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at) {
+  if (heap->where) heap->where[heap->entries[at].index] = 0;
   heap->count--;
   if (at == heap->count) return;
   heap_place(heap, at, heap->entries[heap->count]);
   heap_settle(heap, at);
 }
 
+MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index) {
+  if (mlfab__heap_has(heap, index)) mlfab__heap_take(heap, heap->where[index] - 1);
+}
+
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap) {
   return heap->count ? heap->entries : NULL;
 }
 
-MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index) {
+MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index) {
   return index < heap->room && heap->where[index] != 0;
 }

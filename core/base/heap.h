@@ -3,9 +3,9 @@
  * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`, so
  * that a caller that numbers its entries gets the same order on every machine. An index is in the heap at
  * most once; putting it again moves it, so a changed timer leaves no old entry. Room is reserved
- * beforehand, so that put cannot fail.
+ * beforehand, so that put cannot fail. A heap that is filled by push instead has tags of any value, also equal tags.
  *
- * Invariants: where[entries[i].index] == i + 1; no entry is smaller than its parent. */
+ * Invariants: where[entries[i].index] == i + 1, unless where is NULL; no entry is smaller than its parent. */
 #ifndef MLFAB__HEAP_H
 #define MLFAB__HEAP_H
 
@@ -14,13 +14,13 @@
 
 typedef struct mlfab__heap_entry {
   uint64_t time, order;
-  uint32_t index; /* chosen by the caller */
+  uint64_t index; /* chosen by the caller: below 2^32, or a tag */
 } mlfab__heap_entry;
 
 /* All zero is an empty heap without room. */
 typedef struct mlfab__heap {
   mlfab__heap_entry *entries;
-  uint32_t *where; /* by index: position + 1, or 0 if not in the heap */
+  uint32_t *where; /* by index: position + 1, or 0 if not in the heap; NULL: tags */
   uint32_t count, room;
 } mlfab__heap;
 
@@ -31,10 +31,16 @@ MLFAB__INTERNAL void mlfab__heap_free(mlfab__heap *heap, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t time,
                                      uint64_t order);
 /* Removes an index, if present. O(log n). */
-MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint32_t index);
+MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index);
 /* The smallest entry, or NULL. Valid until the heap changes. */
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap);
+/* Adds a tag to a heap without reserved room. O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken
+ * out since the last push. */
+MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
+                                     uint64_t order, uint64_t tag);
+/* Takes out entries[at]. O(log n). */
+MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at);
 /* 1 when the index is in the heap. */
-MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index);
+MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index);
 
 #endif

@@ -1,19 +1,12 @@
-/* rng.h - seeded random numbers (splitmix64, xoshiro256**) and hashes. Layer 0. Same seed, same numbers. */
+/* rng.h - hashes, and where a group needs them, seeded random numbers (random.h). Layer 0. */
 #ifndef MLFAB__RNG_H
 #define MLFAB__RNG_H
 
 #include "base.h"
+#include "random.h"
 
-typedef struct mlfab__rng {
-  uint64_t s[4];
-} mlfab__rng;
+#define MLFAB__RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
-MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed);
-MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
-/* Uniform in 0..bound-1 without bias; bound 0 gives 0. */
-MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
-/* Uniform in [0, 1). */
-MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
 /* A 64-bit hash of x, also for counter-based draws. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
 /* FNV-1a with a final mix: for names of jobs, signatures, traces. */

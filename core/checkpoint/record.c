@@ -99,8 +99,6 @@ MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__r
                          servers > MLFAB__CHECKPOINT_SHARDS_MAX || server >= servers))
     return 0;
   out->part = record_text(&name, end, ".part");
-  out->server = (uint32_t)server;
-  out->servers = (uint32_t)servers;
   return name == end;
 }
 

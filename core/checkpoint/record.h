@@ -67,7 +67,6 @@ enum { MLFAB__RECORD_NAME = 64, MLFAB__RECORD_PATH = MLFAB__TEXT_MAX + MLFAB__RE
 typedef struct mlfab__record_name {
   uint64_t number;
   int manifest, part;
-  uint32_t server, servers; /* of a shard */
 } mlfab__record_name;
 
 /* 1 when the `bytes` bytes are the name of a checkpoint's file. */

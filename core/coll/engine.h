@@ -47,7 +47,6 @@ struct mlfab__comm_object;
 /* Memory that a task graph works on: a list of stretches taken as one. */
 typedef struct mlfab__engine_space {
   mlfab_vec *vecs; /* count in bytes here */
-  uint32_t n;
 } mlfab__engine_space;
 
 /* An operation of a run. RECVs: what has come. SENDs: the next one that waits for the same READY. */

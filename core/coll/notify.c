@@ -28,16 +28,8 @@ MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env) 
 
 MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer) {
   uint32_t low = 0, high = n;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    if (peers[middle] == peer) return (int32_t)middle;
-    if (peers[middle] < peer) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return -1;
+  MLFAB__SEARCH(low, high, at, peers[at] < peer)
+  return low < n && peers[low] == peer ? (int32_t)low : -1;
 }
 
 static int notify_under_way(const mlfab__notify *notify) {

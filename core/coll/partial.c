@@ -11,14 +11,13 @@ enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
 static uint64_t partial_stride(uint64_t bytes) { return (bytes + 63) & ~(uint64_t)63; }
 
 MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
-                                        const mlfab__partial_spec *spec, uint32_t rank) {
+                                        const mlfab__partial_spec *spec) {
   uint32_t queued = spec->results == MLFAB_PARTIAL_QUEUED ? spec->queue_max : 0;
   uint64_t stride = partial_stride(spec->count * spec->width);
   memset(partial, 0, sizeof *partial);
   partial->env = env;
   partial->spec = *spec;
   partial->bytes = spec->count * spec->width;
-  partial->rank = rank;
   partial->nnotes = queued ? queued : 2;
   if (stride > SIZE_MAX / (4 + (uint64_t)queued)) return MLFAB_ERR_MEMORY;
   partial->memory_bytes = (size_t)(stride * (4 + (uint64_t)queued));

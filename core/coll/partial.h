@@ -107,7 +107,6 @@ typedef struct mlfab__partial {
   mlfab__env *env;
   mlfab__partial_spec spec;
   uint64_t bytes; /* of an array */
-  uint32_t rank;
   uint32_t members, me, levels;
   const uint32_t *ranks; /* of members; borrowed */
   mlfab__partial_plan plan;
@@ -140,7 +139,7 @@ typedef struct mlfab__partial {
 
 /* Memory: 4 arrays, and queue_max with QUEUED. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
-                                        const mlfab__partial_spec *spec, uint32_t rank);
+                                        const mlfab__partial_spec *spec);
 MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */

@@ -192,8 +192,8 @@ static void partial_run_fill_runs(mlfab__partial_run *e) {
     run->op = MLFAB_OP_SUM;
     run->width = spec->width;
     run->compute = partial_run_compute;
-    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0], 1};
-    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1], 1};
+    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0]};
+    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1]};
   }
   partial_run_fill_run(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
@@ -202,7 +202,7 @@ static void partial_run_fill_runs(mlfab__partial_run *e) {
   e->settle.width = sizeof(int64_t);
   e->settle.over = partial_run_settle_over;
   e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
-  e->settle.spaces[0] = (mlfab__engine_space){&e->settle_vec, 1};
+  e->settle.spaces[0] = (mlfab__engine_space){&e->settle_vec};
 }
 
 static void partial_run_begin(void *self) {
@@ -380,7 +380,7 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   e->signature = partial_run_signature(spec);
   for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->runs[i].dag, comm->env);
   mlfab__dag_init(&e->settle.dag, comm->env);
-  if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
+  if (mlfab__partial_init(&e->partial, comm->env, spec) == 0) return e;
   partial_run_free(e);
   return NULL;
 }

@@ -167,7 +167,7 @@ static int plain_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *len
     }
     end = at + lengths[m] * width;
   }
-  slot->run.spaces[0] = (mlfab__engine_space){slot->blocks, n};
+  slot->run.spaces[0] = (mlfab__engine_space){slot->blocks};
   return 0;
 }
 
@@ -189,7 +189,7 @@ static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab
   task.tree = tree;
   if (tree) task.algorithm = MLFAB_ALGORITHM_PLANNED;
   if (tree) task.segment = plain_tree_segment(children);
-  slot->run.spaces[0] = (mlfab__engine_space){slot->vecs, call->n};
+  slot->run.spaces[0] = (mlfab__engine_space){slot->vecs};
   for (uint32_t m = 0; call->kind == MLFAB__COLLECTIVE_BROADCAST && m < comm->members; m++) {
     if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
   }

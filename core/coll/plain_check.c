@@ -158,14 +158,11 @@ static int plain_check_input(const mlfab__comm *comm, const mlfab__comm_call *ca
   uint32_t low = 0, high = n;
   if (bytes == 0) return 0;
   if (!from) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u is NULL", call->words, i);
-  while (low < high) { /* finds the first buffer that ends after the input begins */
-    uint32_t at = (low + high) / 2;
-    const mlfab_vec *vec = &call->vecs[order[at]];
-    if ((uintptr_t)vec->data + vec->count * mlfab__plain_width(call) > from)
-      high = at;
-    else
-      low = at + 1;
-  }
+  /* The first buffer that ends after the input begins. */
+  MLFAB__SEARCH(low, high, at,
+                (uintptr_t)call->vecs[order[at]].data +
+                        call->vecs[order[at]].count * mlfab__plain_width(call) <=
+                    from)
   if (low == n || (uintptr_t)call->vecs[order[low]].data >= from + bytes) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u and buffer %u overlap", call->words,
                      i, order[low]);

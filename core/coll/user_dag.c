@@ -436,7 +436,7 @@ MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, ui
     return;
   }
   run->channel = graph->object.channel;
-  run->spaces[0] = (mlfab__engine_space){&graph->whole, 1};
+  run->spaces[0] = (mlfab__engine_space){&graph->whole};
   run->compute = user_dag_call;
   run->over = user_dag_run_over;
   run->self = graph;

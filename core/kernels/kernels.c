@@ -53,18 +53,9 @@ MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype) {
   return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 0;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
-  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
-}
-
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
   static const char *const names[] = {"unknown", "F32", "F64", "I64", "F16", "BF16"};
   return dtype > 0 && (size_t)dtype < MLFAB__COUNT(names) ? names[dtype] : names[0];
-}
-
-MLFAB__INTERNAL const char *mlfab__op_name(int op) {
-  static const char *const names[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR"};
-  return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
 }
 
 #if !KERNEL_X86

@@ -25,12 +25,9 @@
 
 #include "../base/base.h"
 
-/* Bytes of an element of a tensor, 0 for an unknown type; of a collective's element, which may be F16 or
- * BF16. */
+/* Bytes of an element of a tensor, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-MLFAB__INTERNAL const char *mlfab__op_name(int op);
 
 /* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
 #define MLFAB__OP_OR 5
@@ -105,7 +102,11 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 /* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
  * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
  * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
+#if MLFAB_WITH_CBLAS
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
+#else
+#define mlfab__kernels_cblas() NULL
+#endif
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 

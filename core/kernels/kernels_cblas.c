@@ -76,8 +76,4 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
   return &row;
 }
 
-#else
-
-MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; }
-
 #endif

@@ -31,6 +31,15 @@
 #define COMBINE_F64_MOST INT64_MAX
 #define COMBINE_F64_INFINITY 0x7ff0000000000000
 
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
+  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
+}
+
+MLFAB__INTERNAL const char *mlfab__op_name(int op) {
+  static const char *const names[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR"};
+  return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
+}
+
 /* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
 /* A NaN stays one and becomes quiet, as with the processor's instruction. 65520 is halfway between the

@@ -4,6 +4,10 @@
 
 #include "kernels.h"
 
+/* Bytes of a collective's element, which may be F16 or BF16; 0 for an unknown type. */
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
+MLFAB__INTERNAL const char *mlfab__op_name(int op);
+
 /* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
  * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
  * copies. `stream` as above. */

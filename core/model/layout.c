@@ -181,44 +181,23 @@ MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t 
 
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id) {
   uint32_t low = 0, high = layout->ntensors;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    const mlfab__tensor *tensor = &layout->tensors[layout->by_id[middle]];
-    if (tensor->id == id) return tensor;
-    if (tensor->id < id) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return NULL;
+  MLFAB__SEARCH(low, high, at, layout->tensors[layout->by_id[at]].id < id)
+  if (low == layout->ntensors) return NULL;
+  const mlfab__tensor *tensor = &layout->tensors[layout->by_id[low]];
+  return tensor->id == id ? tensor : NULL;
 }
 
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
                                                              uint64_t offset) {
-  uint32_t low = 0, high = layout->ntensors;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (layout->tensors[layout->by_offset[middle]].offset <= offset) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return &layout->tensors[layout->by_offset[low]];
+  uint32_t low = 1, high = layout->ntensors;
+  MLFAB__SEARCH(low, high, at, layout->tensors[layout->by_offset[at]].offset <= offset)
+  return &layout->tensors[layout->by_offset[low - 1]];
 }
 
 MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset) {
-  uint32_t low = 0, high = layout->nslices;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (layout->slices[middle].offset <= offset) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  uint32_t low = 1, high = layout->nslices;
+  MLFAB__SEARCH(low, high, at, layout->slices[at].offset <= offset)
+  return low - 1;
 }
 
 static uint64_t layout_end(const mlfab__layout *layout, uint32_t slice) {
@@ -235,14 +214,7 @@ MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, 
 MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
                                        uint64_t *begin_p, uint64_t *end_p) {
   uint32_t low = layout->owned_at[server], high = layout->owned_at[server + 1], end = high;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    if (layout_end(layout, layout->owned[middle]) <= from) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  MLFAB__SEARCH(low, high, at, layout_end(layout, layout->owned[at]) <= from)
   *begin_p = *end_p = layout->bytes;
   if (low == end) return;
   uint32_t slice = layout->owned[low];

@@ -41,11 +41,6 @@ MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags) {
   memset(tags, 0, sizeof *tags);
 }
 
-MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes) {
-  return version_blocks(version_grains(bytes, grain_bytes)) * (VERSION_BLOCK + 1) *
-         sizeof(uint32_t);
-}
-
 /* --- changes --- */
 
 /* A commit as a tag. Moves the base up when the distance does not fit. */
@@ -116,16 +111,6 @@ MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before,
     at = stop;
   }
   return changed;
-}
-
-MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
-                                       uint64_t commit) {
-  assert(at <= tags->bytes && bytes <= tags->bytes - at);
-  if (bytes == 0) return;
-  uint32_t tag = version_tag(tags, commit);
-  uint64_t last = (at + bytes - 1) >> tags->shift;
-  for (uint64_t g = at >> tags->shift; g <= last; g++) tags->fine[g] = tag;
-  for (uint64_t b = at >> (tags->shift + 6); b <= last / VERSION_BLOCK; b++) tags->coarse[b] = tag;
 }
 
 /* --- queries --- */

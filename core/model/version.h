@@ -32,17 +32,12 @@ typedef struct mlfab__tags {
 MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
                                      uint64_t grain_bytes);
 MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
-/* Memory that the tags of such a slice take, in bytes. */
-MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes);
 
 /* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
  * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
  * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
 MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
                                           uint64_t at, uint64_t bytes, uint64_t commit);
-/* The same, but all bytes count as changed. */
-MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
-                                       uint64_t commit);
 
 /* The functions below are about a cache that holds the slice as of commit `since`. 0, or one below the
  * base: everything counts as changed. The caller refuses a commit in the future. */

@@ -742,7 +742,7 @@ static void node_scan_joining(mlfab_node *node) {
 
 static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
   enum mlfab__timer kind = (enum mlfab__timer)entry->order;
-  uint32_t index = entry->index - mlfab__node_timer(node, kind, 0);
+  uint32_t index = (uint32_t)entry->index - mlfab__node_timer(node, kind, 0);
   mlfab__heap_remove(&node->timers, entry->index);
   switch (kind) {
     case MLFAB__TIMER_JOIN:

@@ -336,7 +336,6 @@ typedef struct mlfab__route {
   uint8_t connecting, dead, greeted;
   uint8_t copy;       /* of the server: the one that is called, or was called last */
   uint32_t term;      /* the largest that a copy of this server has told */
-  uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */

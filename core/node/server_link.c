@@ -297,7 +297,6 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
         server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       node->links[index].ended = MLFAB__ENDED_TOLD;
-      route->stands_by = bye.nonce;
       mlfab__node_doom(node, index);
       return;
     case MLFAB__MEMBER:

@@ -81,6 +81,15 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
       "out (MLFAB_WITH_SCHED is 0)");
 }
 
+#if MLFAB_WITH_SCHED
+static int compose_schedule(mlfab_config *config, mlfab_error *error) {
+  const mlfab_schedule given = config->schedule;
+  int code = mlfab__schedule_complete(&given, &config->schedule, error);
+  if (code && error) error->code = MLFAB_ERR_CONFIG;
+  return code ? MLFAB_ERR_CONFIG : 0;
+}
+#endif
+
 static int compose_worker(mlfab_node *node) {
   mlfab__parts *parts = node->parts;
   int code = mlfab__barrier_attach(node, &parts->barrier);
@@ -190,6 +199,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (error) memset(error, 0, sizeof *error);
   if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
   int code = mlfab__config_complete(config, &complete, error);
+#if MLFAB_WITH_SCHED
+  if (!code) code = compose_schedule(&complete, error);
+#endif
   if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;

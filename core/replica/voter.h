@@ -36,7 +36,7 @@ typedef struct mlfab__voters {
   mlfab__port port;           /* peers are voters */
   mlfab__port in;             /* their links to us, on which their votes come */
   mlfab__filer files, *filer; /* filer NULL: without a directory */
-  uint32_t n, copies;         /* shards; copies: of all servers */
+  uint32_t n;                 /* shards */
   mlfab__voter_shard *shards;
   enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
   uint64_t retry_ns; /* after an error of the file; 0: none */

@@ -159,52 +159,6 @@ MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
   mlfab__network_keep(net);
 }
 
-/* Copies the paths. */
-static int network_copy_paths(mlfab__network *copy, const mlfab__network *net) {
-  mlfab__map_free(copy->env, &copy->paths);
-  copy->path_count = 0;
-  NETWORK_GROW(copy, cursors, cursors_room, (uint64_t)net->path_longest + 2);
-  if (net->path_count == 0) return 0;
-  NETWORK_GROW(copy, path_links, path_room, net->path_count);
-  for (uint32_t i = 0; i < net->paths.capacity; i++) {
-    const mlfab__map_entry *e = &net->paths.entries[i];
-    if (e->key == 0) continue;
-    int code = mlfab__map_put(copy->env, &copy->paths, e->key, e->value);
-    if (code) return code;
-  }
-  memcpy(copy->path_links, net->path_links, net->path_count * sizeof *net->path_links);
-  copy->path_count = net->path_count;
-  copy->path_longest = net->path_longest;
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
-                                        mlfab__env *env) {
-  int code = 0;
-  if (copy->nodes != net->nodes || copy->links != net->links) {
-    mlfab__network_free(copy);
-    code = mlfab__network_init(copy, env, net->nodes, net->links);
-  }
-  if (!code) code = network_copy_paths(copy, net);
-  for (uint32_t i = 0; !code && i < network_profiles(net); i++) {
-    const mlfab__profile *from = &net->profiles[i];
-    mlfab__profile *to = &copy->profiles[i];
-    code = network_room(copy, to, from->n);
-    if (code) break;
-    memcpy(to->steps, from->steps, from->n * sizeof *to->steps);
-    to->n = from->n;
-  }
-  if (code) {
-    mlfab__network_free(copy);
-    return code;
-  }
-  copy->mirror = net->mirror;
-  copy->watch = NULL;
-  copy->searching = 0;
-  mlfab__network_keep(copy);
-  return 0;
-}
-
 MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
                                                               enum mlfab__capacity_kind kind,
                                                               uint32_t index) {
@@ -216,17 +170,10 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
 /* The index of the step at time t. Late times are asked for most often. */
 static uint32_t network_seek(const mlfab__profile *profile, double t) {
   const mlfab__step *steps = profile->steps;
-  uint32_t low = 0, high = profile->n;
+  uint32_t low = 1, high = profile->n;
   if (steps[high - 1].at <= t) return high - 1;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (steps[middle].at <= t) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  MLFAB__SEARCH(low, high, at, steps[at].at <= t)
+  return low - 1;
 }
 
 static struct mlfab__cursor network_cursor(const mlfab__profile *profile, double t) {

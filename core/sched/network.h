@@ -146,10 +146,6 @@ MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint
                                         const uint32_t *links);
 /* Sets all capacities to 0 and forgets all reservations; paths stay. O(nodes + links), never allocates. */
 MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Makes `copy` (initialised, or all zero) a copy of the residuals and paths, with an empty undo log and no
- * watcher. Errors: MEMORY; `copy` is then empty. */
-MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
-                                        mlfab__env *env);
 /* The residual: its steps, and their number. */
 MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
                                                               enum mlfab__capacity_kind kind,

@@ -105,15 +105,8 @@ MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accum
 /* The stretch that contains this offset, or the next one. */
 static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint64_t offset) {
   uint32_t low = 0, high = group->nstretches;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    const mlfab__segment *segment = &group->stretches[middle].segment;
-    if (segment->offset + segment->bytes <= offset) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  MLFAB__SEARCH(low, high, at,
+                group->stretches[at].segment.offset + group->stretches[at].segment.bytes <= offset)
   return low < group->nstretches ? &group->stretches[low] : NULL;
 }
 

@@ -72,7 +72,7 @@ MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync 
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
   for (uint32_t g = 0; g < MLFAB__CLOCKS; g++)
-    mlfab__lazy_free(server->env, &server->clocks[g].lazy);
+    mlfab__heap_free(&server->clocks[g].lazy.heap, server->env);
   memset(server->clocks, 0, sizeof server->clocks);
   server->ngates = server->nchanges = 0;
   server->norm_commits = 0;

@@ -10,18 +10,12 @@
 #define MLFAB__LAZY_H
 
 #include "../base/base.h"
-#include "../base/env.h"
+#include "../base/heap.h"
 
-typedef struct mlfab__delayed {
-  uint64_t at;    /* looked at when V_train reaches this */
-  uint64_t order; /* order of insertion */
-  uint64_t tag;
-} mlfab__delayed;
-
-/* All zero is an empty buffer. entries[0..count-1] is a heap; anyone may read the tags. */
+/* All zero is an empty buffer. mlfab__heap_free frees the heap: an entry is looked at when V_train reaches its `time`, and its
+ * `index` is the tag. */
 typedef struct mlfab__lazy {
-  mlfab__delayed *entries;
-  uint32_t count, room;
+  mlfab__heap heap;
   uint64_t next_order;
 } mlfab__lazy;
 
@@ -35,8 +29,7 @@ MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_
 /* Takes out the entry with this tag: 1, or 0 when there is none. O(n). */
 MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
 /* The conditions have changed: all entries become due, in the order of insertion. Pop them until none is
- * left; those that must still wait are added again above v_train, for which there is room. O(n). */
+ * left; those that must still wait are added again above v_train, for which there is room. O(n log n). */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
-MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
 
 #endif

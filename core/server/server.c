@@ -212,7 +212,6 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   if (fresh) peer->changed = 0;
   mlfab__clock_members(server);
-  peer->hand = hello->hand != 0;
   if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;

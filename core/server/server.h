@@ -158,7 +158,7 @@ typedef struct mlfab__server_view {
 } mlfab__server_view;
 
 typedef struct mlfab__server_peer {
-  uint8_t connected, dead, left, done, hand;
+  uint8_t connected, dead, left, done;
   uint8_t absent;       /* no process has had the number, or its last one has left or died */
   uint8_t local;        /* its link's transport reaches this host only */
   uint8_t guest;        /* a new process that is not counted yet: see clock.c */

@@ -58,10 +58,6 @@ static inline uint32_t filter_word(uint64_t key, uint64_t element) {
   return (uint32_t)(mlfab__mix(key + element / 2) >> (element % 2 * 32));
 }
 
-MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element) {
-  return filter_word(filter_key(seed, t), element) * 0x1p-32;
-}
-
 /* ---- a prepared rule: an element is sent if it is at least `low`, and at least `high` or drawn ---- */
 
 typedef struct filter_limits {

@@ -29,9 +29,6 @@ typedef struct mlfab__filter_rule {
 /* phi / (1 + d ln max(t, 1)), TDF 4.2. */
 MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t);
 
-/* The draw of an element: uniform in [0, 1), a multiple of 2^-32. */
-MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element);
-
 /* Marks in keep the elements of a = g + residual to be sent: not those held back, zeros, and those that
  * `half` rounds to zero. g NULL: residual holds a. `first` is the index of element 0 in its tensor. Returns
  * the number of marks, or MLFAB__FILTER_REFUSED when an a is infinite or NaN; keep is unspecified then.

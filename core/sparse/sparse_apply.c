@@ -33,15 +33,7 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server) {
 /* The first segment that ends behind this offset, or push.segments. */
 static uint32_t sparse_apply_segment(const mlfab__incoming *update, uint64_t offset) {
   uint32_t low = 0, high = update->push.segments;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    const mlfab__segment *s = &update->segments[middle];
-    if (s->offset + s->bytes <= offset) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  MLFAB__SEARCH(low, high, at, update->segments[at].offset + update->segments[at].bytes <= offset)
   return low;
 }
 

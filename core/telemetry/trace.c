@@ -29,7 +29,6 @@ static mlfab__trace_lane *trace_lane(mlfab__trace *t, uint32_t lane, uint64_t no
     if (mlfab__map_put(t->env, &t->places, (uint64_t)lane + 1, t->nlanes)) return NULL;
     place = t->nlanes++;
     memset(&lanes[place], 0, sizeof *lanes);
-    lanes[place].lane = lane;
   }
   mlfab__trace_lane *found = &t->lanes[place];
   const mlfab__trace_record name = {.at_ns = now_ns, .lane = lane, .kind = MLFAB__TRACE_LANE};

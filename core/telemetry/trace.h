@@ -59,7 +59,6 @@ typedef struct mlfab__trace_record {
 } mlfab__trace_record;
 
 typedef struct mlfab__trace_lane {
-  uint32_t lane;
   int named;                            /* LANE is in the ring */
   uint64_t last_ns;                     /* end of the last run */
   uint64_t frames;                      /* of the present run; 0: there is none */

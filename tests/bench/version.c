@@ -12,7 +12,7 @@
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
 #include "core/base/rng.h"
-#include "core/model/version.h"
+#include "tests/unit/tags.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,7 +136,7 @@ static void report_time(const char *name, void (*find)(void), uint64_t grain, in
 static void cells(uint64_t grain) {
   for (int kind = 0; kind < KINDS; kind++) {
     require(mlfab__tags_init(&env, &tags, n * 4, grain * 4) == 0, "out of memory");
-    mlfab__tags_touch(&tags, 0, n * 4, 1);
+    tags_touch(&tags, 0, n * 4, 1);
     change(kind);
     report_rate(grain, kind);
     if (kind == CLUSTERED || kind == SCATTERED) {

@@ -144,17 +144,17 @@ static tally sim_run(const crowd *c) {
   for (uint32_t w = 0; w < c->workers; w++)
     mlfab__heap_put(&s.heap, w, compute_ns(c->law, c->seed, w, 0), s.order++);
   for (const mlfab__heap_entry *top; (top = mlfab__heap_top(&s.heap)) != NULL;) {
-    uint32_t worker = top->index;
+    uint32_t worker = (uint32_t)top->index;
     s.now = mlfab__max(s.now, top->time);
     mlfab__heap_remove(&s.heap, worker);
     sim_step(&s, worker);
   }
-  if (s.answered != (uint64_t)c->workers * c->iterations || s.lazy.count > 0) {
+  if (s.answered != (uint64_t)c->workers * c->iterations || s.lazy.heap.count > 0) {
     fprintf(stderr, "paper: %s: a pull was never answered\n", mlfab__sync_name(c->sync.kind));
     failures++;
   }
   mlfab__heap_free(&s.heap, &sim_env);
-  mlfab__lazy_free(&sim_env, &s.lazy);
+  mlfab__heap_free(&s.lazy.heap, &sim_env);
   return (tally){(double)s.delayed * 100 / c->iterations, (double)s.now / STEP,
                  (double)s.stale_sum / (double)s.answered, (double)s.stale_most};
 }

@@ -9,6 +9,7 @@
 #include "core/model/layout.h"
 #include "core/model/windows.h"
 #include "core/sparse/filter.h"
+#include "tests/unit/draw.h"
 #include "tests/unit/scale.h"
 
 #include <float.h>
@@ -355,7 +356,7 @@ static void literal(uint32_t tensor, const void *g, uint64_t number, uint8_t *im
   memset(among, 1, n);
   if (f->top > 0.0 && !F.leaves[tensor]) literal_top(a, n, f->top, among);
   for (uint32_t i = 0; i < n; i++) {
-    int held = fabs(a[i]) < tau && mlfab__filter_draw(seed, number, i) < p, saturated = 0;
+    int held = fabs(a[i]) < tau && draw_of(seed, number, i) < p, saturated = 0;
     double sent = a[i];
     if (!among[i] || (f->select && i % 3 == 0)) held = 1;
     if (F.leaves[tensor]) {

@@ -121,4 +121,40 @@ static inline void batch_make(random_batch *x, mlfab__env *env, uint64_t seed, u
   b->best = batch_below(&prng, 3) == 0;
 }
 
+/* Makes `to` (initialised, or all zero) a copy of the residuals and paths, without reservations. */
+static inline void batch_copy_network(mlfab__network *to, const mlfab__network *from) {
+  mlfab__network_free(to);
+  assert_int_equal(mlfab__network_init(to, from->env, from->nodes, from->links), 0);
+  for (uint32_t i = 0; i < from->paths.capacity; i++) {
+    uint64_t key = from->paths.entries[i].key, pair = key - 1;
+    const uint32_t *list = from->path_links + from->paths.entries[i].value;
+    if (key == 0) continue;
+    assert_int_equal(mlfab__network_path(to, (uint32_t)(pair / from->nodes),
+                                         (uint32_t)(pair % from->nodes), list[0], list + 1),
+                     0);
+  }
+  for (uint32_t i = 0; i < 2 * from->nodes + from->links; i++) {
+    const mlfab__profile *profile = &from->profiles[i];
+    int kind = i < from->nodes       ? MLFAB__EGRESS
+               : i < 2 * from->nodes ? MLFAB__INGRESS
+                                     : MLFAB__SHARED;
+    uint32_t index = kind == MLFAB__EGRESS    ? i
+                     : kind == MLFAB__INGRESS ? i - from->nodes
+                                              : i - 2 * from->nodes;
+    double *at = malloc(2 * profile->n * sizeof *at), *rate = at + profile->n;
+    assert_non_null(at);
+    for (uint32_t k = 0; k < profile->n;
+         k++) { /* makes room: neighbours of equal rate would be merged */
+      at[k] = profile->steps[k].at;
+      rate[k] = k % 2;
+    }
+    assert_int_equal(
+        mlfab__network_capacity(to, (enum mlfab__capacity_kind)kind, index, profile->n, at, rate),
+        0);
+    memcpy(to->profiles[i].steps, profile->steps, profile->n * sizeof *profile->steps);
+    free(at);
+  }
+  to->mirror = from->mirror;
+}
+
 #endif

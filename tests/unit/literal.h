@@ -11,7 +11,7 @@ static inline int literal_less(double a, double b) { return mlfab__network_less(
 static inline int literal_is_time(double t) { return mlfab__finite(t) && t < 1e300; }
 
 static inline void literal_copy(mlfab__network *to, const mlfab__network *from) {
-  assert_int_equal(mlfab__network_copy(to, from, from->env), 0);
+  batch_copy_network(to, from);
 }
 
 /* Reserves the components of a bundle one after another, permanently, and returns when it ends. Returns

@@ -4,7 +4,7 @@
 #include "core/sparse/filter.h"
 
 #include "core/kernels/half.h"
-#include "core/base/rng.h"
+#include "draw.h"
 #include "core/kernels/kernels.h"
 
 #include <math.h>
@@ -89,7 +89,7 @@ static void make(update *u, uint64_t seed) {
   u->first = mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 10 : UINT64_C(1) << 40);
   u->n = (uint32_t)mlfab__rng_below(&prng, mlfab__rng_below(&prng, 2) ? 130 : LENGTH_MAX + 1);
   if (mlfab__rng_below(&prng, 4) == 0) { /* to the last bit, below or not */
-    double draw = mlfab__filter_draw(u->rule.seed, u->rule.t, u->first + u->n / 2);
+    double draw = draw_of(u->rule.seed, u->rule.t, u->first + u->n / 2);
     u->rule.p = draw + (mlfab__rng_below(&prng, 2) ? 0x1p-33 : 0);
   }
   u->width = mlfab__dtype_bytes(u->rule.dtype);
@@ -119,8 +119,7 @@ static void literal(const update *u, outcome *o) {
     double a = get(u, u->g, i) + get(u, u->residual, i), top = top_of(u->rule.half);
     if (u->rule.dtype == MLFAB_F32) a = (double)(float)a;
     double v = travelled(u->rule.half, a);
-    int held = fabs(a) < u->rule.tau &&
-               mlfab__filter_draw(u->rule.seed, u->rule.t, u->first + i) < u->rule.p;
+    int held = fabs(a) < u->rule.tau && draw_of(u->rule.seed, u->rule.t, u->first + i) < u->rule.p;
     if (held || v == 0) {
       set(u, o->residual, i, a);
       continue;
@@ -211,10 +210,10 @@ TEST(draws_are_uniform) {
     double p = k / 10.0, sigma = sqrt(N * p * (1 - p));
     int below = 0, both = 0, again = 0;
     for (uint64_t i = 0; i < N; i++) {
-      int is = mlfab__filter_draw(3, (uint64_t)k, i) < p;
+      int is = draw_of(3, (uint64_t)k, i) < p;
       below += is;
-      both += is && mlfab__filter_draw(3, (uint64_t)k, i + 1) < p;
-      again += is && mlfab__filter_draw(3, (uint64_t)k + 1, i) < p;
+      both += is && draw_of(3, (uint64_t)k, i + 1) < p;
+      again += is && draw_of(3, (uint64_t)k + 1, i) < p;
     }
     assert_true(fabs(below - N * p) < 5 * sigma);
     assert_true(fabs(both - N * p * p) < 10 * sigma);
@@ -683,7 +682,7 @@ TEST(vector_half) {
 static uint64_t seed_for(const double *draws, uint32_t n, double p, uint64_t t) {
   for (uint64_t seed = 0;; seed++) {
     uint32_t i = 0;
-    while (i < n && (mlfab__filter_draw(seed, t, i) < p) == (draws[i] < p)) i++;
+    while (i < n && (draw_of(seed, t, i) < p) == (draws[i] < p)) i++;
     if (i == n) return seed;
   }
 }

@@ -17,13 +17,15 @@ static mlfab__env env;
 enum { ROOM = 200 };
 
 static struct {
-  mlfab__delayed all[ROOM];
+  struct delayed {
+    uint64_t at, order, tag;
+  } all[ROOM];
   uint32_t count;
   uint64_t order;
 } scan;
 
 static void scan_add(uint64_t at, uint64_t tag) {
-  scan.all[scan.count++] = (mlfab__delayed){at, scan.order++, tag};
+  scan.all[scan.count++] = (struct delayed){at, scan.order++, tag};
 }
 
 static void scan_take(uint32_t i, uint64_t *tag_p) {
@@ -72,10 +74,10 @@ TEST(test_buffer) {
       mlfab__lazy_wake_all(&lazy);
       for (uint32_t k = 0; k < scan.count; k++) scan.all[k].at = 0;
     }
-    assert_int_equal(lazy.count, scan.count);
+    assert_int_equal(lazy.heap.count, scan.count);
   }
-  mlfab__lazy_free(&env, &lazy);
-  assert_int_equal(lazy.count + lazy.room, 0);
+  mlfab__heap_free(&lazy.heap, &env);
+  assert_int_equal(lazy.heap.count + lazy.heap.room, 0);
   assert_int_equal(env.bytes, 0);
 }
 
@@ -84,7 +86,7 @@ TEST(test_wake_all) {
   mlfab__lazy lazy = {0};
   uint64_t tag, next = 0;
   for (uint64_t i = 0; i < 64; i++) assert_int_equal(mlfab__lazy_add(&env, &lazy, 100 - i, i), 0);
-  assert_int_equal(lazy.count, lazy.room);
+  assert_int_equal(lazy.heap.count, lazy.heap.room);
   uint64_t allocations = env.allocations;
   mlfab__lazy_wake_all(&lazy);
   while (mlfab__lazy_pop(&lazy, 7, &tag)) {
@@ -99,7 +101,7 @@ TEST(test_wake_all) {
     assert_int_equal(tag, i);
   }
   assert_false(mlfab__lazy_pop(&lazy, UINT64_MAX, &tag));
-  mlfab__lazy_free(&env, &lazy);
+  mlfab__heap_free(&lazy.heap, &env);
 }
 
 TEST(test_at) {
@@ -131,14 +133,14 @@ TEST(test_no_memory_changes_nothing) {
   uint64_t tag, n = 0;
   assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
   while (mlfab__lazy_add(&poor, &lazy, 5, n) == 0) n++;
-  assert_int_equal(n, lazy.count);
+  assert_int_equal(n, lazy.heap.count);
   assert_int_equal(mlfab__lazy_add(&poor, &lazy, 5, n), MLFAB_ERR_MEMORY);
-  assert_int_equal(lazy.count, n);
+  assert_int_equal(lazy.heap.count, n);
   for (uint64_t i = 0; i < n; i++) {
     assert_true(mlfab__lazy_pop(&lazy, 5, &tag));
     assert_int_equal(tag, i);
   }
-  mlfab__lazy_free(&poor, &lazy);
+  mlfab__heap_free(&lazy.heap, &poor);
 }
 
 /* ---- a server's clock, made of sync.c and lazy.c, and Algorithm 1 beside it ---- */
@@ -425,7 +427,7 @@ static mlfab_sync some_model(mlfab__rng *prng) {
 }
 
 static void begin(const mlfab_sync *sync) {
-  mlfab__lazy_free(&env, &ours.lazy);
+  mlfab__heap_free(&ours.lazy.heap, &env);
   memset(&ours, 0, sizeof ours);
   memset(&theirs, 0, sizeof theirs);
   npulls = 0;
@@ -459,7 +461,7 @@ static void end(uint64_t seed) {
         literal_push(&theirs, w);
       }
   compare(seed, UINT32_MAX);
-  if (ours.lazy.count > 0)
+  if (ours.lazy.heap.count > 0)
     fail_msg("MLFAB_SEED=%llu: a pull waits for ever", (unsigned long long)seed);
   for (uint32_t id = 0; id < npulls; id++)
     if (ours.s.answered[id] != 1 && !(ours.s.dead[pulls[id].worker] && ours.s.answered[id] == 0))
@@ -628,7 +630,7 @@ static int set_up(void **state) {
 
 static int tear_down(void **state) {
   (void)state;
-  mlfab__lazy_free(&env, &ours.lazy);
+  mlfab__heap_free(&ours.lazy.heap, &env);
   return env.bytes != 0;
 }
 

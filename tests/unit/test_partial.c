@@ -423,7 +423,7 @@ static world *make_world(uint64_t seed) {
   for (uint32_t i = 0; i < w->members; i++) {
     member *m = w->of[i] = calloc(1, sizeof *m);
     w->list[i] = m->rank = i;
-    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec, i), 0);
+    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
     for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
     m->data = calloc(w->spec.count, 8);
     m->slowness = 1u << below(prng, 9);
@@ -604,7 +604,7 @@ static void activate(uint32_t members, uint32_t first, uint32_t second, int all)
   for (uint32_t i = 0; i < members; i++) {
     member *m = w->of[i] = calloc(1, sizeof *m);
     w->list[i] = m->rank = i;
-    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec, i), 0);
+    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
     for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
     m->data = calloc(w->spec.count, 8);
     m->calls_left = all || i == first || i == second;
@@ -670,7 +670,7 @@ static void lag(uint32_t results, uint32_t queue_max) {
   for (uint32_t i = 0; i < 2; i++) {
     member *m = w->of[i] = calloc(1, sizeof *m);
     w->list[i] = m->rank = i;
-    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec, i), 0);
+    assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec), 0);
     for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
     m->data = calloc(w->spec.count, 8);
     m->slowness = 1;
@@ -744,7 +744,7 @@ TEST(test_memory) {
     mlfab__dag dag;
     allocations_left = k;
     mlfab__dag_init(&dag, &poor);
-    rc = mlfab__partial_init(&partial, &poor, &spec, 1);
+    rc = mlfab__partial_init(&partial, &poor, &spec);
     if (rc == 0) {
       mlfab__partial_begin(&partial, 3, 1, ranks);
       rc = mlfab__partial_build(&partial, &dag, MLFAB_ALGORITHM_RING);
@@ -756,7 +756,7 @@ TEST(test_memory) {
   }
   spec.count = UINT64_MAX / 8;
   mlfab__partial partial;
-  assert_int_equal(mlfab__partial_init(&partial, &env, &spec, 1), MLFAB_ERR_MEMORY);
+  assert_int_equal(mlfab__partial_init(&partial, &env, &spec), MLFAB_ERR_MEMORY);
 }
 
 TEST(test_enough_rounds) {

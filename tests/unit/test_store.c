@@ -1,5 +1,7 @@
 /* test_store.c - core/model/store.c: pieces against a byte-wise oracle, references against a count of
  * places, growth, allocation failures, and the table of options that exclude each other. */
+#include "tags.h"
+
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
 #include "core/model/store.h"
@@ -345,7 +347,7 @@ TEST(test_grains) {
         largest = mlfab__max(largest, mlfab__dtype_bytes((int)t->dtype));
       }
       assert_int_equal(s.tags[i].grain_bytes, mlfab__max(tags * smallest, largest));
-      wanted += mlfab__tags_memory(s.slices[i].bytes, s.tags[i].grain_bytes);
+      wanted += tags_memory(s.slices[i].bytes, s.tags[i].grain_bytes);
     }
     assert_int_equal(env.bytes - before, wanted + s.nslices * sizeof *s.tags);
     mlfab__store_free(&env, &s);

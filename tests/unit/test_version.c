@@ -1,7 +1,7 @@
 /* test_version.c - version tags against a list of when each grain changed last, over random histories;
  * TDF's exact case (tests/vectors/tdf.json); and caches that pull while commits continue: none ever lacks
  * an update. MLFAB_SEED=n runs one random history alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/model/version.h"
+#include "tags.h"
 
 #include "core/base/rng.h"
 
@@ -44,7 +44,7 @@ static void begin(history *h, uint64_t seed) {
   h->grains = (h->bytes + h->grain - 1) / h->grain;
   assert_int_equal(mlfab__tags_init(&env, &h->tags, h->bytes, h->grain), 0);
   assert_int_equal(h->tags.grains, h->grains);
-  assert_int_equal(mlfab__tags_memory(h->bytes, h->grain), env.bytes);
+  assert_int_equal(tags_memory(h->bytes, h->grain), env.bytes);
   h->commit = below(h, 2) ? 0 : mlfab__rng_next(&h->prng) >> below(h, 63);
   if (h->commit > UINT64_MAX / 2) h->commit /= 2;
   h->tags.base = h->commit;
@@ -101,7 +101,7 @@ static void touch(history *h) {
   uint64_t at, n;
   random_stretch(h, &at, &n);
   next_commit(h);
-  mlfab__tags_touch(&h->tags, at, n, h->commit);
+  tags_touch(&h->tags, at, n, h->commit);
   for (uint64_t i = 0; i < n; i++) h->changed[(at + i) / h->grain] = h->commit;
 }
 
@@ -250,7 +250,7 @@ TEST(test_no_lost_update) {
       caches[i].commit = caches[i].pinning = 0;
     }
     next_commit(&h);
-    mlfab__tags_touch(&h.tags, 0, h.bytes, h.commit);
+    tags_touch(&h.tags, 0, h.bytes, h.commit);
     for (int step = 0; step < 150; step++) {
       cache *c = &caches[below(&h, CACHES)];
       if (below(&h, 3) == 0) {
@@ -317,7 +317,7 @@ TEST(test_versioned_pull) {
   assert_int_equal(mlfab__tags_init(&env, &tags, 4 * n, 4), 0);
   for (uint64_t seq = 1; seq <= 15; seq++) {
     for (uint32_t i = 0; i < n; i++) {
-      if (version[i] == seq) mlfab__tags_touch(&tags, 4 * i, 4, seq);
+      if (version[i] == seq) tags_touch(&tags, 4 * i, 4, seq);
     }
   }
   for (uint64_t at = 0; at < 4 * n; at = stop) {
@@ -350,12 +350,12 @@ TEST(test_bits_decide) {
 TEST(test_base_moves) {
   mlfab__tags tags;
   assert_int_equal(mlfab__tags_init(&env, &tags, 4096, 64), 0);
-  mlfab__tags_touch(&tags, 0, 64, 7);
-  mlfab__tags_touch(&tags, 64, 64, UINT32_MAX);
+  tags_touch(&tags, 0, 64, 7);
+  tags_touch(&tags, 64, 64, UINT32_MAX);
   assert_int_equal(tags.base, 0);
   assert_int_equal(changed_bytes(&tags, 7, 0, 4096), 64);
   assert_int_equal(changed_bytes(&tags, UINT32_MAX, 0, 4096), 0);
-  mlfab__tags_touch(&tags, 128, 64, (uint64_t)UINT32_MAX + 1);
+  tags_touch(&tags, 128, 64, (uint64_t)UINT32_MAX + 1);
   assert_int_equal(tags.base, UINT32_MAX);
   assert_int_equal(changed_bytes(&tags, UINT32_MAX, 0, 4096), 64);
   assert_int_equal(changed_bytes(&tags, UINT32_MAX - 1u, 0, 4096), 4096);
