@@ -44,7 +44,7 @@ GROUPS = [
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm_file shm_memory shm shm_coll mpi sim"
+TRANSPORTS = "tcp shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
 TOP = {"open": "build_info compose open"}
@@ -71,6 +71,7 @@ SWITCHES = {
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
     "MPI": ("the transport over MPI", "transports/mpi"),
+    "LEND": ("views and shared areas", "transports/shm_lend"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
@@ -99,7 +100,7 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
@@ -305,6 +306,7 @@ def simulator_parts(parts):
 
 PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
 TABLE = re.compile(r"^MLFAB_API (const \w+ \*mlfab_\w+\(void\)) \{", re.M)
+HOOKS = re.compile(r"^MLFAB__INTERNAL (const \w+ \*mlfab__\w+_table\(void\)) \{", re.M)
 BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
 
 
@@ -336,8 +338,9 @@ def stubs(parts):
             for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
                 functions += [prefix + stub(function, arguments, "LEFT_OUT")
                               for _, function, arguments in pattern.findall(read(part.path))]
-            functions += ["MLFAB_API %s { return NULL; }\n" % function
-                          for function in sorted(set(TABLE.findall(read(part.path))))]
+            for pattern, prefix in ((TABLE, "MLFAB_API "), (HOOKS, "MLFAB__INTERNAL ")):
+                functions += ["%s%s { return NULL; }\n" % (prefix, function)
+                              for function in sorted(set(pattern.findall(read(part.path))))]
         if functions:
             left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)
             text.append("\n#if !MLFAB_WITH_%s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"
