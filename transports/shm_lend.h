@@ -3,6 +3,7 @@
 #define MLFAB__SHM_LEND_H
 
 #include "shm.h"
+#include "shm_memory.h"
 
 #if MLFAB_WITH_SHM
 
