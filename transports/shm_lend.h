@@ -1,4 +1,4 @@
-/* shm_lend.h - what the shared-memory transport lends to peers, or is lent by them. See shm_lend.c. */
+/* shm_lend.h - memory that the shared-memory transport lends to peers, or borrows from them. See shm_lend.c. */
 #ifndef MLFAB__SHM_LEND_H
 #define MLFAB__SHM_LEND_H
 
@@ -76,7 +76,7 @@ static inline uint32_t shm_share(uint64_t neighbours) {
   return (uint32_t)mlfab__min(mlfab__max(share, SHM_RING_LEAST), SHM_RING);
 }
 
-/* Of a slot: where the bulk of its frame is. */
+/* The bulk of a slot's frame. */
 struct shm_seen {
   struct shm_view *view; /* NULL: in the ring */
   uint8_t *bulk;         /* room for the largest bulk, allocated when a view has no mapping */
