@@ -32,7 +32,7 @@ struct mlfab__server_retired {
 static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
                                       uint64_t request) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->lending->readers[worker].views[i];
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
     if (request != 0 && view->request == request && view->pinned && !view->lost) return view;
   }
   return NULL;
@@ -44,11 +44,9 @@ static int views_has(const mlfab__server *server, uint32_t worker, uint64_t requ
 
 /* Is there a view of this store? */
 static int views_of(const mlfab__server *server, const mlfab__store *store) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      const mlfab__server_view *view = &server->lending->readers[w].views[i];
-      if (view->request != 0 && view->store == store) return 1;
-    }
+  for (uint32_t i = 0; i < server->lending->nplaces; i++) {
+    const mlfab__server_view *view = &server->lending->places[i];
+    if (view->request != 0 && view->store == store) return 1;
   }
   return 0;
 }
@@ -185,7 +183,7 @@ static int views_tells(const mlfab__server_view *view) {
 
 /* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
 static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
-  mlfab__server_view *views = server->lending->readers[worker].views;
+  mlfab__server_view *views = &server->lending->places[worker * MLFAB_VIEWS_MAX];
   int code = MLFAB_ERR_LIMIT;
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
     *view_p = &views[i];
@@ -297,7 +295,7 @@ static void views_renew(mlfab__server *server, mlfab__server_view *view) {
 
 static void views_lost(mlfab__server *server, uint32_t worker) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->lending->readers[worker].views[i];
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
     if (view->request == 0 || !view->pinned || view->lost) continue;
     view->lost = 1;
     view->next = 0;
@@ -308,19 +306,17 @@ static void views_lost(mlfab__server *server, uint32_t worker) {
 
 static void views_left(mlfab__server *server, uint32_t worker) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->lending->readers[worker].views[i];
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
     if (view->request != 0 && view->pinned && !view->lost) views_drop(server, view);
   }
 }
 
 static void views_tick(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers && server->lending->lost > 0; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->lending->readers[w].views[i];
-      if (!view->lost) continue;
-      views_renew(server, view);
-      return;
-    }
+  for (uint32_t i = 0; i < server->lending->nplaces && server->lending->lost > 0; i++) {
+    mlfab__server_view *view = &server->lending->places[i];
+    if (!view->lost) continue;
+    views_renew(server, view);
+    return;
   }
 }
 
@@ -360,11 +356,9 @@ static void views_retire(mlfab__server *server, int late) {
   retired->store = server->store;
   retired->next = server->lending->retired;
   server->lending->retired = retired;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->lending->readers[w].views[i];
-      if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
-    }
+  for (uint32_t i = 0; i < server->lending->nplaces; i++) {
+    mlfab__server_view *view = &server->lending->places[i];
+    if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
   }
   memset(&server->store, 0, sizeof server->store);
 }
@@ -381,17 +375,15 @@ static int views_copies(const mlfab__server *server, uint32_t worker, uint64_t b
 static void views_free(mlfab__server *server) {
   struct mlfab__server_lending *lending = server->lending;
   mlfab__env *env = server->env;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &lending->readers[w].views[i];
-      if (view->pinned) views_drop(server, view);
-      mlfab__free(env, view->blocks, view->block_room * sizeof *view->blocks);
-      mlfab__free(env, view->runs, view->run_room * sizeof *view->runs);
-    }
+  for (uint32_t i = 0; i < lending->nplaces; i++) {
+    mlfab__server_view *view = &lending->places[i];
+    if (view->pinned) views_drop(server, view);
+    mlfab__free(env, view->blocks, view->block_room * sizeof *view->blocks);
+    mlfab__free(env, view->runs, view->run_room * sizeof *view->runs);
   }
   assert(!lending->slab.areas);
   if (lending->spare) mlfab__free(env, lending->spare, sizeof *lending->spare);
-  mlfab__free(env, lending->readers, server->workers * sizeof *lending->readers);
+  mlfab__free(env, lending->places, lending->nplaces * sizeof *lending->places);
   mlfab__free(env, lending, sizeof *lending);
 }
 
@@ -401,8 +393,9 @@ MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server) {
       views_end, views_lost, views_left,   views_tick, views_copies, views_retire, views_free};
   struct mlfab__server_lending *lending = mlfab__alloc(server->env, sizeof *lending);
   if (!lending) return MLFAB_ERR_MEMORY;
-  lending->readers = mlfab__alloc_array(server->env, server->workers, sizeof *lending->readers);
-  if (!lending->readers) {
+  lending->nplaces = server->workers * MLFAB_VIEWS_MAX;
+  lending->places = mlfab__alloc_array(server->env, lending->nplaces, sizeof *lending->places);
+  if (!lending->places) {
     mlfab__free(server->env, lending, sizeof *lending);
     return MLFAB_ERR_MEMORY;
   }

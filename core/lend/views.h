@@ -27,15 +27,11 @@ typedef struct mlfab__server_view {
   int pinned, lost;
 } mlfab__server_view;
 
-/* What a worker has. */
-typedef struct mlfab__server_reader {
-  mlfab__server_view views[MLFAB_VIEWS_MAX];
-} mlfab__server_reader;
-
 struct mlfab__server_lending {
-  mlfab__slab_areas slab;        /* of the blocks */
-  mlfab__server_reader *readers; /* by worker */
-  uint32_t views, lost;          /* that are out, or lost; that are lost */
+  mlfab__slab_areas slab;     /* of the blocks */
+  mlfab__server_view *places; /* MLFAB_VIEWS_MAX of each worker */
+  uint32_t nplaces;
+  uint32_t views, lost; /* that are out, or lost; that are lost */
   struct mlfab__server_retired *retired, *spare;
 };
 
