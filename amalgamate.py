@@ -26,14 +26,15 @@ GROUPS = [
     {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout version optimizer memory slab store image windows"},
+    {"model": "sync layout version optimizer memory store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
-    {"worker": "sources cache view pull push worker worker_role",
-     "server": "lazy blocks views clock queue apply round serve server server_role",
+    {"worker": "sources cache pull push worker worker_role",
+     "server": "lazy blocks clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
+     "lend": "lend_wire slab view views",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
      "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
@@ -41,14 +42,14 @@ GROUPS = [
      "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
-            "calls_sparse calls_reshard calls_checkpoint safetensors direct_table staging direct"},
+            "calls_sparse calls_reshard calls_checkpoint calls_lend safetensors direct_table staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm_file shm_memory shm shm_coll mpi sim"
+TRANSPORTS = "tcp shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
-TOP = {"open": "build_info compose open"}
+TOP = {"open": "build_info areas compose open"}
 # The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
 # other files are in mlfab.c.
 SIMULATOR = "transports/sim"
@@ -73,10 +74,13 @@ SWITCHES = {
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
     "MPI": ("the transport over MPI", "transports/mpi"),
     "CBLAS": ("kernels of cblas", "core/kernels/kernels_cblas"),
+    "LEND": ("views and shared areas", "core/lend core/api/calls_lend transports/shm_lend"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"],
+             "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"],
+             "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
@@ -101,7 +105,7 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
@@ -307,6 +311,7 @@ def simulator_parts(parts):
 
 PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
 TABLE = re.compile(r"^MLFAB_API (const \w+ \*mlfab_\w+\(void\)) \{", re.M)
+HOOKS = re.compile(r"^MLFAB__INTERNAL (const \w+ \*mlfab__\w+_table\(void\)) \{", re.M)
 BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
 
 
@@ -324,7 +329,7 @@ STUBS = """\
 #define ABSENT_MUTE(name, text, ...) ABSENT(name, MLFAB_ERR_UNSUPPORTED, __VA_ARGS__)
 #define ABSENT_CALL(name, text) \\
   MLFAB__INTERNAL int name(const mlfab__call_in *in) { return mlfab__error_without(in->error, text); }
-#define ABSENT_TABLE(declaration) MLFAB_API declaration { return NULL; }
+#define ABSENT_TABLE(declaration) declaration { return NULL; }
 """
 
 
@@ -358,7 +363,8 @@ def stubs(parts, profile):
             for pattern in (PUBLIC, BEGINS):
                 functions += [stub(function, arguments, "NO_" + name)
                               for _, function, arguments in pattern.findall(read(part.path))]
-            functions += ["ABSENT_TABLE(%s)" % function for function in sorted(set(TABLE.findall(read(part.path))))]
+            functions += ["ABSENT_TABLE(MLFAB_API %s)" % function for function in sorted(set(TABLE.findall(read(part.path))))]
+            functions += ["ABSENT_TABLE(MLFAB__INTERNAL %s)" % function for function in sorted(set(HOOKS.findall(read(part.path))))]
         if functions:
             lines = ['#define NO_%s "%s (MLFAB_WITH_%s is 0)"' % (name, words, name)]
             lines += [line for function in functions

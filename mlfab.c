@@ -8,7 +8,7 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
@@ -138,6 +138,9 @@
 #ifndef MLFAB_WITH_KEYS
 #define MLFAB_WITH_KEYS 1
 #endif
+#ifndef MLFAB_WITH_LEND
+#define MLFAB_WITH_LEND 1
+#endif
 #ifndef MLFAB_WITH_DEVICE
 #define MLFAB_WITH_DEVICE 1
 #endif
@@ -216,6 +219,16 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
   return i;
 #endif
 }
+
+/* Binary search: leaves in `low` the first index of low..high-1 that is not below, or `high`. `below`: a condition on `at`. */
+#define MLFAB__SEARCH(low, high, at, below)     \
+  while ((low) < (high)) {                      \
+    uint32_t at = (low) + ((high) - (low)) / 2; \
+    if (below)                                  \
+      (low) = at + 1;                           \
+    else                                        \
+      (high) = at;                              \
+  }
 
 /* Does the caller's struct, whose `size` may be that of an older version, have this member? */
 #define MLFAB__HAS(ptr, type, member) \
@@ -612,7 +625,13 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
 /* ==============================================================================================
  * core/base/rng.h
  * ============================================================================================== */
-/* rng.h - seeded random numbers (splitmix64, xoshiro256**) and hashes. Layer 0. Same seed, same numbers. */
+/* rng.h - hashes, and where a group needs them, seeded random numbers (random.h). Layer 0. */
+
+/* ==============================================================================================
+ * core/base/random.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
+/* random.h - seeded random numbers (splitmix64, xoshiro256**). Layer 0. Same seed, same numbers. rng.h includes it. */
 
 typedef struct mlfab__rng {
   uint64_t s[4];
@@ -624,6 +643,13 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
 /* Uniform in [0, 1). */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
+
+#endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
+
+/* core/base/rng.h goes on. */
+
+#define MLFAB__RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
+
 /* A 64-bit hash of x, also for counter-based draws. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
 /* FNV-1a with a final mix: for names of jobs, signatures, traces. */
@@ -633,48 +659,61 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
 /* ==============================================================================================
  * core/base/rng.c
  * ============================================================================================== */
-/* rng.c - seeded random numbers and hashes. Layer 0.
+/* rng.c - hashes. Layer 0. Equal on every machine.
  *
- * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
- * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
- * size or floating-point rounding.
- *
- * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire 2019
- * (bounded numbers); Fowler, Noll and Vo (FNV-1a). */
-
-#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
-
-static inline uint64_t rng_rotate(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
+ * Source: Steele, Lea and Flood 2014 (splitmix64); Fowler, Noll and Vo (FNV-1a). */
 
 /* One output of splitmix64 with state x; adding gamma first keeps 0 from mapping to 0. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
-  x += RNG_GAMMA;
+  x += MLFAB__RNG_GAMMA;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
 
+/* FNV-1a alone gives poor high bits for short names. */
+MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes) {
+  const uint8_t *at = data;
+  uint64_t hash = 0xcbf29ce484222325u ^ seed;
+  for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
+  return mlfab__mix(hash);
+}
+
+/* ==============================================================================================
+ * core/base/random.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
+/* random.c - seeded random numbers. Layer 0.
+ *
+ * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
+ * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
+ * size or floating-point rounding.
+ *
+ * Source: Blackman and Vigna 2018 (xoshiro256**); Lemire 2019 (bounded numbers). */
+
+static inline uint64_t random_rotate(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
+
 /* splitmix64 is a bijection of its state, so the four words are never all zero, a state that xoshiro cannot
  * leave. */
 MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed) {
-  for (uint64_t i = 0; i < 4; i++) prng->s[i] = mlfab__mix(seed + i * RNG_GAMMA);
+  for (uint64_t i = 0; i < 4; i++) prng->s[i] = mlfab__mix(seed + i * MLFAB__RNG_GAMMA);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng) {
   uint64_t *s = prng->s;
-  uint64_t result = rng_rotate(s[1] * 5, 7) * 9;
+  uint64_t result = random_rotate(s[1] * 5, 7) * 9;
   uint64_t t = s[1] << 17;
   s[2] ^= s[0];
   s[3] ^= s[1];
   s[1] ^= s[2];
   s[0] ^= s[3];
   s[2] ^= t;
-  s[3] = rng_rotate(s[3], 45);
+  s[3] = random_rotate(s[3], 45);
   return result;
 }
 
 /* The 128-bit product x * y as two halves, from four products of 32 bits: C11 has no wider type. */
-static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
+static uint64_t random_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   uint64_t x0 = x & 0xffffffffu, x1 = x >> 32, y0 = y & 0xffffffffu, y1 = y >> 32;
   uint64_t middle = x1 * y0 + (x0 * y0 >> 32);
   uint64_t carry = x0 * y1 + (middle & 0xffffffffu);
@@ -687,10 +726,10 @@ static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   uint64_t low, high;
   if (bound == 0) return 0;
-  high = rng_multiply(mlfab__rng_next(prng), bound, &low);
+  high = random_multiply(mlfab__rng_next(prng), bound, &low);
   if (low < bound) {
     uint64_t biased = (0 - bound) % bound;
-    while (low < biased) high = rng_multiply(mlfab__rng_next(prng), bound, &low);
+    while (low < biased) high = random_multiply(mlfab__rng_next(prng), bound, &low);
   }
   return high;
 }
@@ -699,14 +738,7 @@ MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
   return (double)(mlfab__rng_next(prng) >> 11) * 0x1p-53;
 }
-
-/* FNV-1a alone gives poor high bits for short names. */
-MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes) {
-  const uint8_t *at = data;
-  uint64_t hash = 0xcbf29ce484222325u ^ seed;
-  for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
-  return mlfab__mix(hash);
-}
+#endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/base/heap.h
@@ -716,19 +748,19 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
  * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`, so
  * that a caller that numbers its entries gets the same order on every machine. An index is in the heap at
  * most once; putting it again moves it, so a changed timer leaves no old entry. Room is reserved
- * beforehand, so that put cannot fail.
+ * beforehand, so that put cannot fail. A heap that is filled by push instead has tags of any value, also equal tags.
  *
- * Invariants: where[entries[i].index] == i + 1; no entry is smaller than its parent. */
+ * Invariants: where[entries[i].index] == i + 1, unless where is NULL; no entry is smaller than its parent. */
 
 typedef struct mlfab__heap_entry {
   uint64_t time, order;
-  uint32_t index; /* chosen by the caller */
+  uint64_t index; /* chosen by the caller: below 2^32, or a tag */
 } mlfab__heap_entry;
 
 /* All zero is an empty heap without room. */
 typedef struct mlfab__heap {
   mlfab__heap_entry *entries;
-  uint32_t *where; /* by index: position + 1, or 0 if not in the heap */
+  uint32_t *where; /* by index: position + 1, or 0 if not in the heap; NULL: tags */
   uint32_t count, room;
 } mlfab__heap;
 
@@ -739,11 +771,17 @@ MLFAB__INTERNAL void mlfab__heap_free(mlfab__heap *heap, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t time,
                                      uint64_t order);
 /* Removes an index, if present. O(log n). */
-MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint32_t index);
+MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index);
 /* The smallest entry, or NULL. Valid until the heap changes. */
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap);
+/* Adds a tag to a heap without reserved room. O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken
+ * out since the last push. */
+MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
+                                     uint64_t order, uint64_t tag);
+/* Takes out entries[at]. O(log n). */
+MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at);
 /* 1 when the index is in the heap. */
-MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index);
+MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index);
 
 
 /* ==============================================================================================
@@ -759,7 +797,7 @@ static int heap_less(const mlfab__heap_entry *a, const mlfab__heap_entry *b) {
 
 static void heap_place(mlfab__heap *heap, uint32_t at, mlfab__heap_entry entry) {
   heap->entries[at] = entry;
-  heap->where[entry.index] = at + 1;
+  if (heap->where) heap->where[entry.index] = at + 1;
 }
 
 /* Moves the entry at `at` up or down to its place. */
@@ -822,21 +860,34 @@ MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t
   heap_settle(heap, at);
 }
 
-MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint32_t index) {
-  if (!mlfab__heap_has(heap, index)) return;
-  uint32_t at = heap->where[index] - 1;
-  heap->where[index] = 0;
+MLFAB__INTERNAL int mlfab__heap_push(mlfab__heap *heap, mlfab__env *env, uint64_t time,
+                                     uint64_t order, uint64_t tag) {
+  mlfab__heap_entry *entries =
+      mlfab__grow(env, heap->entries, &heap->room, (uint64_t)heap->count + 1, sizeof *entries);
+  if (!entries) return MLFAB_ERR_MEMORY;
+  heap->entries = entries;
+  entries[heap->count] = (mlfab__heap_entry){time, order, tag};
+  heap_settle(heap, heap->count++);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at) {
+  if (heap->where) heap->where[heap->entries[at].index] = 0;
   heap->count--;
   if (at == heap->count) return;
   heap_place(heap, at, heap->entries[heap->count]);
   heap_settle(heap, at);
 }
 
+MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint64_t index) {
+  if (mlfab__heap_has(heap, index)) mlfab__heap_take(heap, heap->where[index] - 1);
+}
+
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap) {
   return heap->count ? heap->entries : NULL;
 }
 
-MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index) {
+MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index) {
   return index < heap->room && heap->where[index] != 0;
 }
 
@@ -1435,6 +1486,7 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 /* ==============================================================================================
  * core/base/shm_memory.h
  * ============================================================================================== */
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
 /* shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_memory.c. A context has one such object, and gives
@@ -1482,6 +1534,7 @@ typedef struct mlfab__shm_memory_table {
 /* NULL when MLFAB_WITH_SHM is 0. */
 MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void);
 
+#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/base/shm_coll.h
@@ -2009,27 +2062,6 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
 
 enum { MLFAB__PULL_VIEW = 1 };
 
-/* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
- * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
-typedef struct mlfab__view_run {
-  uint64_t offset, bytes; /* in the flat model */
-  uint64_t at;
-} mlfab__view_run;
-#define MLFAB__VIEW_RUNS_MAX 1024 /* of a frame */
-#define MLFAB__VIEW_LEAST \
-  32768u /* bytes of a bulk that a transport of one host refers to, where it can */
-
-typedef struct mlfab__view {
-  uint64_t request;
-  uint64_t version; /* the largest of a slice */
-  uint64_t file;    /* its number at the server */
-  uint32_t ask;   /* epoch of the PULL: what was told of an earlier one is void, it was cancelled */
-  uint32_t flags; /* MLFAB__MODEL_LAST */
-  uint32_t runs;
-  uint64_t oldest; /* the smallest version of a slice */
-} mlfab__view;
-
 /* Pulls through a distributor. The server sends MODEL frames for a request of its own, with this bit set,
  * to the distributor's worker, where the aggregator role takes them. */
 #define MLFAB__SPREAD_BIT 0x8000000000000000u
@@ -2243,12 +2275,11 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * VIEW_RUNS_MAX, TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
 #define MLFAB__WIRE_LISTS(X)     \
-  X(view, mlfab__view_run)       \
   X(tree_ask, uint32_t)          \
   X(tree_plan, mlfab__tree_node) \
   X(adopt, uint32_t)             \
@@ -2601,8 +2632,6 @@ WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
-WIRE_FIELDS(view_run, mlfab__view_run, N(offset) N(bytes) N(at))
-WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(request) N(version) N(file) N(ask) N(flags) N(oldest))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
@@ -3242,12 +3271,9 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
  * except that of two NaNs either may stay: scal rounds the product, and axpy, which is called with 1 only, the sum. So
  * it does not matter whether the library fuses the two, where an array begins, or which processor a rank has. */
 
-/* Bytes of an element of a tensor, 0 for an unknown type; of a collective's element, which may be F16 or
- * BF16. */
+/* Bytes of an element of a tensor, 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-MLFAB__INTERNAL const char *mlfab__op_name(int op);
 
 /* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
 #define MLFAB__OP_OR 5
@@ -3322,7 +3348,11 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 /* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
  * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
  * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
+#if MLFAB_WITH_CBLAS
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
+#else
+#define mlfab__kernels_cblas() NULL
+#endif
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 
@@ -3671,6 +3701,7 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 /* ==============================================================================================
  * core/kernels/kernels_cblas.c
  * ============================================================================================== */
+#if MLFAB_WITH_CBLAS
 /* kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
  *
  * For: adding and scaling by axpy and scal, norms by nrm2. Not for: deciding which arrays take this way (config.kernels
@@ -3748,11 +3779,8 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
   return &row;
 }
 
-#else
-
-MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; }
-
 #endif
+#endif /* MLFAB_WITH_CBLAS */
 
 /* ==============================================================================================
  * core/kernels/kernels.c
@@ -3809,18 +3837,9 @@ MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype) {
   return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 0;
 }
 
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
-  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
-}
-
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
   static const char *const names[] = {"unknown", "F32", "F64", "I64", "F16", "BF16"};
   return dtype > 0 && (size_t)dtype < MLFAB__COUNT(names) ? names[dtype] : names[0];
-}
-
-MLFAB__INTERNAL const char *mlfab__op_name(int op) {
-  static const char *const names[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR"};
-  return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
 }
 
 #if !KERNEL_X86
@@ -4045,6 +4064,10 @@ MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t byt
 #if MLFAB_WITH_COLL
 /* kernels_combine.h - element-wise operations of collectives. Layer 1. */
 
+/* Bytes of a collective's element, which may be F16 or BF16; 0 for an unknown type. */
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
+MLFAB__INTERNAL const char *mlfab__op_name(int op);
+
 /* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
  * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
  * copies. `stream` as above. */
@@ -4104,6 +4127,15 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
 #define COMBINE_F32_INFINITY 0x7f800000
 #define COMBINE_F64_MOST INT64_MAX
 #define COMBINE_F64_INFINITY 0x7ff0000000000000
+
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
+  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
+}
+
+MLFAB__INTERNAL const char *mlfab__op_name(int op) {
+  static const char *const names[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR"};
+  return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
+}
 
 /* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
@@ -5601,44 +5633,23 @@ MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t 
 
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id) {
   uint32_t low = 0, high = layout->ntensors;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    const mlfab__tensor *tensor = &layout->tensors[layout->by_id[middle]];
-    if (tensor->id == id) return tensor;
-    if (tensor->id < id) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return NULL;
+  MLFAB__SEARCH(low, high, at, layout->tensors[layout->by_id[at]].id < id)
+  if (low == layout->ntensors) return NULL;
+  const mlfab__tensor *tensor = &layout->tensors[layout->by_id[low]];
+  return tensor->id == id ? tensor : NULL;
 }
 
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
                                                              uint64_t offset) {
-  uint32_t low = 0, high = layout->ntensors;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (layout->tensors[layout->by_offset[middle]].offset <= offset) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return &layout->tensors[layout->by_offset[low]];
+  uint32_t low = 1, high = layout->ntensors;
+  MLFAB__SEARCH(low, high, at, layout->tensors[layout->by_offset[at]].offset <= offset)
+  return &layout->tensors[layout->by_offset[low - 1]];
 }
 
 MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset) {
-  uint32_t low = 0, high = layout->nslices;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (layout->slices[middle].offset <= offset) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  uint32_t low = 1, high = layout->nslices;
+  MLFAB__SEARCH(low, high, at, layout->slices[at].offset <= offset)
+  return low - 1;
 }
 
 static uint64_t layout_end(const mlfab__layout *layout, uint32_t slice) {
@@ -5655,14 +5666,7 @@ MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, 
 MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
                                        uint64_t *begin_p, uint64_t *end_p) {
   uint32_t low = layout->owned_at[server], high = layout->owned_at[server + 1], end = high;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    if (layout_end(layout, layout->owned[middle]) <= from) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  MLFAB__SEARCH(low, high, at, layout_end(layout, layout->owned[at]) <= from)
   *begin_p = *end_p = layout->bytes;
   if (low == end) return;
   uint32_t slice = layout->owned[low];
@@ -5805,17 +5809,12 @@ typedef struct mlfab__tags {
 MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
                                      uint64_t grain_bytes);
 MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
-/* Memory that the tags of such a slice take, in bytes. */
-MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes);
 
 /* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
  * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
  * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
 MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
                                           uint64_t at, uint64_t bytes, uint64_t commit);
-/* The same, but all bytes count as changed. */
-MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
-                                       uint64_t commit);
 
 /* The functions below are about a cache that holds the slice as of commit `since`. 0, or one below the
  * base: everything counts as changed. The caller refuses a commit in the future. */
@@ -5882,11 +5881,6 @@ MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags) {
   mlfab__free(env, tags->fine, blocks * VERSION_BLOCK * sizeof *tags->fine);
   mlfab__free(env, tags->coarse, blocks * sizeof *tags->coarse);
   memset(tags, 0, sizeof *tags);
-}
-
-MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes) {
-  return version_blocks(version_grains(bytes, grain_bytes)) * (VERSION_BLOCK + 1) *
-         sizeof(uint32_t);
 }
 
 /* --- changes --- */
@@ -5959,16 +5953,6 @@ MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before,
     at = stop;
   }
   return changed;
-}
-
-MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
-                                       uint64_t commit) {
-  assert(at <= tags->bytes && bytes <= tags->bytes - at);
-  if (bytes == 0) return;
-  uint32_t tag = version_tag(tags, commit);
-  uint64_t last = (at + bytes - 1) >> tags->shift;
-  for (uint64_t g = at >> tags->shift; g <= last; g++) tags->fine[g] = tag;
-  for (uint64_t b = at >> (tags->shift + 6); b <= last / VERSION_BLOCK; b++) tags->coarse[b] = tag;
 }
 
 /* --- queries --- */
@@ -6549,109 +6533,6 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
 
 
 /* ==============================================================================================
- * core/model/slab.h
- * ============================================================================================== */
-/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 3.
- *
- * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
- * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
- * an area is freed when none of its blocks is in use.
- *
- * Invariants: `used` counts the blocks of an area that were taken and not given back; the others are in `free`, in such an order
- * that an area from which nothing was given back yields ascending addresses. */
-
-typedef struct mlfab__slab_area {
-  struct mlfab__slab_area *next;
-  uint8_t *at;
-  uint32_t *free; /* indices */
-  uint32_t count, used;
-  uint64_t stride; /* bytes of a block, a multiple of 64; of large blocks, of pages */
-  int shared;
-} mlfab__slab_area;
-
-/* All zero: empty, with private areas. */
-typedef struct mlfab__slab {
-  const mlfab__shm_memory_table *on; /* NULL: areas are private */
-  mlfab__shm_memory *memory;
-  mlfab__slab_area *areas;
-  int empties; /* nobody reads areas that are freed now: see release in shm_memory.h */
-} mlfab__slab;
-
-/* A block of `bytes`, aligned to 64, of any content. `more`: number of blocks that will be asked for next; they are in the same new
- * area if there has to be one. NULL: no memory. */
-MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
-                                          uint32_t more);
-/* NULL: does nothing. */
-MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
-
-
-/* ==============================================================================================
- * core/model/slab.c
- * ============================================================================================== */
-/* slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
-
-/* Blocks of a new area, at least: pages that are not written to take no memory. */
-enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
-/* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
-enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
-
-static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {
-  if (area->at && area->shared)
-    slab->on->release(slab->memory, area->at, slab->empties);
-  else
-    mlfab__free_aligned(env, area->at, area->count * area->stride);
-  mlfab__free(env, area->free, area->count * sizeof *area->free);
-  mlfab__free(env, area, sizeof *area);
-}
-
-static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab *slab, uint64_t stride,
-                                       uint32_t count) {
-  if (count > SIZE_MAX / 2 / stride) return NULL;
-  mlfab__slab_area *area = mlfab__alloc(env, sizeof *area);
-  if (!area) return NULL;
-  area->stride = stride;
-  area->count = count;
-  area->free = mlfab__alloc_array(env, count, sizeof *area->free);
-  if (area->free && slab->on) area->at = slab->on->alloc(slab->memory, count * stride, 1);
-  area->shared = area->at != NULL;
-  if (area->free && !area->at) area->at = mlfab__alloc_aligned(env, count * stride);
-  if (!area->at) {
-    slab_free_area(env, slab, area);
-    return NULL;
-  }
-  for (uint32_t i = 0; i < count; i++) area->free[i] = count - 1 - i;
-  area->next = slab->areas;
-  slab->areas = area;
-  return area;
-}
-
-MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
-                                          uint32_t more) {
-  uint32_t unit = bytes > SLAB_LARGE ? SLAB_PAGE : 64;
-  uint64_t stride = ((uint64_t)bytes + unit - 1) / unit * unit;
-  mlfab__slab_area *area = slab->areas;
-  while (area && (area->stride != stride || area->used == area->count)) area = area->next;
-  if (!area) {
-    uint64_t least = slab->on ? mlfab__min(SLAB_LEAST, SLAB_LEAST_BYTES / stride) : 0;
-    area = slab_new_area(env, slab, stride, (uint32_t)mlfab__max((uint64_t)more + 1, least));
-  }
-  if (!area) return NULL;
-  return area->at + area->free[area->count - ++area->used] * stride;
-}
-
-MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at) {
-  if (!at) return;
-  mlfab__slab_area **link = &slab->areas;
-  while ((uintptr_t)at - (uintptr_t)(*link)->at >= (*link)->count * (*link)->stride)
-    link = &(*link)->next;
-  mlfab__slab_area *area = *link;
-  area->free[area->count - area->used--] = (uint32_t)((uint64_t)(at - area->at) / area->stride);
-  if (area->used > 0) return;
-  *link = area->next;
-  slab_free_area(env, slab, area);
-}
-
-/* ==============================================================================================
  * core/model/store.h
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
@@ -6677,6 +6558,13 @@ MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
+
+/* Memory of the host for blocks, if they are not allocated one by one (core/lend/slab.h). take: a block of any content, aligned to
+ * 64; `more` blocks will be asked for next. NULL: no memory. give: NULL does nothing. */
+typedef struct mlfab__slab {
+  uint8_t *(*take)(mlfab__env *env, struct mlfab__slab *slab, uint32_t bytes, uint32_t more);
+  void (*give)(mlfab__env *env, struct mlfab__slab *slab, uint8_t *at);
+} mlfab__slab;
 
 struct mlfab__block {
   uint8_t *data; /* in the store's memory, or of its slab; NULL for ghosts */
@@ -6746,8 +6634,10 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
  * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
-/* Frees all but the blocks that have references from outside of the store; unref, then free them. There are no holders. */
-MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store);
+/* places: all but the blocks. There are no holders. block: the memory of one. */
+MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store);
+MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
+                                             mlfab__block *block);
 /* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece);
@@ -6885,14 +6775,14 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
 static uint8_t *store_data(mlfab__env *env, const mlfab__store *store, uint64_t more) {
   if (store->memory || !store->slab)
     return mlfab__memory_take(store->memory, env, store->block_bytes);
-  return mlfab__slab_take(env, store->slab, store->block_bytes, (uint32_t)more);
+  return store->slab->take(env, store->slab, store->block_bytes, (uint32_t)more);
 }
 
 static void store_give_data(mlfab__env *env, const mlfab__store *store, uint8_t *data) {
   if (store->memory || !store->slab)
     mlfab__memory_give(store->memory, env, data, store->block_bytes);
   else
-    mlfab__slab_give(env, store->slab, data);
+    store->slab->give(env, store->slab, data);
 }
 
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
@@ -6965,8 +6855,7 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
   mlfab__free(env, state, store->positions * sizeof *state);
 }
 
-/* All but the blocks. */
-static void store_free_places(mlfab__env *env, mlfab__store *store) {
+MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
   for (uint32_t i = 0; store->tags && i < store->nslices; i++)
     mlfab__tags_free(env, &store->tags[i]);
@@ -6980,38 +6869,19 @@ static void store_free_places(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
 }
 
-static void store_free_block(mlfab__env *env, const mlfab__store *store, mlfab__block *block) {
+MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
+                                             mlfab__block *block) {
   if (block->shadow) mlfab__memory_forget(store->memory, block);
   store_give_data(env, store, block->data);
   block->data = NULL;
 }
 
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
-  store_free_places(env, store);
+  mlfab__store_free_places(env, store);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++)
-    store_free_block(env, store, &store->blocks[i]);
+    mlfab__store_free_block(env, store, &store->blocks[i]);
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   memset(store, 0, sizeof *store);
-}
-
-MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store) {
-  uint32_t *places[] = {store->w, store->next, store->sum};
-  for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
-    for (uint32_t p = 0; p < store->positions; p++)
-      mlfab__store_put(store, &places[k][p], MLFAB__NO_BLOCK);
-  }
-  store_free_places(env, store);
-  for (uint32_t i = 0; i < store->nblocks; i++) {
-    if (store->blocks[i].refs == 0) store_free_block(env, store, &store->blocks[i]);
-  }
-  const mlfab__store left = {.memory = store->memory,
-                             .slab = store->slab,
-                             .block_bytes = store->block_bytes,
-                             .blocks = store->blocks,
-                             .nblocks = store->nblocks,
-                             .free_head = MLFAB__NO_BLOCK,
-                             .ghost = store->ghost};
-  *store = left;
 }
 
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
@@ -8437,7 +8307,6 @@ typedef struct mlfab__route {
   uint8_t connecting, dead, greeted;
   uint8_t copy;       /* of the server: the one that is called, or was called last */
   uint32_t term;      /* the largest that a copy of this server has told */
-  uint64_t stands_by; /* the nonce of the last copy that has said that it does not serve */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */
@@ -10003,7 +9872,7 @@ static void node_scan_joining(mlfab_node *node) {
 
 static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
   enum mlfab__timer kind = (enum mlfab__timer)entry->order;
-  uint32_t index = entry->index - mlfab__node_timer(node, kind, 0);
+  uint32_t index = (uint32_t)entry->index - mlfab__node_timer(node, kind, 0);
   mlfab__heap_remove(&node->timers, entry->index);
   switch (kind) {
     case MLFAB__TIMER_JOIN:
@@ -11726,7 +11595,6 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
         server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       node->links[index].ended = MLFAB__ENDED_TOLD;
-      route->stands_by = bye.nonce;
       mlfab__node_doom(node, index);
       return;
     case MLFAB__MEMBER:
@@ -13632,32 +13500,11 @@ typedef struct mlfab__push_codec {
   void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
-/* Bytes of a view: view.c. */
-typedef struct mlfab__worker_run {
-  uint64_t offset, bytes; /* in the model */
-  const uint8_t *at;
-  const uint8_t *held; /* the memory that a frame was about, at its first run; else NULL */
-  uint32_t server;     /* that has told it */
-} mlfab__worker_run;
-
-typedef struct mlfab__worker_view {
-  uint8_t used, all;
-  uint8_t copied;   /* it is pulled into memory of its own */
-  uint64_t request; /* once it is out */
-  mlfab_view *out;  /* until then */
-  mlfab__worker_run *runs;
-  uint32_t nruns, run_room, nparts, part_room;
-  mlfab_view_part *parts;
-  uint8_t *memory;
-  uint64_t memory_bytes;
-} mlfab__worker_view;
-
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
   uint8_t begun;    /* the hop has sent some of it */
   uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
   uint32_t attempt; /* number of the newest route; frames of older ones are void */
-  uint32_t ask; /* of a view: how often it was asked for; what is told of earlier ones is void */
   /* With a cache: */
   uint8_t asked;         /* this pull is the one that asks */
   uint8_t changed;       /* some of the slice has changed */
@@ -13679,7 +13526,7 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t version;
   mlfab__arrives_fn *arrives; /* or NULL */
   void *arrives_user;
-  mlfab__worker_view *view; /* that this pull makes, or NULL */
+  struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -13765,6 +13612,27 @@ typedef struct mlfab__worker_mover {
   void (*free)(mlfab__worker *worker);
 } mlfab__worker_mover;
 
+/* Pulls that are read in the servers' memory, if the lend group is attached (core/lend/view.c). */
+typedef struct mlfab__worker_viewer {
+  /* The pull makes a view: fetch->view, and no source has memory. `tensor`: of its first buffer. Errors: ARGUMENT,
+   * UNSUPPORTED, LIMIT, MEMORY. drop: there is none any more. */
+  int (*begin)(mlfab__worker *worker, mlfab__fetch *fetch, mlfab_view *out, uint32_t flags,
+               uint32_t tensor, mlfab_error *error);
+  void (*drop)(mlfab__worker *worker, mlfab__fetch *fetch);
+  /* Of a pull with a view. maps: servers answer with VIEW frames: it is no copy. ask: fills in this question. */
+  int (*maps)(const mlfab__fetch *fetch);
+  void (*ask)(const mlfab__fetch *fetch, uint32_t server, mlfab__pull *pull);
+  /* forget: what this server, or MLFAB_ALL, has told. refused: it has none: the view becomes a copy. */
+  void (*forget)(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server);
+  void (*refused)(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns);
+  /* All has come: the caller gets the view. Errors: MEMORY. */
+  int (*finish)(mlfab__worker *worker, mlfab__fetch *fetch);
+  /* 1 if the frame belongs to it. */
+  int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+               uint64_t now_ns);
+  void (*free)(mlfab__worker *worker);
+} mlfab__worker_viewer;
+
 struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
@@ -13797,9 +13665,8 @@ struct mlfab__worker {
   uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
-  mlfab__worker_view views[MLFAB_VIEWS_MAX];
-  const mlfab__shm_memory_table *shared; /* memory that processes of the host share, or NULL */
-  mlfab__shm_memory *shared_memory;
+  const mlfab__worker_viewer *viewer; /* or NULL */
+  struct mlfab__worker_views *views;  /* its state */
   mlfab__sync_change change;
   uint32_t founding; /* servers that the fabric begins with */
   uint32_t epoch;    /* of the layout */
@@ -13850,11 +13717,6 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* *out describes the view when the request has ended. */
-MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
-                                            uint32_t n, const mlfab_pull_options *options,
-                                            mlfab_view *out, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error);
 /* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
  * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
  * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
@@ -13923,26 +13785,6 @@ MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggr
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
-/* Views: view.c. share: memory in which views may be. begin: a free place, for `out`, of bufs that begin with this tensor. Errors:
- * ARGUMENT, UNSUPPORTED, LIMIT. forget: what this server, or MLFAB_ALL, has told. take: a VIEW frame. Errors: UNSUPPORTED (its
- * bulk is no reference), FRAME, MEMORY. copy: the view becomes a copy: its memory is that of the fetch's sources. Errors: MEMORY.
- * finish: fills `out`. Errors: MEMORY. */
-MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory);
-MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
-                                      mlfab__worker_view **view_p, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
-                                        uint32_t server);
-MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
-                                     uint32_t server, const mlfab__view *in,
-                                     const mlfab__view_run *told, const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch);
-MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch);
-MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view);
-/* mlfab_view_release. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
-                                               const void *parts, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
@@ -14034,8 +13876,17 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
 /* Withdraws every update without waiting, and frees what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__frame_in *frame, uint64_t now_ns);
+/* A call of pull; out: the view that it makes, or NULL. */
+MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                     const mlfab_pull_options *given, mlfab_view *out,
+                                     uint64_t now_ns, mlfab_request *request_p, mlfab_error *error);
+/* find: the pull of a request, or NULL. begin: asks this server. part_done: a server's part is complete. stop: ends it, and
+ * cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch);
+MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
+                                           uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 /* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */
@@ -14451,259 +14302,6 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
 }
 
 /* ==============================================================================================
- * core/worker/view.c
- * ============================================================================================== */
-/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See worker.h, and ../server/views.c.
- *
- * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
- * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
- * checked against it. Otherwise, or if the server says UNSUPPORTED, everything is asked for again as an ordinary pull into
- * memory of the view's own: it is a copy then. A copy has all of the view, so that it is of the same kind everywhere.
- *
- *    free --pull_view--> MAPPED --all servers have told--> OUT --release--> free
- *                           '--no reference--> COPIED --pulled--> OUT
- *
- * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
- * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
-
-#include <stdlib.h>
-
-enum { VIEW_RUNS_MOST = 1 << 20 }; /* of a view */
-
-MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory) {
-  worker->shared = on;
-  worker->shared_memory = memory;
-}
-
-MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
-                                      mlfab__worker_view **view_p, mlfab_error *error) {
-  *view_p = NULL;
-  if (out->size < sizeof *out)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p->size is not set");
-  if (worker->define.options.ghost)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: a view of ghost tensors");
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX && !*view_p; i++) {
-    if (!worker->views[i].used) *view_p = &worker->views[i];
-  }
-  if (!*view_p)
-    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
-                       "pull_view: %d views are out; mlfab_view_release ends one", MLFAB_VIEWS_MAX);
-  (*view_p)->out = out;
-  (*view_p)->all = tensor == MLFAB_ALL;
-  return 0;
-}
-
-/* --- what a server has told --- */
-
-MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
-                                        uint32_t server) {
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < view->nruns; i++) {
-    if (view->runs[i].server != server && server != MLFAB_ALL) {
-      view->runs[kept++] = view->runs[i];
-    } else if (view->runs[i].held) {
-      worker->shared->drop(worker->shared_memory, view->runs[i].held);
-    }
-  }
-  view->nruns = kept;
-}
-
-static int view_before(const void *one, const void *two) {
-  const mlfab__worker_run *a = one, *b = two;
-  return a->offset < b->offset ? -1 : a->offset > b->offset;
-}
-
-/* Do the runs of a server cover its segments, exactly once? Sorts all runs by their offsets. */
-static int view_whole(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
-  mlfab__worker_view *view = fetch->view;
-  const mlfab__segment *segment = worker->lists->segments;
-  uint64_t bytes, done = 0;
-  uint32_t n = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes), at = 0;
-  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
-  for (uint32_t i = 0; i < view->nruns; i++) {
-    const mlfab__worker_run *run = &view->runs[i];
-    if (run->server != server) continue;
-    if (at < n && done == segment[at].bytes) at++, done = 0;
-    if (at == n || run->offset != segment[at].offset + done ||
-        run->bytes > segment[at].bytes - done)
-      return 0;
-    done += run->bytes;
-  }
-  return n > 0 && at == n - 1 && done == segment[at].bytes;
-}
-
-/* Is this place of the model, at this address, between two elements, and aligned to those of the tensor of byte `in`? */
-static int view_between(const mlfab__layout *layout, uint64_t offset, uint64_t in,
-                        uint64_t address) {
-  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, in);
-  uint64_t width = mlfab__dtype_bytes((int)tensor->dtype);
-  return (offset - tensor->offset) % width == 0 && address % width == 0;
-}
-
-/* Does a run lie in memory [from, from + bytes), and has it whole, aligned elements? Types do not become wider within the model. */
-static int view_fits(const mlfab__worker *worker, const mlfab__view_run *run, const uint8_t *from,
-                     uint64_t at, uint64_t bytes) {
-  const mlfab__layout *layout = &worker->layout;
-  uint64_t address = (uint64_t)(uintptr_t)from + at, end = run->offset + run->bytes;
-  if (at >= bytes || run->bytes == 0 || run->bytes > bytes - at || run->offset >= layout->bytes ||
-      run->bytes > layout->bytes - run->offset)
-    return 0;
-  return view_between(layout, run->offset, run->offset, address) &&
-         view_between(layout, end, end - 1, address + run->bytes);
-}
-
-/* Adds what a frame tells of memory [from, from + bytes), which is held. Errors: MEMORY, FRAME. */
-static int view_add(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server,
-                    const mlfab__view *in, const mlfab__view_run *told, const uint8_t *bulk,
-                    const uint8_t *from, uint64_t bytes) {
-  if (view->nruns > VIEW_RUNS_MOST - in->runs) return MLFAB_ERR_FRAME;
-  mlfab__worker_run *runs = mlfab__grow(worker->env, view->runs, &view->run_room,
-                                        (uint64_t)view->nruns + in->runs, sizeof *runs);
-  if (!runs) return MLFAB_ERR_MEMORY;
-  view->runs = runs;
-  for (uint32_t i = 0; i < in->runs; i++) {
-    uint64_t at = (uint64_t)(uintptr_t)bulk - (uint64_t)(uintptr_t)from + told[i].at;
-    if (!view_fits(worker, &told[i], from, at, bytes)) return MLFAB_ERR_FRAME;
-    runs[view->nruns + i] =
-        (mlfab__worker_run){told[i].offset, told[i].bytes, from + at, NULL, server};
-  }
-  runs[view->nruns].held = from;
-  view->nruns += in->runs;
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
-                                     uint32_t server, const mlfab__view *in,
-                                     const mlfab__view_run *told, const mlfab__frame_in *frame) {
-  const uint8_t *from = NULL;
-  uint64_t bytes = 0;
-  if (in->runs == 0 || !frame->bulk || frame->bulk_bytes == 0) return MLFAB_ERR_FRAME;
-  if (!worker->shared || !worker->shared->hold(worker->shared_memory, frame->bulk,
-                                               frame->bulk_bytes, in->file, &from, &bytes))
-    return MLFAB_ERR_UNSUPPORTED;
-  int code = view_add(worker, fetch->view, server, in, told, frame->bulk, from, bytes);
-  if (code) {
-    worker->shared->drop(worker->shared_memory, from);
-    return code;
-  }
-  if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
-  return view_whole(worker, fetch, server) ? 0 : MLFAB_ERR_FRAME;
-}
-
-/* --- copies --- */
-
-MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch) {
-  mlfab__worker_view *view = fetch->view;
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < fetch->nsources; i++) bytes += (fetch->sources[i].bytes + 63) / 64 * 64;
-  mlfab__view_forget(worker, view, MLFAB_ALL);
-  view->copied = 1;
-  view->memory = mlfab__alloc_aligned(worker->env, bytes);
-  if (!view->memory) return MLFAB_ERR_MEMORY;
-  view->memory_bytes = bytes;
-  uint8_t *at = view->memory;
-  for (uint32_t i = 0; i < fetch->nsources; i++) {
-    fetch->sources[i].data = at;
-    at += (fetch->sources[i].bytes + 63) / 64 * 64;
-  }
-  return 0;
-}
-
-/* --- parts --- */
-
-/* Appends bytes of a source, as elements. Errors: MEMORY. */
-static int view_part(mlfab__worker *worker, mlfab__worker_view *view, const mlfab__source *source,
-                     uint64_t in_source, uint64_t bytes, const uint8_t *at) {
-  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset);
-  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
-  mlfab_view_part *parts = mlfab__grow(worker->env, view->parts, &view->part_room,
-                                       (uint64_t)view->nparts + 1, sizeof *parts);
-  if (!parts) return MLFAB_ERR_MEMORY;
-  view->parts = parts;
-  mlfab_view_part *last = view->nparts > 0 ? &parts[view->nparts - 1] : NULL;
-  uint32_t id = view->all ? MLFAB_ALL : tensor->id;
-  if (last && in_source > 0 && (const uint8_t *)last->data + last->count * width == at) {
-    last->count += bytes / width;
-    return 0;
-  }
-  parts[view->nparts++] =
-      (mlfab_view_part){at, in_source / width, bytes / width, id, tensor->dtype};
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch) {
-  mlfab__worker_view *view = fetch->view;
-  int code = 0;
-  uint32_t r = 0;
-  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
-  for (uint32_t i = 0; i < fetch->nsources && !code; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    if (view->copied) code = view_part(worker, view, source, 0, source->bytes, source->data);
-    for (uint64_t at = 0; at < source->bytes && !view->copied && !code;) {
-      const mlfab__worker_run *run = &view->runs[r];
-      uint64_t in_run = source->offset + at - run->offset;
-      uint64_t bytes = mlfab__min(source->bytes - at, run->bytes - in_run);
-      code = view_part(worker, view, source, at, bytes, run->at + in_run);
-      at += bytes;
-      if (in_run + bytes == run->bytes) r++;
-    }
-  }
-  if (code) return code;
-  view->request = fetch->request;
-  mlfab_view *out = view->out;
-  out->copied = view->copied != 0;
-  out->id = view->request;
-  out->version = fetch->version;
-  out->parts = view->parts;
-  out->nparts = view->nparts;
-  view->out = NULL;
-  return 0;
-}
-
-/* --- the end --- */
-
-/* The place keeps its lists: the next view allocates nothing. */
-MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
-  mlfab__view_forget(worker, view, MLFAB_ALL);
-  mlfab__free_aligned(worker->env, view->memory, view->memory_bytes);
-  const mlfab__worker_view kept = {.runs = view->runs,
-                                   .run_room = view->run_room,
-                                   .parts = view->parts,
-                                   .part_room = view->part_room};
-  *view = kept;
-}
-
-MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
-                                               const void *parts, mlfab_error *error) {
-  mlfab__worker_view *view = NULL;
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    if (id != 0 && worker->views[i].request == id && worker->views[i].parts == parts)
-      view = &worker->views[i];
-  }
-  if (!view)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "view_release: this is no view of this context, or it was released before");
-  mlfab__pull_cancel cancel = {id};
-  for (uint32_t s = 0; s < worker->servers && !view->copied; s++)
-    MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-  mlfab__view_drop(worker, view);
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__worker_view *view = &worker->views[i];
-    mlfab__view_drop(worker, view);
-    mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
-    mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
-    view->runs = NULL;
-    view->parts = NULL;
-    view->run_room = view->part_room = 0;
-  }
-}
-
-/* ==============================================================================================
  * core/worker/pull.c
  * ============================================================================================== */
 /* pull.c - the worker role: pulls. See worker.h.
@@ -14719,15 +14317,15 @@ MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
 
 #include <stdio.h>
 
-static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
-
 /* Is it a view that is not a copy? Then servers answer with VIEW frames. */
-static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
+static int pull_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return fetch->view && worker->viewer->maps(fetch);
+}
 
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
-  if (fetch->view && mlfab__view_finish(worker, fetch)) {
-    (void)pull_stop(worker, fetch);
+  if (fetch->view && worker->viewer->finish(worker, fetch)) {
+    (void)mlfab__pull_stop(worker, fetch);
     mlfab__request_finish(worker->requests, request, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
                           "pull_view: out of memory");
     return;
@@ -14742,7 +14340,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
   worker->due = 1;
 }
 
-static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
   }
@@ -14759,11 +14357,10 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes && !pull_maps(fetch)) {
+  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
     mlfab__cache_ask(worker, server, fetch, &pull);
   } else {
-    pull.flags = pull_maps(fetch) ? MLFAB__PULL_VIEW : 0;
-    if (pull_maps(fetch)) pull.epoch = ++fetch->parts[server].ask;
+    if (pull_maps(worker, fetch)) worker->viewer->ask(fetch, server, &pull);
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   }
   /* The first weights belong to no round: other workers may be waiting for this one. */
@@ -14781,7 +14378,7 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
   mlfab__fetch *next = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(fetch)) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(worker, fetch)) continue;
     if (fetch->parts[server].asked) return;
     if (!next || fetch->request < next->request) next = fetch;
   }
@@ -14790,25 +14387,23 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
     pull_ask(worker, server, next);
 }
 
-static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  if (worker->cache.bytes && !pull_maps(fetch)) {
+MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server,
+                                       mlfab__fetch *fetch) {
+  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
     pull_turn(worker, server);
   } else {
     pull_ask(worker, server, fetch);
   }
 }
 
-/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller
- * to finish. */
-static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!fetch->parts[s].waiting && !(pull_maps(fetch) && fetch->parts[s].asked)) continue;
+    if (!fetch->parts[s].waiting && !(pull_maps(worker, fetch) && fetch->parts[s].asked)) continue;
     MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
   }
-  if (fetch->view) mlfab__view_drop(worker, fetch->view);
-  fetch->view = NULL;
+  if (fetch->view) worker->viewer->drop(worker, fetch);
   fetch->request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
   worker->due = 1;
@@ -14828,10 +14423,10 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
-static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                     const mlfab_pull_options *given, mlfab_view *out, uint64_t now_ns,
-                     mlfab_request *request_p, mlfab_error *error) {
-  mlfab__worker_view *view = NULL;
+MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                     const mlfab_pull_options *given, mlfab_view *out,
+                                     uint64_t now_ns, mlfab_request *request_p,
+                                     mlfab_error *error) {
   mlfab_pull_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
@@ -14847,20 +14442,16 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
   code = mlfab__request_room(worker->requests, MLFAB__REQUEST_PULL, error);
   if (code) return code;
-  if (out && options.flags)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: it takes no flags");
-  if (out) code = mlfab__view_begin(worker, out, bufs ? bufs->tensor : 0, &view, error);
-  if (code) return code;
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, view || worker->cache.bytes, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, out || worker->cache.bytes, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && (view || !worker->cache.bytes)) {
+    if (segments == UINT32_MAX && (out || !worker->cache.bytes)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -14868,9 +14459,9 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
     fetch->parts[s].waiting = segments > 0;
     fetch->parts[s].hop = MLFAB__NO_NODE;
   }
-  for (uint32_t i = 0; view && i < fetch->nsources; i++) fetch->sources[i].data = NULL;
-  if (view) view->used = 1;
-  fetch->view = view;
+  if (out)
+    code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
+  if (code) return code;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -14884,7 +14475,7 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before HELLO_ACK the worker would send the pull twice. */
     if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
-      pull_begin(worker, s, fetch);
+      mlfab__pull_begin(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -14893,20 +14484,12 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error) {
-  return pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
-}
-
-MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
-                                            uint32_t n, const mlfab_pull_options *options,
-                                            mlfab_view *out, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error) {
-  if (!out) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p is NULL");
-  return pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
+  return mlfab__pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
 }
 
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
-  mlfab__fetch *fetch = pull_find(worker, request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, request);
   if (!fetch || fetch->view || worker->cache.bytes) return 0;
   fetch->arrives = fn;
   fetch->arrives_user = user;
@@ -14988,7 +14571,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
   int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
-  if (model->slice >= layout->nslices || pull_maps(fetch)) return MLFAB_ERR_FRAME;
+  if (model->slice >= layout->nslices || pull_maps(worker, fetch)) return MLFAB_ERR_FRAME;
   if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
   if (slice->server != server || model->offset < slice->offset ||
@@ -15016,8 +14599,8 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
 }
 
 /* A server's part is complete. */
-static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                           uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
+                                           uint32_t server, uint64_t now_ns) {
   fetch->parts[server].waiting = 0;
   fetch->parts[server].hop = MLFAB__NO_NODE;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
@@ -15028,7 +14611,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__model model;
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
-  mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
+  mlfab__fetch *fetch = bad ? NULL : mlfab__pull_find(worker, model.request);
   /* withdrawn, or already answered */
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
   /* it comes by another route now */
@@ -15040,68 +14623,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                                : "a MODEL frame that was not asked for");
     return;
   }
-  if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
-}
-
-/* --- views --- */
-
-/* Asks all servers for the bytes of a view that cannot be read in place. */
-static void pull_copy(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
-  mlfab__pull_cancel cancel = {fetch->request};
-  uint64_t bytes;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (fetch->parts[s].asked)
-      MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
-  }
-  if (mlfab__view_copy(worker, fetch)) {
-    mlfab__request_finish(worker->requests, pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
-                          MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
-    return;
-  }
-  fetch->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    mlfab__fetch_part *part = &fetch->parts[s];
-    part->hop = MLFAB__NO_NODE;
-    part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
-    fetch->nwaiting += part->waiting;
-  }
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
-      pull_begin(worker, s, fetch);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__view in;
-  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
-  if (mlfab__port_refuse(&worker->port, server, frame,
-                         mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
-    return;
-  mlfab__fetch *fetch = pull_find(worker, in.request);
-  /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
-  if (!fetch || !pull_maps(fetch) || !fetch->parts[server].waiting ||
-      in.ask != fetch->parts[server].ask)
-    return;
-  int code = mlfab__view_take(worker, fetch, server, &in, runs, frame);
-  if (code == MLFAB_ERR_UNSUPPORTED) {
-    pull_copy(worker, fetch, now_ns);
-    return;
-  }
-  if (code) {
-    worker->port.drop(worker->port.self, server, code,
-                      code == MLFAB_ERR_MEMORY ? "out of memory for a view"
-                                               : "a VIEW frame that does not fit the pull");
-    return;
-  }
-  fetch->version = mlfab__max(fetch->version, in.version);
-  for (uint32_t i = 0; i < in.runs; i++) {
-    uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
-    for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
-      worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
-  }
-  if (in.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+  if (model.flags & MLFAB__MODEL_LAST) mlfab__pull_part_done(worker, fetch, server, now_ns);
 }
 
 /* --- routes --- */
@@ -15122,7 +14644,7 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
           mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
               (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  mlfab__fetch *fetch = pull_find(worker, via.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
   /* Not newer than the known route: the hop was faster. */
   if (!part || !part->waiting || via.attempt <= part->attempt) return;
@@ -15136,7 +14658,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
                          mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
                              in.server >= worker->servers))
     return;
-  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
   if (!part || !part->waiting || in.attempt < part->attempt) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
@@ -15154,7 +14676,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   if (!(in.flags & MLFAB__MODEL_LAST)) return;
   mlfab__pull_done done = {in.request};
   MLFAB__POST(&worker->port, in.server, MLFAB__PULL_DONE, pull_done, &done);
-  pull_part_done(worker, fetch, in.server, now_ns);
+  mlfab__pull_part_done(worker, fetch, in.server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
@@ -15183,15 +14705,15 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pull_fail fail;
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
-  mlfab__fetch *fetch = pull_find(worker, fail.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, fail.request);
   if (!fetch) return;
   if (fetch->view &&
       fail.code == MLFAB_ERR_UNSUPPORTED) { /* of several servers the others say it, too */
-    if (pull_maps(fetch)) pull_copy(worker, fetch, now_ns);
+    worker->viewer->refused(worker, fetch, now_ns);
     return;
   }
   fetch->parts[server].waiting = 0;
-  mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
+  mlfab__request_finish(worker->requests, mlfab__pull_stop(worker, fetch),
                         fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
                         "pull: server %u refused: %s", server, fail.text);
 }
@@ -15205,12 +14727,13 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
       continue;
     /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
+    if (fetch->view) worker->viewer->forget(worker, fetch, server);
     fetch->parts[server].asked = 0;
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting) pull_begin(worker, server, fetch);
+    if (fetch->request != 0 && fetch->parts[server].waiting)
+      mlfab__pull_begin(worker, server, fetch);
   }
 }
 
@@ -15222,15 +14745,15 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     uint64_t bytes;
     uint32_t segments = 0;
     if (fetch->request == 0) continue;
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, MLFAB_ALL);
+    if (fetch->view) worker->viewer->forget(worker, fetch, MLFAB_ALL);
     fetch->nwaiting = 0;
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
       /* A server that has told has a view under this number. */
-      if (pull_maps(fetch) && part->asked)
+      if (pull_maps(worker, fetch) && part->asked)
         MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !pull_maps(fetch))
+      if (worker->cache.bytes && !pull_maps(worker, fetch))
         segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
@@ -15239,8 +14762,8 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     }
     if (segments == UINT32_MAX)
       mlfab__request_finish(
-          worker->requests, pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
-          "pull: too many separate stretches of the model, since slices have moved");
+          worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0,
+          now_ns, "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 
@@ -15253,7 +14776,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
         fetch->after_seq <= seq)
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
+    if (fetch->view) worker->viewer->forget(worker, fetch, server);
     pull_ask(worker, server, fetch);
   }
 }
@@ -15262,13 +14785,13 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
-    mlfab__request_dead(worker->requests, pull_stop(worker, fetch), server, now_ns);
+    mlfab__request_dead(worker->requests, mlfab__pull_stop(worker, fetch), server, now_ns);
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
-  mlfab__fetch *fetch = pull_find(worker, request->id);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, request->id);
   const mlfab__blame *blame = &request->blame;
   /* Without a fetch, its model was dropped meanwhile. */
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
@@ -15280,15 +14803,14 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
     else
       mlfab__request_blame(request, (int32_t)server, 1, " by way of worker %u", hop);
   }
-  if (fetch) pull_stop(worker, fetch);
+  if (fetch) mlfab__pull_stop(worker, fetch);
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->view) mlfab__view_drop(worker, fetch->view);
-    fetch->view = NULL;
+    if (fetch->view) worker->viewer->drop(worker, fetch);
     fetch->request = 0;
   }
 }
@@ -16856,7 +16378,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   worker_free_model(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
-  mlfab__view_free(worker);
+  if (worker->viewer) worker->viewer->free(worker);
   if (worker->mover) worker->mover->free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
@@ -17761,9 +17283,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
       break;
-    case MLFAB__VIEW:
-      mlfab__pull_view(worker, server, frame, now_ns);
-      break;
     case MLFAB__PULL_VIA:
       mlfab__pull_rerouted(worker, server, frame);
       break;
@@ -17775,6 +17294,7 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       worker->due = 1;
       break;
     default:
+      if (worker->viewer && worker->viewer->frame(worker, server, frame, now_ns)) break;
       worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a frame that no server sends");
   }
 }
@@ -17974,16 +17494,10 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
  * V_train), because a pull may arrive after its iteration was completed without its worker; pulls are
  * released after V_train has moved, not before, so that their condition is evaluated with the new value. */
 
-typedef struct mlfab__delayed {
-  uint64_t at;    /* looked at when V_train reaches this */
-  uint64_t order; /* order of insertion */
-  uint64_t tag;
-} mlfab__delayed;
-
-/* All zero is an empty buffer. entries[0..count-1] is a heap; anyone may read the tags. */
+/* All zero is an empty buffer. mlfab__heap_free frees the heap: an entry is looked at when V_train reaches its `time`, and its
+ * `index` is the tag. */
 typedef struct mlfab__lazy {
-  mlfab__delayed *entries;
-  uint32_t count, room;
+  mlfab__heap heap;
   uint64_t next_order;
 } mlfab__lazy;
 
@@ -17997,105 +17511,54 @@ MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_
 /* Takes out the entry with this tag: 1, or 0 when there is none. O(n). */
 MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
 /* The conditions have changed: all entries become due, in the order of insertion. Pop them until none is
- * left; those that must still wait are added again above v_train, for which there is room. O(n). */
+ * left; those that must still wait are added again above v_train, for which there is room. O(n log n). */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
-MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
 
 
 /* ==============================================================================================
  * core/server/lazy.c
  * ============================================================================================== */
-/* lazy.c - the buffer of delayed pulls: see lazy.h. A binary heap, smallest (at, order) first. */
+/* lazy.c - the buffer of delayed pulls: see lazy.h. */
 
-enum { LAZY_ROOM = 16 }; /* initial */
-
-static int lazy_less(const mlfab__delayed *a, const mlfab__delayed *b) {
-  return a->at != b->at ? a->at < b->at : a->order < b->order;
-}
-
-static void lazy_rise(mlfab__lazy *lazy, uint32_t at) {
-  mlfab__delayed entry = lazy->entries[at];
-  while (at > 0 && lazy_less(&entry, &lazy->entries[(at - 1) / 2])) {
-    lazy->entries[at] = lazy->entries[(at - 1) / 2];
-    at = (at - 1) / 2;
-  }
-  lazy->entries[at] = entry;
-}
-
-static void lazy_sink(mlfab__lazy *lazy, uint32_t at) {
-  mlfab__delayed entry = lazy->entries[at];
-  for (;;) {
-    uint32_t child = 2 * at + 1;
-    if (child >= lazy->count) break;
-    if (child + 1 < lazy->count && lazy_less(&lazy->entries[child + 1], &lazy->entries[child]))
-      child++;
-    if (!lazy_less(&lazy->entries[child], &entry)) break;
-    lazy->entries[at] = lazy->entries[child];
-    at = child;
-  }
-  lazy->entries[at] = entry;
-}
-
-static void lazy_take_out(mlfab__lazy *lazy, uint32_t at) {
-  lazy->count--;
-  if (at == lazy->count) return;
-  lazy->entries[at] = lazy->entries[lazy->count];
-  lazy_rise(lazy, at);
-  lazy_sink(lazy, at);
-}
-
-static int lazy_grow(mlfab__env *env, mlfab__lazy *lazy) {
-  /* 2^30 keeps the arithmetic on positions inside 32 bits. */
-  if (lazy->room >= (1u << 30)) return MLFAB_ERR_MEMORY;
-  uint32_t room = lazy->room ? 2 * lazy->room : LAZY_ROOM;
-  mlfab__delayed *entries = mlfab__alloc_array(env, room, sizeof *entries);
-  if (!entries) return MLFAB_ERR_MEMORY;
-  if (lazy->count) memcpy(entries, lazy->entries, lazy->count * sizeof *entries);
-  if (lazy->room) mlfab__free(env, lazy->entries, lazy->room * sizeof *lazy->entries);
-  lazy->entries = entries;
-  lazy->room = room;
-  return 0;
-}
+#include <stdlib.h>
 
 MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train) {
   return soft ? v_train + 1 : mlfab__max(progress, v_train + 1);
 }
 
 MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag) {
-  if (lazy->count == lazy->room) {
-    int code = lazy_grow(env, lazy);
-    if (code) return code;
-  }
-  mlfab__delayed entry = {at, lazy->next_order++, tag};
-  lazy->entries[lazy->count++] = entry;
-  lazy_rise(lazy, lazy->count - 1);
-  return 0;
+  int code = mlfab__heap_push(&lazy->heap, env, at, lazy->next_order, tag);
+  if (!code) lazy->next_order++;
+  return code;
 }
 
 MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p) {
-  if (lazy->count == 0 || lazy->entries[0].at > v_train) return 0;
-  *tag_p = lazy->entries[0].tag;
-  lazy_take_out(lazy, 0);
+  const mlfab__heap_entry *first = mlfab__heap_top(&lazy->heap);
+  if (!first || first->time > v_train) return 0;
+  *tag_p = first->index;
+  mlfab__heap_take(&lazy->heap, 0);
   return 1;
 }
 
 MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag) {
-  for (uint32_t i = 0; i < lazy->count; i++) {
-    if (lazy->entries[i].tag != tag) continue;
-    lazy_take_out(lazy, i);
+  for (uint32_t i = 0; i < lazy->heap.count; i++) {
+    if (lazy->heap.entries[i].index != tag) continue;
+    mlfab__heap_take(&lazy->heap, i);
     return 1;
   }
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
-  for (uint32_t i = 0; i < lazy->count; i++) lazy->entries[i].at = 0;
-  for (uint32_t i = lazy->count / 2; i > 0; i--) lazy_sink(lazy, i - 1);
+static int lazy_before(const void *a, const void *b) {
+  const mlfab__heap_entry *x = a, *y = b;
+  return (x->order > y->order) - (x->order < y->order);
 }
 
-MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy) {
-  if (lazy->room) mlfab__free(env, lazy->entries, lazy->room * sizeof *lazy->entries);
-  memset(lazy, 0, sizeof *lazy);
+/* An ascending list is a heap. */
+MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
+  mlfab__heap *heap = &lazy->heap;
+  for (uint32_t i = 0; i < heap->count; i++) heap->entries[i].time = 0;
+  if (heap->count > 1) qsort(heap->entries, heap->count, sizeof *heap->entries, lazy_before);
 }
 
 /* ==============================================================================================
@@ -18214,18 +17677,17 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;        /* for the pull condition of a clock ... */
-  uint32_t clock;     /* ... of this one */
-  uint32_t passed;    /* bit mask of the clocks whose condition held */
-  double draw;        /* random number for probabilistic models */
-  uint64_t tag;       /* its tag in the clocks' buffers */
-  int held;           /* mlfab__pull_held */
-  int poor;           /* there is no memory to copy its bytes to */
-  int view, pins;     /* it asks for a view; it has one: see views.c */
-  uint32_t ask;       /* of a view: as the worker counts */
-  int offered;        /* without segments: its answer was due before the last commit */
-  uint64_t bytes;     /* of all its segments */
-  uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
+  int waiting;                     /* for the pull condition of a clock ... */
+  uint32_t clock;                  /* ... of this one */
+  uint32_t passed;                 /* bit mask of the clocks whose condition held */
+  double draw;                     /* random number for probabilistic models */
+  uint64_t tag;                    /* its tag in the clocks' buffers */
+  int held;                        /* mlfab__pull_held */
+  int poor;                        /* there is no memory to copy its bytes to */
+  struct mlfab__server_view *view; /* of the lender: it asks for a view; or NULL */
+  int offered;                     /* without segments: its answer was due before the last commit */
+  uint64_t bytes;                  /* of all its segments */
+  uint64_t expect_ns;              /* when its distributor should have forwarded it; 0: unknown */
   uint32_t chunk;  /* of a spread, whose members know its number of frames: the most bulk of one */
   uint64_t place;  /* its order among the pulls placed by plans; 0: not placed */
   uint64_t spread; /* the spread that forwards it, or 0: answered directly */
@@ -18234,30 +17696,8 @@ typedef struct mlfab__server_pull {
   uint32_t attempt;
 } mlfab__server_pull;
 
-/* Bytes of a view, contiguous in the model and in a file. */
-typedef struct mlfab__server_run {
-  const uint8_t *at;
-  uint64_t offset, bytes; /* in the model */
-  uint64_t file;
-  uint32_t block; /* of the first byte */
-} mlfab__server_run;
-
-/* Blocks that a worker reads in place: views.c. */
-typedef struct mlfab__server_view {
-  uint64_t request;         /* 0: free */
-  uint64_t version, oldest; /* of its slices */
-  mlfab__store *store;
-  uint32_t *blocks;
-  mlfab__server_run *runs; /* by file and address */
-  uint32_t nblocks, block_room, nruns, run_room;
-  uint32_t next;    /* run: to be told; of a lost view, to be renewed */
-  uint32_t ask;     /* of its pull */
-  uint64_t renewed; /* bytes from the first block of the next run on */
-  int lost;
-} mlfab__server_view;
-
 typedef struct mlfab__server_peer {
-  uint8_t connected, dead, left, done, hand;
+  uint8_t connected, dead, left, done;
   uint8_t absent;       /* no process has had the number, or its last one has left or died */
   uint8_t local;        /* its link's transport reaches this host only */
   uint8_t guest;        /* a new process that is not counted yet: see clock.c */
@@ -18283,7 +17723,6 @@ typedef struct mlfab__server_peer {
   uint64_t host;
   double link_in, link_out; /* last reported rates of its host; negative: unknown */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
-  mlfab__server_view views[MLFAB_VIEWS_MAX];
   uint32_t pulling;                    /* those of `pulls` that are open */
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
@@ -18376,6 +17815,32 @@ typedef struct mlfab__server_sparse {
   uint64_t (*answer)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
                      uint64_t end, uint32_t *plain, mlfab__frame_out *frame);
 } mlfab__server_sparse;
+
+/* Blocks that workers read in place, if the lend group is attached (core/lend/views.c). */
+typedef struct mlfab__server_lender {
+  /* A new pull asks for a view: pull->view. Errors: LIMIT, UNSUPPORTED. over: the pull ends. */
+  int (*ask)(mlfab__server *server, mlfab__server_pull *pull, uint32_t ask);
+  void (*over)(mlfab__server *server, mlfab__server_pull *pull);
+  /* pinned: has the pull its view? pin: makes it. Errors: MEMORY, UNSUPPORTED (the worker has to pull a copy). */
+  int (*pinned)(const mlfab__server_pull *pull);
+  int (*pin)(mlfab__server *server, mlfab__server_pull *pull);
+  /* As mlfab__server_next and _taken, of a pull with a view. taken: 1 when the pull is over. */
+  int (*next)(const mlfab__server_pull *pull, mlfab__frame_out *frame);
+  int (*taken)(mlfab__server *server, const mlfab__server_pull *pull,
+               const mlfab__frame_out *frame);
+  /* has: has the worker a view of this number that is not lost? end: it has released the view; nothing happens if there is none. */
+  int (*has)(const mlfab__server *server, uint32_t worker, uint64_t request);
+  void (*end)(mlfab__server *server, uint32_t worker, uint64_t request);
+  /* The worker's link is lost; the worker has closed its context: a view that was lost before may be another process's. */
+  void (*lost)(mlfab__server *server, uint32_t worker);
+  void (*left)(mlfab__server *server, uint32_t worker);
+  void (*tick)(mlfab__server *server);
+  /* Should the transport copy this bulk for a worker, instead of referring to it? */
+  int (*copies)(const mlfab__server *server, uint32_t worker, uint64_t bytes);
+  /* Frees the store, but for what views have. late: the transport may still read blocks. */
+  void (*retire)(mlfab__server *server, int late);
+  void (*free)(mlfab__server *server);
+} mlfab__server_lender;
 
 /* Slices that leave and arrive, if the reshard group is attached. Meanwhile the server is `held`. */
 typedef struct mlfab__server_mover {
@@ -18511,11 +17976,9 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
-  int copies;           /* some pull waits for bytes that are being copied from a device */
-  int due;              /* v_train has moved: look at waiting pulls that this may release */
-  int changed;          /* the consistency has changed: look at all waiting pulls */
-  uint32_t views, lost; /* that are out, or lost; that are lost: views.c */
-  struct mlfab__server_retired *retired, *spare;
+  int copies;     /* some pull waits for bytes that are being copied from a device */
+  int due;        /* v_train has moved: look at waiting pulls that this may release */
+  int changed;    /* the consistency has changed: look at all waiting pulls */
   uint32_t *late; /* blocks that were lent to lost links, until these are gone: see blocks.c */
   uint32_t nlate, late_room;
 } mlfab__server_serve;
@@ -18565,6 +18028,8 @@ struct mlfab__server {
   mlfab__schedule schedule;           /* last settings */
   int scheduled;                      /* the fabric has a scheduler: large transfers are planned */
   const mlfab__server_sparse *sparse; /* or NULL */
+  const mlfab__server_lender *lender; /* or NULL */
+  struct mlfab__server_lending *lending; /* its state */
   uint8_t *packed; /* of `sparse`: scratch for packets and for the old bytes, on demand */
   uint8_t *came;   /* of `sparse`: packets of the frame being taken in */
   int watch;       /* commits are compared with the old model: tags, or a change filter */
@@ -18590,7 +18055,7 @@ struct mlfab__server {
   int closing;                        /* it is being freed */
   int asleep;            /* a copy that does not serve: nothing is decided or applied by itself */
   mlfab__memory *memory; /* of the model: of a device, or NULL */
-  mlfab__slab slab;      /* of the blocks, in memory of the host */
+  mlfab__slab *slab;     /* of the blocks, in memory of the host; or NULL */
   uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
@@ -18603,9 +18068,6 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
-/* Before there is a model: its blocks will be in memory that processes of the host share. */
-MLFAB__INTERNAL void mlfab__server_share(mlfab__server *server, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory);
 /* In a forked child: what is on a device is the parent's, and is left alone. */
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
@@ -18682,9 +18144,11 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. */
+/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. retire:
+ * frees the store. */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server);
 /* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
 /* A new block for place[position]. With `fill`, a copy of `from`, or zeros if that is MLFAB__NO_BLOCK.
@@ -18929,26 +18393,6 @@ static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server)
 }
 /* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
-/* Views: views.c. pin: makes the view that the pull asks for. Errors: LIMIT, MEMORY, UNSUPPORTED (the worker has to pull a copy). */
-MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull);
-/* As of mlfab__server_next and _taken. taken: 1 when the pull is over. */
-MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
-                                      mlfab__frame_out *frame);
-MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
-                                       const mlfab__frame_out *frame);
-/* Has the worker a view of this number that is not lost? */
-MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
-                                     uint64_t request);
-/* The worker has released it; nothing happens if there is none. */
-MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request);
-/* The worker's link is lost; the worker has closed its context: a view that was lost before may be another process's. */
-MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server);
-/* Frees the store, but for what views have. */
-MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server);
-
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
@@ -19027,6 +18471,15 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
   server->serve.nlate = 0;
 }
 
+MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server) {
+  int late = server->serve.nlate > 0;
+  mlfab__blocks_late(server);
+  if (server->lender)
+    server->lender->retire(server, late);
+  else
+    mlfab__store_free(server->env, &server->store);
+}
+
 /* Takes back the blocks lent to a link. The node may have given up the link only now. Then the transport has not been told yet, and
  * the peer may still read the blocks. So the server writes nothing to them before the next tick. (It may, when it loses a worker twice before a tick and has
  * no memory for the longer list.) */
@@ -19043,357 +18496,6 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
       mlfab__store_unref(&server->store, peer->sends[i]);
   }
   peer->nsends = 0;
-}
-
-/* ==============================================================================================
- * core/server/views.c
- * ============================================================================================== */
-/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h.
- *
- * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
- * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
- * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
- * copy.
- *
- *    free --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
- *                      '--its link is lost--> LOST --all pages are renewed--> free
- *
- * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
- * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
- *
- * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
- * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
- * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
-
-#include <stdlib.h>
-
-enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
-
-/* A store that the server has no more. */
-struct mlfab__server_retired {
-  struct mlfab__server_retired *next;
-  mlfab__store store;
-};
-
-/* The worker's view that is OUT; a lost one may have the same number. */
-static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
-                                      uint64_t request) {
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->peers[worker].views[i];
-    if (request != 0 && view->request == request && !view->lost) return view;
-  }
-  return NULL;
-}
-
-MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
-                                     uint64_t request) {
-  return views_find(server, worker, request) != NULL;
-}
-
-/* Is there a view of this store? */
-static int views_of(const mlfab__server *server, const mlfab__store *store) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      const mlfab__server_view *view = &server->peers[w].views[i];
-      if (view->request != 0 && view->store == store) return 1;
-    }
-  }
-  return 0;
-}
-
-static void views_drop(mlfab__server *server, mlfab__server_view *view) {
-  mlfab__store *store = view->store;
-  for (uint32_t i = 0; i < view->nblocks; i++) mlfab__store_unref(store, view->blocks[i]);
-  view->request = 0;
-  view->nblocks = view->nruns = 0;
-  server->serve.views--;
-  server->serve.lost -= view->lost != 0;
-  view->lost = 0;
-  if (store == &server->store || views_of(server, store)) return;
-  struct mlfab__server_retired **at = &server->serve.retired;
-  while (&(*at)->store != store) at = &(*at)->next;
-  struct mlfab__server_retired *gone = *at;
-  *at = gone->next;
-  mlfab__store_free(server->env, &gone->store);
-  mlfab__free(server->env, gone, sizeof *gone);
-}
-
-/* --- what a view is of --- */
-
-/* Room for one more block and run. Errors: MEMORY. */
-static int views_grow(mlfab__env *env, mlfab__server_view *view) {
-  uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
-                                 sizeof *blocks);
-  if (!blocks) return MLFAB_ERR_MEMORY;
-  view->blocks = blocks;
-  mlfab__server_run *runs =
-      mlfab__grow(env, view->runs, &view->run_room, (uint64_t)view->nruns + 1, sizeof *runs);
-  if (!runs) return MLFAB_ERR_MEMORY;
-  view->runs = runs;
-  return 0;
-}
-
-/* Appends bytes of a block. Errors: MEMORY. */
-static int views_append(mlfab__server *server, mlfab__server_view *view,
-                        const mlfab__server_run *piece) {
-  if ((view->nblocks == view->block_room || view->nruns == view->run_room) &&
-      views_grow(server->env, view))
-    return MLFAB_ERR_MEMORY;
-  mlfab__store_ref(&server->store, piece->block);
-  view->blocks[view->nblocks++] = piece->block;
-  mlfab__server_run *last = view->nruns > 0 ? &view->runs[view->nruns - 1] : NULL;
-  if (last && last->file == piece->file && last->at + last->bytes == piece->at &&
-      last->offset + last->bytes == piece->offset)
-    last->bytes += piece->bytes;
-  else
-    view->runs[view->nruns++] = *piece;
-  return 0;
-}
-
-/* How many bytes from `at` on belong to one file, whose number is in row->file; 0: they belong to none. *row: the last
- * answer of the memory, all zero at first. */
-static uint64_t views_row(const mlfab__slab *slab, mlfab__server_run *row, const uint8_t *at) {
-  uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
-  if (in_row < row->bytes) return row->bytes - in_row;
-  *row = (mlfab__server_run){.at = at};
-  row->file = slab->on->file(slab->memory, at, &row->bytes);
-  return row->bytes;
-}
-
-/* Lists the bytes [offset, end) of one slice. The pages of one block may belong to two files: when a link is lost, the transport
- * renews the pages that were lent to it. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
-static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlfab__server_run *row,
-                            const mlfab__shard_slice *s, uint64_t offset, uint64_t end) {
-  const mlfab__store *store = &server->store;
-  uint64_t in_block = (offset - s->offset) % store->block_bytes;
-  const uint32_t *block = &store->w[s->first + (offset - s->offset) / store->block_bytes];
-  while (offset < end) {
-    const uint8_t *at = store->blocks[*block].data + in_block;
-    uint64_t row_bytes = views_row(&server->slab, row, at);
-    if (row_bytes == 0) return MLFAB_ERR_UNSUPPORTED;
-    uint64_t bytes = mlfab__min(mlfab__min(end - offset, store->block_bytes - in_block), row_bytes);
-    mlfab__server_run piece = {at, offset, bytes, row->file, *block};
-    if (views_append(server, view, &piece)) return MLFAB_ERR_MEMORY;
-    offset += bytes;
-    in_block += bytes;
-    if (in_block == store->block_bytes) block++, in_block = 0;
-  }
-  view->version = mlfab__max(view->version, s->version);
-  view->oldest = mlfab__min(view->oldest, s->version);
-  return 0;
-}
-
-/* Lists the bytes that a pull asks for. Errors as views_list_slice. */
-static int views_list(mlfab__server *server, const mlfab__server_pull *pull,
-                      mlfab__server_view *view) {
-  const mlfab__store *store = &server->store;
-  mlfab__server_run row = {0};
-  if (store->ghost || store->memory || !server->slab.on) return MLFAB_ERR_UNSUPPORTED;
-  for (uint32_t i = 0; i < pull->segments_used; i++) {
-    uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes, until;
-    const mlfab__shard_slice *s =
-        &store->slices[store->local[mlfab__layout_slice_at(&server->layout, offset)]];
-    for (; offset < end; offset = until, s++) {
-      until = mlfab__min(end, s->offset + s->bytes);
-      int code = views_list_slice(server, view, &row, s, offset, until);
-      if (code) return code;
-    }
-  }
-  return 0;
-}
-
-static int views_before(const void *one, const void *two) {
-  const mlfab__server_run *a = one, *b = two;
-  if (a->file != b->file) return a->file < b->file ? -1 : 1;
-  return a->at < b->at ? -1 : a->at > b->at;
-}
-
-/* The largest run in the same file as this one. */
-static const mlfab__server_run *views_largest(const mlfab__server_view *view, uint32_t run) {
-  uint64_t file = view->runs[run].file;
-  const mlfab__server_run *largest = &view->runs[run];
-  while (run > 0 && view->runs[run - 1].file == file) run--;
-  for (; run < view->nruns && view->runs[run].file == file; run++)
-    if (view->runs[run].bytes > largest->bytes) largest = &view->runs[run];
-  return largest;
-}
-
-/* Can each frame have a bulk that a transport refers to? */
-static int views_tells(const mlfab__server_view *view) {
-  for (uint32_t i = 0; i < view->nruns; i++) {
-    if ((i == 0 || view->runs[i].file != view->runs[i - 1].file) &&
-        views_largest(view, i)->bytes < MLFAB__VIEW_LEAST + 8)
-      return 0;
-  }
-  return view->nruns > 0 && view->nruns <= VIEW_RUNS;
-}
-
-/* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
-static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
-  mlfab__server_view *views = server->peers[worker].views;
-  int code = MLFAB_ERR_LIMIT;
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    *view_p = &views[i];
-    if (views[i].request == 0) return 0;
-    if (views[i].lost) code = MLFAB_ERR_UNSUPPORTED;
-  }
-  return code;
-}
-
-MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull) {
-  mlfab__env *env = server->env;
-  mlfab__server_view *view;
-  int code = views_place(server, pull->worker, &view);
-  if (code) return code;
-  if (!server->serve.spare) server->serve.spare = mlfab__alloc(env, sizeof *server->serve.spare);
-  if (!server->serve.spare) return MLFAB_ERR_MEMORY;
-  view->request = pull->request;
-  view->store = &server->store;
-  view->version = 0;
-  view->oldest = UINT64_MAX;
-  view->ask = pull->ask;
-  view->next = 0;
-  server->serve.views++;
-  code = views_list(server, pull, view);
-  if (!code && view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, views_before);
-  if (!code && !views_tells(view)) code = MLFAB_ERR_UNSUPPORTED;
-  if (code) views_drop(server, view);
-  pull->pins = !code;
-  return code;
-}
-
-/* --- frames --- */
-
-MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
-                                      mlfab__frame_out *frame) {
-  const mlfab__server_view *view = views_find(server, pull->worker, pull->request);
-  const mlfab__server_run *first = &view->runs[view->next];
-  const mlfab__server_run *largest = views_largest(view, view->next);
-  const uint8_t *bulk = largest->at + (8 - (uintptr_t)largest->at % 8) % 8;
-  mlfab__view out = {view->request, view->version, first->file, view->ask, 0, 0, view->oldest};
-  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
-  for (; out.runs < MLFAB__VIEW_RUNS_MAX && view->next + out.runs < view->nruns; out.runs++) {
-    const mlfab__server_run *run = first + out.runs;
-    if (run->file != first->file) break;
-    runs[out.runs] = (mlfab__view_run){run->offset, run->bytes,
-                                       (uint64_t)(uintptr_t)run->at - (uint64_t)(uintptr_t)bulk};
-  }
-  if (view->next + out.runs == view->nruns) out.flags = MLFAB__MODEL_LAST;
-  frame->type = MLFAB__VIEW;
-  frame->bulk = bulk;
-  frame->bulk_bytes = MLFAB__VIEW_LEAST;
-  frame->token = (uint64_t)largest->block + 1;
-  frame->note[0] = out.runs;
-  frame->meta_bytes = mlfab__encode_view(frame->meta, &out, runs);
-  return 1;
-}
-
-MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
-                                       const mlfab__frame_out *frame) {
-  mlfab__server_view *view = views_find(server, pull->worker, pull->request);
-  for (uint64_t i = 0; i < frame->note[0]; i++)
-    server->stats->pull_raw_bytes += view->runs[view->next++].bytes;
-  return view->next == view->nruns;
-}
-
-/* --- the end of views --- */
-
-MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request) {
-  mlfab__server_view *view = views_find(server, worker, request);
-  if (view) views_drop(server, view);
-}
-
-static uint64_t views_whole(uint64_t bytes, uint64_t block) {
-  return (bytes + block - 1) / block * block;
-}
-
-/* Renews pages of a lost view, VIEW_RENEWS bytes and at most a block more, and drops the view when all are renewed. It renews whole
- * blocks, so that a block of whole pages stays in one file. */
-static void views_renew(mlfab__server *server, mlfab__server_view *view) {
-  const mlfab__slab *slab = &server->slab;
-  uint64_t block = view->store->block_bytes;
-  for (uint64_t done = 0, n; view->next < view->nruns && done < VIEW_RENEWS; done += n) {
-    const mlfab__server_run *run = &view->runs[view->next];
-    const uint8_t *first = view->store->blocks[run->block].data;
-    uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
-    n = mlfab__min(all - view->renewed, views_whole(VIEW_RENEWS - done, block));
-    /* Without memory for it the reader may see later commits. */
-    (void)slab->on->renew(slab->memory, first + view->renewed, n);
-    view->renewed += n;
-    if (view->renewed < all) continue;
-    view->renewed = 0;
-    view->next++;
-  }
-  if (view->next == view->nruns) views_drop(server, view);
-}
-
-MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker) {
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->peers[worker].views[i];
-    if (view->request == 0 || view->lost) continue;
-    view->lost = 1;
-    view->next = 0;
-    view->renewed = 0;
-    server->serve.lost++;
-  }
-}
-
-MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker) {
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->peers[worker].views[i];
-    if (view->request != 0 && !view->lost) views_drop(server, view);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers && server->serve.lost > 0; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->peers[w].views[i];
-      if (!view->lost) continue;
-      views_renew(server, view);
-      return;
-    }
-  }
-}
-
-MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server) {
-  mlfab__env *env = server->env;
-  int read = server->closing || server->serve.views > 0 || server->serve.nlate > 0;
-  mlfab__blocks_late(server);
-  if (server->serve.views == 0 || !views_of(server, &server->store)) {
-    /* Workers map areas until another file takes their place; nobody reads them now. */
-    server->slab.empties = !read;
-    mlfab__store_free(env, &server->store);
-    server->slab.empties = 0;
-    return;
-  }
-  struct mlfab__server_retired *retired = server->serve.spare;
-  server->serve.spare = NULL;
-  mlfab__store_retire(env, &server->store);
-  retired->store = server->store;
-  retired->next = server->serve.retired;
-  server->serve.retired = retired;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->peers[w].views[i];
-      if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
-    }
-  }
-  memset(&server->store, 0, sizeof server->store);
-}
-
-MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->peers[w].views[i];
-      if (view->request != 0) views_drop(server, view);
-      mlfab__free(server->env, view->blocks, view->block_room * sizeof *view->blocks);
-      mlfab__free(server->env, view->runs, view->run_room * sizeof *view->runs);
-    }
-  }
-  if (server->serve.spare)
-    mlfab__free(server->env, server->serve.spare, sizeof *server->serve.spare);
-  server->serve.spare = NULL;
 }
 
 /* ==============================================================================================
@@ -19470,7 +18572,7 @@ MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync 
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
   for (uint32_t g = 0; g < MLFAB__CLOCKS; g++)
-    mlfab__lazy_free(server->env, &server->clocks[g].lazy);
+    mlfab__heap_free(&server->clocks[g].lazy.heap, server->env);
   memset(server->clocks, 0, sizeof server->clocks);
   server->ngates = server->nchanges = 0;
   server->norm_commits = 0;
@@ -21832,7 +20934,7 @@ MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull 
   mlfab__blocks_unpin(server, pull);
   serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
-  pull->view = pull->pins = 0;
+  if (pull->view) server->lender->over(server, pull);
   pull->held = MLFAB__PULL_GOES;
   pull->attempt = 0;
 }
@@ -21872,9 +20974,8 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
-/* Pins the view that a pull asks for; when that cannot be, the pull has failed. */
-static int serve_view(mlfab__server *server, mlfab__server_pull *pull) {
-  int code = mlfab__views_pin(server, pull);
+/* A pull asks for a view, and has it if the code is 0; else the pull has failed. */
+static int serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
   if (!code) return 0;
   mlfab__serve_fail(server, pull->worker, pull->request, code,
                     code == MLFAB_ERR_LIMIT    ? "too many views are out"
@@ -21887,7 +20988,8 @@ static int serve_view(mlfab__server *server, mlfab__server_pull *pull) {
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
-  if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL && serve_view(server, pull))
+  if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL &&
+      serve_view(server, pull, server->lender->pin(server, pull)))
     return;
   if (server->policy && !pull->view) server->policy->pull_goes(server, pull);
   server->port.ready(server->port.self, pull->worker);
@@ -22030,7 +21132,8 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = pull->offered = pull->poor = pull->view = pull->pins = 0;
+  pull->waiting = pull->offered = pull->poor = 0;
+  pull->view = NULL;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -22066,7 +21169,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                              in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
                              in.flags > MLFAB__PULL_VIEW || (in.flags && in.sinces > 0) ||
                              mlfab__serve_find(server, worker, in.request) ||
-                             mlfab__views_has(server, worker, in.request)))
+                             (server->lender && server->lender->has(server, worker, in.request))))
     return;
   if (server->phase != MLFAB__MODEL_STANDS) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
@@ -22098,8 +21201,10 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
-  pull->view = view;
-  pull->ask = in.epoch;
+  if (view && serve_view(server, pull,
+                         server->lender ? server->lender->ask(server, pull, in.epoch)
+                                        : MLFAB_ERR_UNSUPPORTED))
+    return;
   if (!view && server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
@@ -22124,7 +21229,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
   if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* a worker cannot cancel a spread */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
-  mlfab__views_end(server, worker, cancel.request);
+  if (server->lender) server->lender->end(server, worker, cancel.request);
   if (!pull) return;
   mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
@@ -22156,7 +21261,9 @@ MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     if (!mlfab__server_goes(pull)) continue;
-    if (pull->view && !pull->pins && serve_view(server, pull)) continue;
+    if (pull->view && !server->lender->pinned(pull) &&
+        serve_view(server, pull, server->lender->pin(server, pull)))
+      continue;
     server->port.ready(server->port.self, pull->worker);
     pull->offered = 1;
     if (pull->view) continue;
@@ -22176,7 +21283,7 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
-    int pinned = p->view                ? p->pins
+    int pinned = p->view                ? server->lender->pinned(p)
                  : p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK
                                         : p->offered;
     if (p->view && !pinned) continue;
@@ -22185,15 +21292,6 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
       pull = p;
   }
   return pull;
-}
-
-/* Should the transport copy this bulk, instead of referring to it? A transport of this host refers to blocks in shared memory,
- * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
- * is faster through the ring, because the server and the worker share the work. */
-static int serve_by_copy(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
-  if (!server->slab.on || !server->peers[worker].local) return 0;
-  return bytes < MLFAB__VIEW_LEAST ||
-         (server->workers == 1 && server->layout.bytes >= MLFAB__STREAM_BYTES);
 }
 
 /* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
@@ -22206,7 +21304,9 @@ static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, ui
   uint32_t block = pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
-  frame->token = serve_by_copy(server, pull->worker, bytes) ? 0 : (uint64_t)block + 1;
+  frame->token = server->lender && server->lender->copies(server, pull->worker, bytes)
+                     ? 0
+                     : (uint64_t)block + 1;
   if (store->ghost) return 1;
   int there = mlfab__store_lend(store, block, &at);
   if (there > 0) frame->bulk = at + in_slice % store->block_bytes;
@@ -22277,7 +21377,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
-  if (pull->view) return mlfab__views_next(server, pull, frame);
+  if (pull->view) return server->lender->next(pull, frame);
   int there = pull->segments_used > 0 ? serve_bytes(server, pull, &model, frame) : 1;
   if (there < 0)
     server->serve.copies = pull->poor = 1; /* `next` posts nothing: see mlfab__serve_tick */
@@ -22326,7 +21426,7 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     peer->sends[peer->nsends++] = block;
   }
   if (pull->view) {
-    if (mlfab__views_taken(server, pull, frame)) serve_out(server, pull);
+    if (server->lender->taken(server, pull, frame)) serve_out(server, pull);
     return;
   }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
@@ -22358,7 +21458,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
     if (pull->request == 0) continue;
-    if (pull->view) mlfab__views_end(server, worker, pull->request);
+    if (pull->view) server->lender->end(server, worker, pull->request);
     mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
   }
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
@@ -22370,7 +21470,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) {
   mlfab__serve_stop(server, worker);
   mlfab__blocks_unlend(server, worker);
-  mlfab__views_lost(server, worker);
+  if (server->lender) server->lender->lost(server, worker);
 }
 
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
@@ -22408,7 +21508,7 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (server->serve.copies) serve_copies(server);
   mlfab__blocks_late(server);
-  if (server->serve.lost > 0) mlfab__views_tick(server);
+  if (server->lender) server->lender->tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
     if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
@@ -22441,7 +21541,6 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
               server->serve.late_room * sizeof *server->serve.late);
   server->serve.late = NULL;
   server->serve.late_room = 0;
-  mlfab__views_free(server);
 }
 
 /* ==============================================================================================
@@ -22528,7 +21627,7 @@ static void server_free_model(mlfab__server *server) {
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
   server->queue.ahead = NULL;
   mlfab__clock_free(server);
-  mlfab__views_retire(server);
+  mlfab__blocks_retire(server);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
   server->definition = NULL;
@@ -22556,14 +21655,8 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
   if (server->memory) server->memory->on->free(server->memory);
-  assert(!server->slab.areas);
+  if (server->lender) server->lender->free(server);
   memset(server, 0, sizeof *server);
-}
-
-MLFAB__INTERNAL void mlfab__server_share(mlfab__server *server, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory) {
-  server->slab.on = on;
-  server->slab.memory = memory;
 }
 
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
@@ -22658,7 +21751,6 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   if (fresh) peer->changed = 0;
   mlfab__clock_members(server);
-  peer->hand = hello->hand != 0;
   if (fresh) peer->link_in = peer->link_out = -1.0;
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
@@ -22681,7 +21773,7 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns) {
-  if (left) mlfab__views_left(server, worker);
+  if (left && server->lender) server->lender->left(server, worker);
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
   server->peers[worker].absent = 1;
@@ -22772,7 +21864,7 @@ static int server_memory(mlfab__server *server, const mlfab_model_options *optio
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
   int code =
-      mlfab__store_init(env, &server->store, server->memory, &server->slab, &server->layout,
+      mlfab__store_init(env, &server->store, server->memory, server->slab, &server->layout,
                         server->number, server->config->block_bytes,
                         mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
   uint64_t shard = server->store.bytes;
@@ -24848,7 +23940,6 @@ typedef struct mlfab__partial {
   mlfab__env *env;
   mlfab__partial_spec spec;
   uint64_t bytes; /* of an array */
-  uint32_t rank;
   uint32_t members, me, levels;
   const uint32_t *ranks; /* of members; borrowed */
   mlfab__partial_plan plan;
@@ -24881,7 +23972,7 @@ typedef struct mlfab__partial {
 
 /* Memory: 4 arrays, and queue_max with QUEUED. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
-                                        const mlfab__partial_spec *spec, uint32_t rank);
+                                        const mlfab__partial_spec *spec);
 MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */
@@ -24950,14 +24041,13 @@ enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
 static uint64_t partial_stride(uint64_t bytes) { return (bytes + 63) & ~(uint64_t)63; }
 
 MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
-                                        const mlfab__partial_spec *spec, uint32_t rank) {
+                                        const mlfab__partial_spec *spec) {
   uint32_t queued = spec->results == MLFAB_PARTIAL_QUEUED ? spec->queue_max : 0;
   uint64_t stride = partial_stride(spec->count * spec->width);
   memset(partial, 0, sizeof *partial);
   partial->env = env;
   partial->spec = *spec;
   partial->bytes = spec->count * spec->width;
-  partial->rank = rank;
   partial->nnotes = queued ? queued : 2;
   if (stride > SIZE_MAX / (4 + (uint64_t)queued)) return MLFAB_ERR_MEMORY;
   partial->memory_bytes = (size_t)(stride * (4 + (uint64_t)queued));
@@ -25975,16 +25065,8 @@ MLFAB__INTERNAL void mlfab__notify_free(mlfab__notify *notify, mlfab__env *env) 
 
 MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, uint32_t peer) {
   uint32_t low = 0, high = n;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    if (peers[middle] == peer) return (int32_t)middle;
-    if (peers[middle] < peer) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return -1;
+  MLFAB__SEARCH(low, high, at, peers[at] < peer)
+  return low < n && peers[low] == peer ? (int32_t)low : -1;
 }
 
 static int notify_under_way(const mlfab__notify *notify) {
@@ -26978,7 +26060,6 @@ struct mlfab__comm_object;
 /* Memory that a task graph works on: a list of stretches taken as one. */
 typedef struct mlfab__engine_space {
   mlfab_vec *vecs; /* count in bytes here */
-  uint32_t n;
 } mlfab__engine_space;
 
 /* An operation of a run. RECVs: what has come. SENDs: the next one that waits for the same READY. */
@@ -28665,14 +27746,11 @@ static int plain_check_input(const mlfab__comm *comm, const mlfab__comm_call *ca
   uint32_t low = 0, high = n;
   if (bytes == 0) return 0;
   if (!from) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u is NULL", call->words, i);
-  while (low < high) { /* finds the first buffer that ends after the input begins */
-    uint32_t at = (low + high) / 2;
-    const mlfab_vec *vec = &call->vecs[order[at]];
-    if ((uintptr_t)vec->data + vec->count * mlfab__plain_width(call) > from)
-      high = at;
-    else
-      low = at + 1;
-  }
+  /* The first buffer that ends after the input begins. */
+  MLFAB__SEARCH(low, high, at,
+                (uintptr_t)call->vecs[order[at]].data +
+                        call->vecs[order[at]].count * mlfab__plain_width(call) <=
+                    from)
   if (low == n || (uintptr_t)call->vecs[order[low]].data >= from + bytes) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u and buffer %u overlap", call->words,
                      i, order[low]);
@@ -29023,7 +28101,7 @@ static int plain_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *len
     }
     end = at + lengths[m] * width;
   }
-  slot->run.spaces[0] = (mlfab__engine_space){slot->blocks, n};
+  slot->run.spaces[0] = (mlfab__engine_space){slot->blocks};
   return 0;
 }
 
@@ -29045,7 +28123,7 @@ static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab
   task.tree = tree;
   if (tree) task.algorithm = MLFAB_ALGORITHM_PLANNED;
   if (tree) task.segment = plain_tree_segment(children);
-  slot->run.spaces[0] = (mlfab__engine_space){slot->vecs, call->n};
+  slot->run.spaces[0] = (mlfab__engine_space){slot->vecs};
   for (uint32_t m = 0; call->kind == MLFAB__COLLECTIVE_BROADCAST && m < comm->members; m++) {
     if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
   }
@@ -32757,8 +31835,8 @@ static void partial_run_fill_runs(mlfab__partial_run *e) {
     run->op = MLFAB_OP_SUM;
     run->width = spec->width;
     run->compute = partial_run_compute;
-    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0], 1};
-    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1], 1};
+    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0]};
+    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1]};
   }
   partial_run_fill_run(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
@@ -32767,7 +31845,7 @@ static void partial_run_fill_runs(mlfab__partial_run *e) {
   e->settle.width = sizeof(int64_t);
   e->settle.over = partial_run_settle_over;
   e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
-  e->settle.spaces[0] = (mlfab__engine_space){&e->settle_vec, 1};
+  e->settle.spaces[0] = (mlfab__engine_space){&e->settle_vec};
 }
 
 static void partial_run_begin(void *self) {
@@ -32945,7 +32023,7 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   e->signature = partial_run_signature(spec);
   for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->runs[i].dag, comm->env);
   mlfab__dag_init(&e->settle.dag, comm->env);
-  if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
+  if (mlfab__partial_init(&e->partial, comm->env, spec) == 0) return e;
   partial_run_free(e);
   return NULL;
 }
@@ -34389,7 +33467,7 @@ MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, ui
     return;
   }
   run->channel = graph->object.channel;
-  run->spaces[0] = (mlfab__engine_space){&graph->whole, 1};
+  run->spaces[0] = (mlfab__engine_space){&graph->whole};
   run->compute = user_dag_call;
   run->over = user_dag_run_over;
   run->self = graph;
@@ -35394,10 +34472,6 @@ MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint
                                         const uint32_t *links);
 /* Sets all capacities to 0 and forgets all reservations; paths stay. O(nodes + links), never allocates. */
 MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Makes `copy` (initialised, or all zero) a copy of the residuals and paths, with an empty undo log and no
- * watcher. Errors: MEMORY; `copy` is then empty. */
-MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
-                                        mlfab__env *env);
 /* The residual: its steps, and their number. */
 MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
                                                               enum mlfab__capacity_kind kind,
@@ -35654,52 +34728,6 @@ MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
   mlfab__network_keep(net);
 }
 
-/* Copies the paths. */
-static int network_copy_paths(mlfab__network *copy, const mlfab__network *net) {
-  mlfab__map_free(copy->env, &copy->paths);
-  copy->path_count = 0;
-  NETWORK_GROW(copy, cursors, cursors_room, (uint64_t)net->path_longest + 2);
-  if (net->path_count == 0) return 0;
-  NETWORK_GROW(copy, path_links, path_room, net->path_count);
-  for (uint32_t i = 0; i < net->paths.capacity; i++) {
-    const mlfab__map_entry *e = &net->paths.entries[i];
-    if (e->key == 0) continue;
-    int code = mlfab__map_put(copy->env, &copy->paths, e->key, e->value);
-    if (code) return code;
-  }
-  memcpy(copy->path_links, net->path_links, net->path_count * sizeof *net->path_links);
-  copy->path_count = net->path_count;
-  copy->path_longest = net->path_longest;
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
-                                        mlfab__env *env) {
-  int code = 0;
-  if (copy->nodes != net->nodes || copy->links != net->links) {
-    mlfab__network_free(copy);
-    code = mlfab__network_init(copy, env, net->nodes, net->links);
-  }
-  if (!code) code = network_copy_paths(copy, net);
-  for (uint32_t i = 0; !code && i < network_profiles(net); i++) {
-    const mlfab__profile *from = &net->profiles[i];
-    mlfab__profile *to = &copy->profiles[i];
-    code = network_room(copy, to, from->n);
-    if (code) break;
-    memcpy(to->steps, from->steps, from->n * sizeof *to->steps);
-    to->n = from->n;
-  }
-  if (code) {
-    mlfab__network_free(copy);
-    return code;
-  }
-  copy->mirror = net->mirror;
-  copy->watch = NULL;
-  copy->searching = 0;
-  mlfab__network_keep(copy);
-  return 0;
-}
-
 MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
                                                               enum mlfab__capacity_kind kind,
                                                               uint32_t index) {
@@ -35711,17 +34739,10 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
 /* The index of the step at time t. Late times are asked for most often. */
 static uint32_t network_seek(const mlfab__profile *profile, double t) {
   const mlfab__step *steps = profile->steps;
-  uint32_t low = 0, high = profile->n;
+  uint32_t low = 1, high = profile->n;
   if (steps[high - 1].at <= t) return high - 1;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    if (steps[middle].at <= t) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  MLFAB__SEARCH(low, high, at, steps[at].at <= t)
+  return low - 1;
 }
 
 static struct mlfab__cursor network_cursor(const mlfab__profile *profile, double t) {
@@ -41219,15 +40240,8 @@ MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accum
 /* The stretch that contains this offset, or the next one. */
 static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint64_t offset) {
   uint32_t low = 0, high = group->nstretches;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    const mlfab__segment *segment = &group->stretches[middle].segment;
-    if (segment->offset + segment->bytes <= offset) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  MLFAB__SEARCH(low, high, at,
+                group->stretches[at].segment.offset + group->stretches[at].segment.bytes <= offset)
   return low < group->nstretches ? &group->stretches[low] : NULL;
 }
 
@@ -44248,9 +43262,6 @@ typedef struct mlfab__filter_rule {
 /* phi / (1 + d ln max(t, 1)), TDF 4.2. */
 MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t);
 
-/* The draw of an element: uniform in [0, 1), a multiple of 2^-32. */
-MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element);
-
 /* Marks in keep the elements of a = g + residual to be sent: not those held back, zeros, and those that
  * `half` rounds to zero. g NULL: residual holds a. `first` is the index of element 0 in its tensor. Returns
  * the number of marks, or MLFAB__FILTER_REFUSED when an a is infinite or NaN; keep is unspecified then.
@@ -44395,10 +43406,6 @@ static uint64_t filter_key(uint64_t seed, uint64_t t) { return mlfab__mix(mlfab_
 /* One hash draws for two elements. */
 static inline uint32_t filter_word(uint64_t key, uint64_t element) {
   return (uint32_t)(mlfab__mix(key + element / 2) >> (element % 2 * 32));
-}
-
-MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element) {
-  return filter_word(filter_key(seed, t), element) * 0x1p-32;
 }
 
 /* ---- a prepared rule: an element is sent if it is at least `low`, and at least `high` or drawn ---- */
@@ -46025,15 +45032,7 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server) {
 /* The first segment that ends behind this offset, or push.segments. */
 static uint32_t sparse_apply_segment(const mlfab__incoming *update, uint64_t offset) {
   uint32_t low = 0, high = update->push.segments;
-  while (low < high) {
-    uint32_t middle = low + (high - low) / 2;
-    const mlfab__segment *s = &update->segments[middle];
-    if (s->offset + s->bytes <= offset) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  MLFAB__SEARCH(low, high, at, update->segments[at].offset + update->segments[at].bytes <= offset)
   return low;
 }
 
@@ -46720,6 +45719,1044 @@ static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
 
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }
 #endif /* MLFAB_WITH_SPARSE */
+
+/* ==============================================================================================
+ * core/lend/lend_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* lend_wire.h - the frames of views. See wire.h. Layer 6. */
+
+/* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
+ * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
+ * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
+typedef struct mlfab__view_run {
+  uint64_t offset, bytes; /* in the flat model */
+  uint64_t at;
+} mlfab__view_run;
+#define MLFAB__VIEW_RUNS_MAX 1024 /* of a frame */
+#define MLFAB__VIEW_LEAST \
+  32768u /* bytes of a bulk that a transport of one host refers to, where it can */
+
+typedef struct mlfab__view {
+  uint64_t request;
+  uint64_t version; /* the largest of a slice */
+  uint64_t file;    /* its number at the server */
+  uint32_t ask;   /* epoch of the PULL: what was told of an earlier one is void, it was cancelled */
+  uint32_t flags; /* MLFAB__MODEL_LAST */
+  uint32_t runs;
+  uint64_t oldest; /* the smallest version of a slice */
+} mlfab__view;
+
+/* When decoding, the list has room for VIEW_RUNS_MAX. */
+MLFAB__WIRE_DECLARE_LIST(view, mlfab__view_run)
+
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/lend_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. Layer 6. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_FIELDS(view_run, mlfab__view_run, N(offset) N(bytes) N(at))
+WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(request) N(version) N(file) N(ask) N(flags) N(oldest))
+/* clang-format on */
+
+#undef N
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/slab.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
+ *
+ * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
+ * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
+ * an area is freed when none of its blocks is in use.
+ *
+ * Invariants: `used` counts the blocks of an area that were taken and not given back; the others are in `free`, in such an order
+ * that an area from which nothing was given back yields ascending addresses. */
+
+typedef struct mlfab__slab_area {
+  struct mlfab__slab_area *next;
+  uint8_t *at;
+  uint32_t *free; /* indices */
+  uint32_t count, used;
+  uint64_t stride; /* bytes of a block, a multiple of 64; of large blocks, of pages */
+  int shared;
+} mlfab__slab_area;
+
+/* Empty: all zero but for the functions; areas are private. */
+typedef struct mlfab__slab_areas {
+  mlfab__slab slab;                  /* mlfab__slab_take and _give */
+  const mlfab__shm_memory_table *on; /* NULL: areas are private */
+  mlfab__shm_memory *memory;
+  mlfab__slab_area *areas;
+  int empties; /* nobody reads areas that are freed now: see release in shm_memory.h */
+} mlfab__slab_areas;
+
+/* As of mlfab__slab, of a mlfab__slab_areas. The `more` blocks are in the same new area if there has to be one. */
+MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
+                                          uint32_t more);
+MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
+
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/slab.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
+
+/* Blocks of a new area, at least: pages that are not written to take no memory. */
+enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
+/* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
+enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
+
+static void slab_free_area(mlfab__env *env, const mlfab__slab_areas *slab, mlfab__slab_area *area) {
+  if (area->at && area->shared)
+    slab->on->release(slab->memory, area->at, slab->empties);
+  else
+    mlfab__free_aligned(env, area->at, area->count * area->stride);
+  mlfab__free(env, area->free, area->count * sizeof *area->free);
+  mlfab__free(env, area, sizeof *area);
+}
+
+static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab_areas *slab, uint64_t stride,
+                                       uint32_t count) {
+  if (count > SIZE_MAX / 2 / stride) return NULL;
+  mlfab__slab_area *area = mlfab__alloc(env, sizeof *area);
+  if (!area) return NULL;
+  area->stride = stride;
+  area->count = count;
+  area->free = mlfab__alloc_array(env, count, sizeof *area->free);
+  if (area->free && slab->on) area->at = slab->on->alloc(slab->memory, count * stride, 1);
+  area->shared = area->at != NULL;
+  if (area->free && !area->at) area->at = mlfab__alloc_aligned(env, count * stride);
+  if (!area->at) {
+    slab_free_area(env, slab, area);
+    return NULL;
+  }
+  for (uint32_t i = 0; i < count; i++) area->free[i] = count - 1 - i;
+  area->next = slab->areas;
+  slab->areas = area;
+  return area;
+}
+
+MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *self, uint32_t bytes,
+                                          uint32_t more) {
+  mlfab__slab_areas *slab = (mlfab__slab_areas *)self;
+  uint32_t unit = bytes > SLAB_LARGE ? SLAB_PAGE : 64;
+  uint64_t stride = ((uint64_t)bytes + unit - 1) / unit * unit;
+  mlfab__slab_area *area = slab->areas;
+  while (area && (area->stride != stride || area->used == area->count)) area = area->next;
+  if (!area) {
+    uint64_t least = slab->on ? mlfab__min(SLAB_LEAST, SLAB_LEAST_BYTES / stride) : 0;
+    area = slab_new_area(env, slab, stride, (uint32_t)mlfab__max((uint64_t)more + 1, least));
+  }
+  if (!area) return NULL;
+  return area->at + area->free[area->count - ++area->used] * stride;
+}
+
+MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *self, uint8_t *at) {
+  mlfab__slab_areas *slab = (mlfab__slab_areas *)self;
+  if (!at) return;
+  mlfab__slab_area **link = &slab->areas;
+  while ((uintptr_t)at - (uintptr_t)(*link)->at >= (*link)->count * (*link)->stride)
+    link = &(*link)->next;
+  mlfab__slab_area *area = *link;
+  area->free[area->count - area->used--] = (uint32_t)((uint64_t)(at - area->at) / area->stride);
+  if (area->used > 0) return;
+  *link = area->next;
+  slab_free_area(env, slab, area);
+}
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/view.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* view.h - the worker role: views, that is pulls which are read in the servers' memory. See view.c. */
+
+/* Bytes of a view. */
+typedef struct mlfab__worker_run {
+  uint64_t offset, bytes; /* in the model */
+  const uint8_t *at;
+  const uint8_t *held; /* the memory that a frame was about, at its first run; else NULL */
+  uint32_t server;     /* that has told it */
+} mlfab__worker_run;
+
+typedef struct mlfab__worker_view {
+  uint8_t used, all;
+  uint8_t copied;   /* it is pulled into memory of its own */
+  uint64_t request; /* once it is out */
+  mlfab_view *out;  /* until then */
+  uint32_t *asks; /* by server: how often it was asked; what is told of earlier questions is void */
+  mlfab__worker_run *runs;
+  uint32_t nruns, run_room, nparts, part_room;
+  mlfab_view_part *parts;
+  uint8_t *memory;
+  uint64_t memory_bytes;
+} mlfab__worker_view;
+
+struct mlfab__worker_views {
+  const mlfab__shm_memory_table *shared; /* memory that processes of the host share, or NULL */
+  mlfab__shm_memory *memory;
+  mlfab__worker_view view[MLFAB_VIEWS_MAX];
+};
+
+/* Attaches the group. Errors: MEMORY. share: memory in which views may be; else they are copies. */
+MLFAB__INTERNAL int mlfab__view_attach(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__view_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
+                                       mlfab__shm_memory *memory);
+/* mlfab_pull_view: *out describes the view when the request has ended. */
+MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
+                                            uint32_t n, const mlfab_pull_options *options,
+                                            mlfab_view *out, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error);
+/* mlfab_view_release. Errors: ARGUMENT. */
+MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
+                                               const void *parts, mlfab_error *error);
+
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/view.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See views.c for the server.
+ *
+ * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
+ * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
+ * checked against it. Otherwise, or if the server says UNSUPPORTED, everything is asked for again as an ordinary pull into
+ * memory of the view's own: it is a copy then. A copy has all of the view, so that it is of the same kind everywhere.
+ *
+ *    free --pull_view--> MAPPED --all servers have told--> OUT --release--> free
+ *                           '--no reference--> COPIED --pulled--> OUT
+ *
+ * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
+ * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
+
+#include <stdlib.h>
+
+enum { VIEW_RUNS_MOST = 1 << 20 }; /* of a view */
+
+static int view_begin(mlfab__worker *worker, mlfab__fetch *fetch, mlfab_view *out, uint32_t flags,
+                      uint32_t tensor, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
+  if (flags) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: it takes no flags");
+  if (out->size < sizeof *out)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p->size is not set");
+  if (worker->define.options.ghost)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: a view of ghost tensors");
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX && !view; i++) {
+    if (!worker->views->view[i].used) view = &worker->views->view[i];
+  }
+  if (!view)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
+                       "pull_view: %d views are out; mlfab_view_release ends one", MLFAB_VIEWS_MAX);
+  if (!view->asks)
+    view->asks = mlfab__alloc_array(worker->env, worker->servers, sizeof *view->asks);
+  if (!view->asks) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull_view: out of memory");
+  memset(view->asks, 0, worker->servers * sizeof *view->asks);
+  for (uint32_t i = 0; i < fetch->nsources; i++) fetch->sources[i].data = NULL;
+  view->out = out;
+  view->all = tensor == MLFAB_ALL;
+  view->used = 1;
+  fetch->view = view;
+  return 0;
+}
+
+static int view_maps(const mlfab__fetch *fetch) { return !fetch->view->copied; }
+
+static void view_ask(const mlfab__fetch *fetch, uint32_t server, mlfab__pull *pull) {
+  pull->flags = MLFAB__PULL_VIEW;
+  pull->epoch = ++fetch->view->asks[server];
+}
+
+/* --- what a server has told --- */
+
+static void view_forget(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    if (view->runs[i].server != server && server != MLFAB_ALL) {
+      view->runs[kept++] = view->runs[i];
+    } else if (view->runs[i].held) {
+      worker->views->shared->drop(worker->views->memory, view->runs[i].held);
+    }
+  }
+  view->nruns = kept;
+}
+
+static int view_before(const void *one, const void *two) {
+  const mlfab__worker_run *a = one, *b = two;
+  return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+/* Do the runs of a server cover its segments, exactly once? Sorts all runs by their offsets. */
+static int view_whole(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
+  mlfab__worker_view *view = fetch->view;
+  const mlfab__segment *segment = worker->lists->segments;
+  uint64_t bytes, done = 0;
+  uint32_t n = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes), at = 0;
+  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    const mlfab__worker_run *run = &view->runs[i];
+    if (run->server != server) continue;
+    if (at < n && done == segment[at].bytes) at++, done = 0;
+    if (at == n || run->offset != segment[at].offset + done ||
+        run->bytes > segment[at].bytes - done)
+      return 0;
+    done += run->bytes;
+  }
+  return n > 0 && at == n - 1 && done == segment[at].bytes;
+}
+
+/* Is this place of the model, at this address, between two elements, and aligned to those of the tensor of byte `in`? */
+static int view_between(const mlfab__layout *layout, uint64_t offset, uint64_t in,
+                        uint64_t address) {
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, in);
+  uint64_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  return (offset - tensor->offset) % width == 0 && address % width == 0;
+}
+
+/* Does a run lie in memory [from, from + bytes), and has it whole, aligned elements? Types do not become wider within the model. */
+static int view_fits(const mlfab__worker *worker, const mlfab__view_run *run, const uint8_t *from,
+                     uint64_t at, uint64_t bytes) {
+  const mlfab__layout *layout = &worker->layout;
+  uint64_t address = (uint64_t)(uintptr_t)from + at, end = run->offset + run->bytes;
+  if (at >= bytes || run->bytes == 0 || run->bytes > bytes - at || run->offset >= layout->bytes ||
+      run->bytes > layout->bytes - run->offset)
+    return 0;
+  return view_between(layout, run->offset, run->offset, address) &&
+         view_between(layout, end, end - 1, address + run->bytes);
+}
+
+/* Adds what a frame tells of memory [from, from + bytes), which is held. Errors: MEMORY, FRAME. */
+static int view_add(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server,
+                    const mlfab__view *in, const mlfab__view_run *told, const uint8_t *bulk,
+                    const uint8_t *from, uint64_t bytes) {
+  if (view->nruns > VIEW_RUNS_MOST - in->runs) return MLFAB_ERR_FRAME;
+  mlfab__worker_run *runs = mlfab__grow(worker->env, view->runs, &view->run_room,
+                                        (uint64_t)view->nruns + in->runs, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  view->runs = runs;
+  for (uint32_t i = 0; i < in->runs; i++) {
+    uint64_t at = (uint64_t)(uintptr_t)bulk - (uint64_t)(uintptr_t)from + told[i].at;
+    if (!view_fits(worker, &told[i], from, at, bytes)) return MLFAB_ERR_FRAME;
+    runs[view->nruns + i] =
+        (mlfab__worker_run){told[i].offset, told[i].bytes, from + at, NULL, server};
+  }
+  runs[view->nruns].held = from;
+  view->nruns += in->runs;
+  return 0;
+}
+
+static int view_take(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server,
+                     const mlfab__view *in, const mlfab__view_run *told,
+                     const mlfab__frame_in *frame) {
+  const uint8_t *from = NULL;
+  uint64_t bytes = 0;
+  if (in->runs == 0 || !frame->bulk || frame->bulk_bytes == 0) return MLFAB_ERR_FRAME;
+  const struct mlfab__worker_views *views = worker->views;
+  if (!views->shared ||
+      !views->shared->hold(views->memory, frame->bulk, frame->bulk_bytes, in->file, &from, &bytes))
+    return MLFAB_ERR_UNSUPPORTED;
+  int code = view_add(worker, fetch->view, server, in, told, frame->bulk, from, bytes);
+  if (code) {
+    views->shared->drop(views->memory, from);
+    return code;
+  }
+  if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
+  return view_whole(worker, fetch, server) ? 0 : MLFAB_ERR_FRAME;
+}
+
+/* --- copies --- */
+
+static int view_copy(mlfab__worker *worker, mlfab__fetch *fetch) {
+  mlfab__worker_view *view = fetch->view;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < fetch->nsources; i++) bytes += (fetch->sources[i].bytes + 63) / 64 * 64;
+  view_forget(worker, view, MLFAB_ALL);
+  view->copied = 1;
+  view->memory = mlfab__alloc_aligned(worker->env, bytes);
+  if (!view->memory) return MLFAB_ERR_MEMORY;
+  view->memory_bytes = bytes;
+  uint8_t *at = view->memory;
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
+    fetch->sources[i].data = at;
+    at += (fetch->sources[i].bytes + 63) / 64 * 64;
+  }
+  return 0;
+}
+
+/* --- parts --- */
+
+/* Appends bytes of a source, as elements. Errors: MEMORY. */
+static int view_part(mlfab__worker *worker, mlfab__worker_view *view, const mlfab__source *source,
+                     uint64_t in_source, uint64_t bytes, const uint8_t *at) {
+  const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset);
+  uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
+  mlfab_view_part *parts = mlfab__grow(worker->env, view->parts, &view->part_room,
+                                       (uint64_t)view->nparts + 1, sizeof *parts);
+  if (!parts) return MLFAB_ERR_MEMORY;
+  view->parts = parts;
+  mlfab_view_part *last = view->nparts > 0 ? &parts[view->nparts - 1] : NULL;
+  uint32_t id = view->all ? MLFAB_ALL : tensor->id;
+  if (last && in_source > 0 && (const uint8_t *)last->data + last->count * width == at) {
+    last->count += bytes / width;
+    return 0;
+  }
+  parts[view->nparts++] =
+      (mlfab_view_part){at, in_source / width, bytes / width, id, tensor->dtype};
+  return 0;
+}
+
+static int view_finish(mlfab__worker *worker, mlfab__fetch *fetch) {
+  mlfab__worker_view *view = fetch->view;
+  int code = 0;
+  uint32_t r = 0;
+  if (view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, view_before);
+  for (uint32_t i = 0; i < fetch->nsources && !code; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (view->copied) code = view_part(worker, view, source, 0, source->bytes, source->data);
+    for (uint64_t at = 0; at < source->bytes && !view->copied && !code;) {
+      const mlfab__worker_run *run = &view->runs[r];
+      uint64_t in_run = source->offset + at - run->offset;
+      uint64_t bytes = mlfab__min(source->bytes - at, run->bytes - in_run);
+      code = view_part(worker, view, source, at, bytes, run->at + in_run);
+      at += bytes;
+      if (in_run + bytes == run->bytes) r++;
+    }
+  }
+  if (code) return code;
+  view->request = fetch->request;
+  mlfab_view *out = view->out;
+  out->copied = view->copied != 0;
+  out->id = view->request;
+  out->version = fetch->version;
+  out->parts = view->parts;
+  out->nparts = view->nparts;
+  view->out = NULL;
+  return 0;
+}
+
+/* --- the end --- */
+
+/* The place keeps its lists: the next view allocates nothing. */
+static void view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
+  view_forget(worker, view, MLFAB_ALL);
+  mlfab__free_aligned(worker->env, view->memory, view->memory_bytes);
+  const mlfab__worker_view kept = {.runs = view->runs,
+                                   .run_room = view->run_room,
+                                   .parts = view->parts,
+                                   .part_room = view->part_room,
+                                   .asks = view->asks};
+  *view = kept;
+}
+
+static void view_ends(mlfab__worker *worker, mlfab__fetch *fetch) {
+  view_drop(worker, fetch->view);
+  fetch->view = NULL;
+}
+
+static void view_forgets(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server) {
+  view_forget(worker, fetch->view, server);
+}
+
+MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
+                                               const void *parts, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__worker_view *one = &worker->views->view[i];
+    if (id != 0 && one->request == id && one->parts == parts) view = one;
+  }
+  if (!view)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "view_release: this is no view of this context, or it was released before");
+  mlfab__pull_cancel cancel = {id};
+  for (uint32_t s = 0; s < worker->servers && !view->copied; s++)
+    MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+  view_drop(worker, view);
+  return 0;
+}
+
+/* --- pulls --- */
+
+/* Asks all servers for the bytes of a view that cannot be read in place. */
+static void view_instead(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  mlfab__pull_cancel cancel = {fetch->request};
+  uint64_t bytes;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].asked)
+      MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+  }
+  if (view_copy(worker, fetch)) {
+    mlfab__request_finish(worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
+                          MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
+    return;
+  }
+  fetch->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__fetch_part *part = &fetch->parts[s];
+    part->hop = MLFAB__NO_NODE;
+    part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
+    fetch->nwaiting += part->waiting;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
+      mlfab__pull_begin(worker, s, fetch);
+  }
+}
+
+static void view_refused(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  if (view_maps(fetch)) view_instead(worker, fetch, now_ns);
+}
+
+static void view_told(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                      uint64_t now_ns) {
+  mlfab__view in;
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  if (mlfab__port_refuse(&worker->port, server, frame,
+                         mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
+    return;
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
+  /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
+  if (!fetch || !fetch->view || !view_maps(fetch) || !fetch->parts[server].waiting ||
+      in.ask != fetch->view->asks[server])
+    return;
+  int code = view_take(worker, fetch, server, &in, runs, frame);
+  if (code == MLFAB_ERR_UNSUPPORTED) {
+    view_instead(worker, fetch, now_ns);
+    return;
+  }
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for a view"
+                                               : "a VIEW frame that does not fit the pull");
+    return;
+  }
+  fetch->version = mlfab__max(fetch->version, in.version);
+  for (uint32_t i = 0; i < in.runs; i++) {
+    uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
+    for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
+      worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
+  }
+  if (in.flags & MLFAB__MODEL_LAST) mlfab__pull_part_done(worker, fetch, server, now_ns);
+}
+
+static int view_frame(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                      uint64_t now_ns) {
+  if (frame->type != MLFAB__VIEW) return 0;
+  view_told(worker, server, frame, now_ns);
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
+                                            uint32_t n, const mlfab_pull_options *options,
+                                            mlfab_view *out, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  if (!out) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p is NULL");
+  return mlfab__pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
+}
+
+/* --- the group --- */
+
+static void view_free(mlfab__worker *worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__worker_view *view = &worker->views->view[i];
+    view_drop(worker, view);
+    mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
+    mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
+    mlfab__free(worker->env, view->asks, worker->servers * sizeof *view->asks);
+  }
+  mlfab__free(worker->env, worker->views, sizeof *worker->views);
+  worker->viewer = NULL;
+}
+
+MLFAB__INTERNAL int mlfab__view_attach(mlfab__worker *worker) {
+  static const mlfab__worker_viewer viewer = {view_begin,  view_ends,    view_maps,
+                                              view_ask,    view_forgets, view_refused,
+                                              view_finish, view_frame,   view_free};
+  worker->views = mlfab__alloc(worker->env, sizeof *worker->views);
+  if (!worker->views) return MLFAB_ERR_MEMORY;
+  worker->viewer = &viewer;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__view_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
+                                       mlfab__shm_memory *memory) {
+  worker->views->shared = on;
+  worker->views->memory = memory;
+}
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/views.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* views.h - the server role: views, that is pulls which the worker reads in the server's memory. See views.c. */
+
+/* Bytes of a view, contiguous in the model and in a file. */
+typedef struct mlfab__server_run {
+  const uint8_t *at;
+  uint64_t offset, bytes; /* in the model */
+  uint64_t file;
+  uint32_t block; /* of the first byte */
+} mlfab__server_run;
+
+/* Blocks that a worker reads in place, or has asked for. */
+typedef struct mlfab__server_view {
+  uint64_t request;         /* 0: free */
+  uint64_t version, oldest; /* of its slices */
+  mlfab__store *store;
+  uint32_t *blocks;
+  mlfab__server_run *runs; /* by file and address */
+  uint32_t nblocks, block_room, nruns, run_room;
+  uint32_t next;    /* run: to be told; of a lost view, to be renewed */
+  uint32_t ask;     /* of its pull, as the worker counts */
+  uint64_t renewed; /* bytes from the first block of the next run on */
+  int pinned, lost;
+} mlfab__server_view;
+
+struct mlfab__server_lending {
+  mlfab__slab_areas slab;     /* of the blocks */
+  mlfab__server_view *places; /* MLFAB_VIEWS_MAX of each worker */
+  uint32_t nplaces;
+  uint32_t views, lost; /* that are out, or lost; that are lost */
+  struct mlfab__server_retired *retired, *spare;
+};
+
+/* Attaches the group. Errors: MEMORY. share: before there is a model: its blocks will be in memory that processes of the host
+ * share. */
+MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_memory_table *on,
+                                        mlfab__shm_memory *memory);
+/* Frees all of a store but the blocks that have references from outside of it: unref, then free them. There are no holders. */
+MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
+
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * core/lend/views.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h, and view.c for the worker.
+ *
+ * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
+ * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
+ * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
+ * copy.
+ *
+ *    free --PULL--> ASKED --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
+ *                      '--the pull has ended--> free  '--its link is lost--> LOST --all pages are renewed--> free
+ *
+ * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
+ * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
+ *
+ * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
+ * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
+ * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
+
+#include <stdlib.h>
+
+enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
+
+/* A store that the server has no more. */
+struct mlfab__server_retired {
+  struct mlfab__server_retired *next;
+  mlfab__store store;
+};
+
+/* The worker's view that is OUT; a lost one may have the same number. */
+static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
+                                      uint64_t request) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
+    if (request != 0 && view->request == request && view->pinned && !view->lost) return view;
+  }
+  return NULL;
+}
+
+static int views_has(const mlfab__server *server, uint32_t worker, uint64_t request) {
+  return views_find(server, worker, request) != NULL;
+}
+
+/* Is there a view of this store? */
+static int views_of(const mlfab__server *server, const mlfab__store *store) {
+  for (uint32_t i = 0; i < server->lending->nplaces; i++) {
+    const mlfab__server_view *view = &server->lending->places[i];
+    if (view->request != 0 && view->store == store) return 1;
+  }
+  return 0;
+}
+
+static void views_drop(mlfab__server *server, mlfab__server_view *view) {
+  mlfab__store *store = view->store;
+  for (uint32_t i = 0; i < view->nblocks; i++) mlfab__store_unref(store, view->blocks[i]);
+  view->request = 0;
+  view->store = NULL;
+  view->pinned = 0;
+  view->nblocks = view->nruns = 0;
+  server->lending->views--;
+  server->lending->lost -= view->lost != 0;
+  view->lost = 0;
+  if (store == &server->store || views_of(server, store)) return;
+  struct mlfab__server_retired **at = &server->lending->retired;
+  while (&(*at)->store != store) at = &(*at)->next;
+  struct mlfab__server_retired *gone = *at;
+  *at = gone->next;
+  mlfab__store_free(server->env, &gone->store);
+  mlfab__free(server->env, gone, sizeof *gone);
+}
+
+/* --- what a view is of --- */
+
+/* Room for one more block and run. Errors: MEMORY. */
+static int views_grow(mlfab__env *env, mlfab__server_view *view) {
+  uint32_t *blocks = mlfab__grow(env, view->blocks, &view->block_room, (uint64_t)view->nblocks + 1,
+                                 sizeof *blocks);
+  if (!blocks) return MLFAB_ERR_MEMORY;
+  view->blocks = blocks;
+  mlfab__server_run *runs =
+      mlfab__grow(env, view->runs, &view->run_room, (uint64_t)view->nruns + 1, sizeof *runs);
+  if (!runs) return MLFAB_ERR_MEMORY;
+  view->runs = runs;
+  return 0;
+}
+
+/* Appends bytes of a block. Errors: MEMORY. */
+static int views_append(mlfab__server *server, mlfab__server_view *view,
+                        const mlfab__server_run *piece) {
+  if ((view->nblocks == view->block_room || view->nruns == view->run_room) &&
+      views_grow(server->env, view))
+    return MLFAB_ERR_MEMORY;
+  mlfab__store_ref(&server->store, piece->block);
+  view->blocks[view->nblocks++] = piece->block;
+  mlfab__server_run *last = view->nruns > 0 ? &view->runs[view->nruns - 1] : NULL;
+  if (last && last->file == piece->file && last->at + last->bytes == piece->at &&
+      last->offset + last->bytes == piece->offset)
+    last->bytes += piece->bytes;
+  else
+    view->runs[view->nruns++] = *piece;
+  return 0;
+}
+
+/* How many bytes from `at` on belong to one file, whose number is in row->file; 0: they belong to none. *row: the last
+ * answer of the memory, all zero at first. */
+static uint64_t views_row(const mlfab__slab_areas *slab, mlfab__server_run *row,
+                          const uint8_t *at) {
+  uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
+  if (in_row < row->bytes) return row->bytes - in_row;
+  *row = (mlfab__server_run){.at = at};
+  row->file = slab->on->file(slab->memory, at, &row->bytes);
+  return row->bytes;
+}
+
+/* Lists the bytes [offset, end) of one slice. The pages of one block may belong to two files: when a link is lost, the transport
+ * renews the pages that were lent to it. Errors: MEMORY; UNSUPPORTED: they are not in memory that is shared. */
+static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlfab__server_run *row,
+                            const mlfab__shard_slice *s, uint64_t offset, uint64_t end) {
+  const mlfab__store *store = &server->store;
+  uint64_t in_block = (offset - s->offset) % store->block_bytes;
+  const uint32_t *block = &store->w[s->first + (offset - s->offset) / store->block_bytes];
+  while (offset < end) {
+    const uint8_t *at = store->blocks[*block].data + in_block;
+    uint64_t row_bytes = views_row(&server->lending->slab, row, at);
+    if (row_bytes == 0) return MLFAB_ERR_UNSUPPORTED;
+    uint64_t bytes = mlfab__min(mlfab__min(end - offset, store->block_bytes - in_block), row_bytes);
+    mlfab__server_run piece = {at, offset, bytes, row->file, *block};
+    if (views_append(server, view, &piece)) return MLFAB_ERR_MEMORY;
+    offset += bytes;
+    in_block += bytes;
+    if (in_block == store->block_bytes) block++, in_block = 0;
+  }
+  view->version = mlfab__max(view->version, s->version);
+  view->oldest = mlfab__min(view->oldest, s->version);
+  return 0;
+}
+
+/* Lists the bytes that a pull asks for. Errors as views_list_slice. */
+static int views_list(mlfab__server *server, const mlfab__server_pull *pull,
+                      mlfab__server_view *view) {
+  const mlfab__store *store = &server->store;
+  mlfab__server_run row = {0};
+  if (store->ghost || store->memory || !server->lending->slab.on) return MLFAB_ERR_UNSUPPORTED;
+  for (uint32_t i = 0; i < pull->segments_used; i++) {
+    uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes, until;
+    const mlfab__shard_slice *s =
+        &store->slices[store->local[mlfab__layout_slice_at(&server->layout, offset)]];
+    for (; offset < end; offset = until, s++) {
+      until = mlfab__min(end, s->offset + s->bytes);
+      int code = views_list_slice(server, view, &row, s, offset, until);
+      if (code) return code;
+    }
+  }
+  return 0;
+}
+
+static int views_before(const void *one, const void *two) {
+  const mlfab__server_run *a = one, *b = two;
+  if (a->file != b->file) return a->file < b->file ? -1 : 1;
+  return a->at < b->at ? -1 : a->at > b->at;
+}
+
+/* The largest run in the same file as this one. */
+static const mlfab__server_run *views_largest(const mlfab__server_view *view, uint32_t run) {
+  uint64_t file = view->runs[run].file;
+  const mlfab__server_run *largest = &view->runs[run];
+  while (run > 0 && view->runs[run - 1].file == file) run--;
+  for (; run < view->nruns && view->runs[run].file == file; run++)
+    if (view->runs[run].bytes > largest->bytes) largest = &view->runs[run];
+  return largest;
+}
+
+/* Can each frame have a bulk that a transport refers to? */
+static int views_tells(const mlfab__server_view *view) {
+  for (uint32_t i = 0; i < view->nruns; i++) {
+    if ((i == 0 || view->runs[i].file != view->runs[i - 1].file) &&
+        views_largest(view, i)->bytes < MLFAB__VIEW_LEAST + 8)
+      return 0;
+  }
+  return view->nruns > 0 && view->nruns <= VIEW_RUNS;
+}
+
+/* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
+static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
+  mlfab__server_view *views = &server->lending->places[worker * MLFAB_VIEWS_MAX];
+  int code = MLFAB_ERR_LIMIT;
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    *view_p = &views[i];
+    if (views[i].request == 0) return 0;
+    if (views[i].lost) code = MLFAB_ERR_UNSUPPORTED;
+  }
+  return code;
+}
+
+static int views_ask(mlfab__server *server, mlfab__server_pull *pull, uint32_t ask) {
+  mlfab__server_view *view;
+  int code = views_place(server, pull->worker, &view);
+  if (code) return code;
+  view->request = pull->request;
+  view->ask = ask;
+  pull->view = view;
+  return 0;
+}
+
+static void views_over(mlfab__server *server, mlfab__server_pull *pull) {
+  (void)server;
+  if (pull->view->request == pull->request && !pull->view->pinned) pull->view->request = 0;
+  pull->view = NULL;
+}
+
+static int views_pinned(const mlfab__server_pull *pull) { return pull->view->pinned; }
+
+static int views_pin(mlfab__server *server, mlfab__server_pull *pull) {
+  struct mlfab__server_lending *lending = server->lending;
+  mlfab__server_view *view = pull->view;
+  if (!lending->spare) lending->spare = mlfab__alloc(server->env, sizeof *lending->spare);
+  if (!lending->spare) return MLFAB_ERR_MEMORY;
+  view->store = &server->store;
+  view->version = 0;
+  view->oldest = UINT64_MAX;
+  view->next = 0;
+  view->pinned = 1;
+  lending->views++;
+  int code = views_list(server, pull, view);
+  if (!code && view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, views_before);
+  if (!code && !views_tells(view)) code = MLFAB_ERR_UNSUPPORTED;
+  if (code) views_drop(server, view);
+  return code;
+}
+
+/* --- frames --- */
+
+static int views_next(const mlfab__server_pull *pull, mlfab__frame_out *frame) {
+  const mlfab__server_view *view = pull->view;
+  const mlfab__server_run *first = &view->runs[view->next];
+  const mlfab__server_run *largest = views_largest(view, view->next);
+  const uint8_t *bulk = largest->at + (8 - (uintptr_t)largest->at % 8) % 8;
+  mlfab__view out = {view->request, view->version, first->file, view->ask, 0, 0, view->oldest};
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  for (; out.runs < MLFAB__VIEW_RUNS_MAX && view->next + out.runs < view->nruns; out.runs++) {
+    const mlfab__server_run *run = first + out.runs;
+    if (run->file != first->file) break;
+    runs[out.runs] = (mlfab__view_run){run->offset, run->bytes,
+                                       (uint64_t)(uintptr_t)run->at - (uint64_t)(uintptr_t)bulk};
+  }
+  if (view->next + out.runs == view->nruns) out.flags = MLFAB__MODEL_LAST;
+  frame->type = MLFAB__VIEW;
+  frame->bulk = bulk;
+  frame->bulk_bytes = MLFAB__VIEW_LEAST;
+  frame->token = (uint64_t)largest->block + 1;
+  frame->note[0] = out.runs;
+  frame->meta_bytes = mlfab__encode_view(frame->meta, &out, runs);
+  return 1;
+}
+
+static int views_taken(mlfab__server *server, const mlfab__server_pull *pull,
+                       const mlfab__frame_out *frame) {
+  mlfab__server_view *view = pull->view;
+  for (uint64_t i = 0; i < frame->note[0]; i++)
+    server->stats->pull_raw_bytes += view->runs[view->next++].bytes;
+  return view->next == view->nruns;
+}
+
+/* --- the end of views --- */
+
+static void views_end(mlfab__server *server, uint32_t worker, uint64_t request) {
+  mlfab__server_view *view = views_find(server, worker, request);
+  if (view) views_drop(server, view);
+}
+
+static uint64_t views_whole(uint64_t bytes, uint64_t block) {
+  return (bytes + block - 1) / block * block;
+}
+
+/* Renews pages of a lost view, VIEW_RENEWS bytes and at most a block more, and drops the view when all are renewed. It renews whole
+ * blocks, so that a block of whole pages stays in one file. */
+static void views_renew(mlfab__server *server, mlfab__server_view *view) {
+  const mlfab__slab_areas *slab = &server->lending->slab;
+  uint64_t block = view->store->block_bytes;
+  for (uint64_t done = 0, n; view->next < view->nruns && done < VIEW_RENEWS; done += n) {
+    const mlfab__server_run *run = &view->runs[view->next];
+    const uint8_t *first = view->store->blocks[run->block].data;
+    uint64_t all = views_whole((uint64_t)(run->at - first) + run->bytes, block);
+    n = mlfab__min(all - view->renewed, views_whole(VIEW_RENEWS - done, block));
+    /* Without memory for it the reader may see later commits. */
+    (void)slab->on->renew(slab->memory, first + view->renewed, n);
+    view->renewed += n;
+    if (view->renewed < all) continue;
+    view->renewed = 0;
+    view->next++;
+  }
+  if (view->next == view->nruns) views_drop(server, view);
+}
+
+static void views_lost(mlfab__server *server, uint32_t worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
+    if (view->request == 0 || !view->pinned || view->lost) continue;
+    view->lost = 1;
+    view->next = 0;
+    view->renewed = 0;
+    server->lending->lost++;
+  }
+}
+
+static void views_left(mlfab__server *server, uint32_t worker) {
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
+    if (view->request != 0 && view->pinned && !view->lost) views_drop(server, view);
+  }
+}
+
+static void views_tick(mlfab__server *server) {
+  for (uint32_t i = 0; i < server->lending->nplaces && server->lending->lost > 0; i++) {
+    mlfab__server_view *view = &server->lending->places[i];
+    if (!view->lost) continue;
+    views_renew(server, view);
+    return;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store) {
+  uint32_t *places[] = {store->w, store->next, store->sum};
+  for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
+    for (uint32_t p = 0; p < store->positions; p++)
+      mlfab__store_put(store, &places[k][p], MLFAB__NO_BLOCK);
+  }
+  mlfab__store_free_places(env, store);
+  for (uint32_t i = 0; i < store->nblocks; i++) {
+    if (store->blocks[i].refs == 0) mlfab__store_free_block(env, store, &store->blocks[i]);
+  }
+  const mlfab__store left = {.memory = store->memory,
+                             .slab = store->slab,
+                             .block_bytes = store->block_bytes,
+                             .blocks = store->blocks,
+                             .nblocks = store->nblocks,
+                             .free_head = MLFAB__NO_BLOCK,
+                             .ghost = store->ghost};
+  *store = left;
+}
+
+static void views_retire(mlfab__server *server, int late) {
+  mlfab__env *env = server->env;
+  int read = server->closing || server->lending->views > 0 || late;
+  if (server->lending->views == 0 || !views_of(server, &server->store)) {
+    /* Workers map areas until another file takes their place; nobody reads them now. */
+    server->lending->slab.empties = !read;
+    mlfab__store_free(env, &server->store);
+    server->lending->slab.empties = 0;
+    return;
+  }
+  struct mlfab__server_retired *retired = server->lending->spare;
+  server->lending->spare = NULL;
+  mlfab__views_keep(env, &server->store);
+  retired->store = server->store;
+  retired->next = server->lending->retired;
+  server->lending->retired = retired;
+  for (uint32_t i = 0; i < server->lending->nplaces; i++) {
+    mlfab__server_view *view = &server->lending->places[i];
+    if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
+  }
+  memset(&server->store, 0, sizeof server->store);
+}
+
+/* A transport of this host refers to blocks in shared memory,
+ * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
+ * is faster through the ring, because the server and the worker share the work. */
+static int views_copies(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
+  if (!server->lending->slab.on || !server->peers[worker].local) return 0;
+  return bytes < MLFAB__VIEW_LEAST ||
+         (server->workers == 1 && server->layout.bytes >= MLFAB__STREAM_BYTES);
+}
+
+static void views_free(mlfab__server *server) {
+  struct mlfab__server_lending *lending = server->lending;
+  mlfab__env *env = server->env;
+  for (uint32_t i = 0; i < lending->nplaces; i++) {
+    mlfab__server_view *view = &lending->places[i];
+    if (view->pinned) views_drop(server, view);
+    mlfab__free(env, view->blocks, view->block_room * sizeof *view->blocks);
+    mlfab__free(env, view->runs, view->run_room * sizeof *view->runs);
+  }
+  assert(!lending->slab.areas);
+  if (lending->spare) mlfab__free(env, lending->spare, sizeof *lending->spare);
+  mlfab__free(env, lending->places, lending->nplaces * sizeof *lending->places);
+  mlfab__free(env, lending, sizeof *lending);
+}
+
+MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server) {
+  static const mlfab__server_lender lender = {
+      views_ask, views_over, views_pinned, views_pin,  views_next,   views_taken,  views_has,
+      views_end, views_lost, views_left,   views_tick, views_copies, views_retire, views_free};
+  struct mlfab__server_lending *lending = mlfab__alloc(server->env, sizeof *lending);
+  if (!lending) return MLFAB_ERR_MEMORY;
+  lending->nplaces = server->workers * MLFAB_VIEWS_MAX;
+  lending->places = mlfab__alloc_array(server->env, lending->nplaces, sizeof *lending->places);
+  if (!lending->places) {
+    mlfab__free(server->env, lending, sizeof *lending);
+    return MLFAB_ERR_MEMORY;
+  }
+  lending->slab.slab = (mlfab__slab){mlfab__slab_take, mlfab__slab_give};
+  server->lending = lending;
+  server->lender = &lender;
+  server->slab = &lending->slab.slab;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_memory_table *on,
+                                        mlfab__shm_memory *memory) {
+  server->lending->slab.on = on;
+  server->lending->slab.memory = memory;
+}
+#endif /* MLFAB_WITH_LEND */
 
 /* ==============================================================================================
  * core/reshard/reshard_wire.h
@@ -48104,7 +48141,7 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
   }
   mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
-  mlfab__views_retire(server);
+  mlfab__blocks_retire(server);
   mlfab__layout_free(env, &server->layout);
   server->layout = shift->layout;
   server->store = shift->store;
@@ -50390,7 +50427,6 @@ enum { MLFAB__RECORD_NAME = 64, MLFAB__RECORD_PATH = MLFAB__TEXT_MAX + MLFAB__RE
 typedef struct mlfab__record_name {
   uint64_t number;
   int manifest, part;
-  uint32_t server, servers; /* of a shard */
 } mlfab__record_name;
 
 /* 1 when the `bytes` bytes are the name of a checkpoint's file. */
@@ -50508,8 +50544,6 @@ MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__r
                          servers > MLFAB__CHECKPOINT_SHARDS_MAX || server >= servers))
     return 0;
   out->part = record_text(&name, end, ".part");
-  out->server = (uint32_t)server;
-  out->servers = (uint32_t)servers;
   return name == end;
 }
 
@@ -55304,7 +55338,7 @@ typedef struct mlfab__voters {
   mlfab__port port;           /* peers are voters */
   mlfab__port in;             /* their links to us, on which their votes come */
   mlfab__filer files, *filer; /* filer NULL: without a directory */
-  uint32_t n, copies;         /* shards; copies: of all servers */
+  uint32_t n;                 /* shards */
   mlfab__voter_shard *shards;
   enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
   uint64_t retry_ns; /* after an error of the file; 0: none */
@@ -57530,7 +57564,6 @@ typedef struct mlfab__trace_record {
 } mlfab__trace_record;
 
 typedef struct mlfab__trace_lane {
-  uint32_t lane;
   int named;                            /* LANE is in the ring */
   uint64_t last_ns;                     /* end of the last run */
   uint64_t frames;                      /* of the present run; 0: there is none */
@@ -57613,7 +57646,6 @@ static mlfab__trace_lane *trace_lane(mlfab__trace *t, uint32_t lane, uint64_t no
     if (mlfab__map_put(t->env, &t->places, (uint64_t)lane + 1, t->nlanes)) return NULL;
     place = t->nlanes++;
     memset(&lanes[place], 0, sizeof *lanes);
-    lanes[place].lane = lane;
   }
   mlfab__trace_lane *found = &t->lanes[place];
   const mlfab__trace_record name = {.at_ns = now_ns, .lane = lane, .kind = MLFAB__TRACE_LANE};
@@ -58062,8 +58094,7 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
  * several ranks and nothing says which one this is, or when a launcher has started several workers and nobody has said
  * where they meet. */
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error);
-/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
- * wrong. */
+/* calls_sched.c: the schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error);
 
@@ -58094,37 +58125,8 @@ static int complete_texts_end(const mlfab_config *c) {
          memchr(c->metrics, 0, sizeof c->metrics) && memchr(c->trace, 0, sizeof c->trace);
 }
 
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error) {
-  mlfab_schedule_init(schedule);
-  if (given->size == 0) return 0;
-  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "schedule.size is not set (call mlfab_schedule_init)");
-  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
-  schedule->size = sizeof *schedule;
-  const struct {
-    const char *name;
-    uint32_t value, most;
-  } flags[] = {{"best", schedule->best, 1},
-               {"whole", schedule->whole, 1},
-               {"no_aggregation", schedule->no_aggregation, 1},
-               {"no_distribution", schedule->no_distribution, 1},
-               {"reserved", schedule->reserved, 0}};
-  for (size_t i = 0; i < MLFAB__COUNT(flags); i++) {
-    if (flags[i].value > flags[i].most)
-      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "schedule.%s is %u, must be 0%s", flags[i].name,
-                         flags[i].value, flags[i].most ? " or 1" : "");
-  }
-  if (schedule->delay_bound > 0) return 0;
-  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
-                     "dropped (MLFAB_UNBOUNDED: no bound)");
-}
-
 /* The members about the scheduler. */
 static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
-  mlfab_schedule schedule;
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
   if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
   if (own && c->roles != MLFAB_ROLE_SCHEDULER)
@@ -58134,12 +58136,8 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
                                  "MLFAB_ROLE_SCHEDULER needs scheduler = MLFAB_SCHEDULER_OWN");
   if (own && c->rank != 0)
     return complete_config_error(error, "the rank of the scheduler process must be 0");
-  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
-  if (code) {
-    error->code = MLFAB_ERR_CONFIG;
-    return MLFAB_ERR_CONFIG;
-  }
-  c->schedule = schedule;
+  /* Without a scheduler its default counts; else compose.c has it checked. */
+  if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
   /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
@@ -59254,6 +59252,7 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_checkpoint;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
 
 /* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that
  * can run in the arena begins as an outside call, and *shared is filled. */
@@ -59273,9 +59272,6 @@ MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *a
                                          uint32_t align, int ways);
 /* The same for the member `data` of the call. */
 MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent);
-
-/* The call's timeout_ns; 0: it does not say. *at_p is its place in the options, or 0: it is the descriptor's. */
-MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p);
 
 
 /* ==============================================================================================
@@ -59376,10 +59372,6 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_PULL:
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_PULL_VIEW:
-      return mlfab__worker_pull_view(worker, c->bufs, c->n, c->options, c->info_p, now, r, error);
-    case MLFAB_CALL_VIEW_RELEASE:
-      return mlfab__worker_view_release(worker, c->count, c->data, error);
     case MLFAB_CALL_FINISH:
       code = mlfab__worker_finish(worker, timeout, now, r, error);
       if (!code)
@@ -59434,8 +59426,8 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
                    [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE},
-                   [MLFAB_CALL_PULL_VIEW] = {calls_core, 0},
-                   [MLFAB_CALL_VIEW_RELEASE] = {calls_core, CALLS_AT_ONCE}};
+                   [MLFAB_CALL_PULL_VIEW] = {mlfab__calls_lend, 0},
+                   [MLFAB_CALL_VIEW_RELEASE] = {mlfab__calls_lend, CALLS_AT_ONCE}};
 
 /* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {
@@ -59490,24 +59482,6 @@ MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
   int code = calls_kinds[call->kind].begin(&e);
   (void)mlfab__node_return(node, 0, &error);
   return code;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_p) {
-  size_t at = 0;
-  uint64_t timeout_ns = 0;
-  if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
-    at = offsetof(mlfab_push_options, timeout_ns);
-  else if (call->kind == MLFAB_CALL_PULL || call->kind == MLFAB_CALL_PULL_VIEW)
-    at = offsetof(mlfab_pull_options, timeout_ns);
-  else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
-    at = offsetof(mlfab_collective, timeout_ns);
-  *at_p = 0;
-  if (at == 0) return call->timeout_ns;
-  /* All options begin with their size. */
-  if (!call->options || *(const uint32_t *)call->options < at + sizeof timeout_ns) return 0;
-  *at_p = at;
-  memcpy(&timeout_ns, (const char *)call->options + at, sizeof timeout_ns);
-  return timeout_ns;
 }
 
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
@@ -59623,7 +59597,7 @@ typedef struct mlfab__context_choice {
   int spare;           /* 1: if it cannot be opened, the others do */
   uint32_t neighbours; /* as in mlfab_transport_options */
   /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
-  const struct mlfab__shm_memory_table *shm_memory;
+  const struct mlfab__context_areas *areas;
   const struct mlfab__shm_coll_table *shm_coll;
 } mlfab__context_choice;
 
@@ -59632,6 +59606,18 @@ typedef struct mlfab__context_transport {
   void *self;
   uint32_t links; /* that are up */
 } mlfab__context_transport;
+
+/* Memory that other processes of the host may map: core/open/areas.c, where views or collectives are compiled in. */
+typedef struct mlfab__context_areas {
+  /* open: ctx->memory. Errors: MEMORY. close: frees it, and all that is in it. */
+  int (*open)(mlfab *ctx);
+  void (*close)(mlfab *ctx);
+  /* There is a node, and nothing has moved: gives its roles the memory. */
+  void (*share)(mlfab *ctx);
+  /* Zeroed bytes; NULL: use ordinary memory. */
+  void *(*alloc)(mlfab *ctx, uint64_t bytes);
+  void (*release)(mlfab *ctx, void *at);
+} mlfab__context_areas;
 
 typedef struct mlfab__context_turn
     mlfab__context_turn; /* shared.c: a call that may use the arena */
@@ -59698,41 +59684,6 @@ typedef struct mlfab__context_stager {
   /* Nodes and transports are closed. */
   void (*free)(mlfab *ctx, int child);
 } mlfab__context_stager;
-
-/* What becomes of a collective that may go from device to device. */
-enum mlfab__direct_told {
-  MLFAB__DIRECT_WAITS, /* nothing has moved */
-  MLFAB__DIRECT_MOVED,
-  MLFAB__DIRECT_STAGED, /* it goes by the host, on all workers, and nothing has been written */
-  MLFAB__DIRECT_OVER,   /* it has succeeded */
-  MLFAB__DIRECT_FAILED  /* it has failed, and the other workers know */
-};
-typedef struct mlfab__direct_call mlfab__direct_call;
-
-/* Collectives from device to device: direct.c, from mlfab_device_share on. The stager asks; all need the lock. */
-typedef struct mlfab__context_direct {
-  /* 1: a call that the members have agreed on: all begin it by `begin`, whatever their memory. */
-  int (*wants)(const mlfab *ctx, const mlfab_call *call);
-  /* `call` is borrowed until `free`, and is made at its turn. NULL: out of memory. */
-  mlfab__direct_call *(*begin)(mlfab *ctx, const mlfab_call *call, uint64_t deadline_ns);
-  /* A value of enum mlfab__direct_told. turn: earlier calls have begun. *inner_p: the request of a meeting under way,
-   * which ends by itself, or 0. */
-  int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
-              mlfab_error *error);
-  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
-   * it, and it does not go by the host. */
-  int (*fenced)(const mlfab__direct_call *c);
-  const char *(*why)(
-      const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
-  /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
-  void (*leave)(mlfab *ctx, mlfab__direct_call *c);
-  int (*quiet)(mlfab *ctx,
-               mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
-  void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
-  void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
-  /* Of the context; the device is still there. */
-  void (*close)(mlfab *ctx, int child);
-} mlfab__context_direct;
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -59810,13 +59761,13 @@ struct mlfab {
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
-  const mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
+  const struct mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
   struct mlfab__direct *shares;
   /* Memory that other processes of the host may map, and collectives in it. */
-  const struct mlfab__shm_memory_table *shm_memory; /* NULL: no transport has one */
-  struct mlfab__shm_memory *memory;                 /* or NULL */
-  const mlfab__context_sharing *sharing;            /* NULL: not compiled in */
-  const struct mlfab__shm_coll_table *shm_coll;     /* NULL: no transport has one */
+  const mlfab__context_areas *areas;            /* NULL: no transport has one */
+  struct mlfab__shm_memory *memory;             /* or NULL */
+  const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
   struct mlfab__shm_coll *arena;
   int arena_tried;            /* the arena was made, or cannot be made */
   int arena_runs;             /* a thread is in a call of the arena, without the lock */
@@ -60908,10 +60859,10 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.timeout_ns = c->timeout_ns;
   options.lend = c->mpi_lend;
   options.neighbours = choice->neighbours;
-  if (!ctx->shm_memory && choice->shm_memory) {
-    ctx->shm_memory = choice->shm_memory;
-    ctx->memory = ctx->shm_memory->create(&ctx->env);
-    if (!ctx->memory) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
+  if (!ctx->areas && choice->areas) {
+    ctx->areas = choice->areas;
+    if (ctx->areas->open(ctx))
+      return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
   }
   options.memory = ctx->memory;
   mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
@@ -60949,7 +60900,6 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
-  if (ctx->direct) ctx->direct->close(ctx, child);
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
     mlfab__server_disown(ctx->node->parts->server);
   mlfab_node_close(&ctx->node);
@@ -60959,7 +60909,7 @@ static void context_free(mlfab *ctx) {
     mlfab__context_free_memory(ctx, memory);
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
-  if (ctx->memory && !ctx->arena_runs) ctx->shm_memory->destroy(&ctx->memory);
+  if (ctx->memory && !ctx->arena_runs) ctx->areas->close(ctx);
   if (ctx->observer) ctx->observer->free(ctx, child);
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
@@ -61067,11 +61017,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
-  if (!code && ctx->memory && ctx->node->parts) {
-    const mlfab__parts *parts = ctx->node->parts;
-    if (parts->server) mlfab__server_share(parts->server, ctx->shm_memory, ctx->memory);
-    if (parts->worker) mlfab__worker_share(parts->worker, ctx->shm_memory, ctx->memory);
-  }
+  if (!code && ctx->memory && ctx->node->parts) ctx->areas->share(ctx);
   if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
@@ -62687,7 +62633,7 @@ static int memory_rests(mlfab *ctx, void *what) {
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
   (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP tells of it */
-  if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes, 0);
+  if (ctx->memory) memory->at = ctx->areas->alloc(ctx, memory->bytes);
   memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
@@ -62741,7 +62687,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
-    if (found->shared) ctx->shm_memory->release(ctx->memory, found->at, 0);
+    if (found->shared) ctx->areas->release(ctx, found->at);
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
@@ -62864,33 +62810,6 @@ MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p) {
   return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
-}
-
-MLFAB_API int mlfab_pull_view(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                              const mlfab_pull_options *options, mlfab_view *view_p) {
-  SUBMIT(PULL_VIEW, NULL, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
-}
-
-MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                                    const mlfab_pull_options *options, mlfab_view *view_p,
-                                    mlfab_request *request_p) {
-  SUBMIT_START(PULL_VIEW, request_p, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
-}
-
-MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_VIEW_RELEASE,
-                           .count = view ? view->id : 0,
-                           .data = view ? (void *)(uintptr_t)view->parts : NULL};
-  int code = mlfab__submit(ctx, &call, 0, NULL, NULL);
-  mlfab__context_leave(ctx);
-  if (code) return code;
-  view->id = 0;
-  view->parts = NULL;
-  view->nparts = 0;
-  return 0;
 }
 
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
@@ -63885,6 +63804,34 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
 #if MLFAB_WITH_SCHED
 /* calls_sched.c - changing a fabric's schedule, and describing its plan. */
 
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error) {
+  mlfab_schedule_init(schedule);
+  if (given->size == 0) return 0;
+  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "schedule.size is not set (call mlfab_schedule_init)");
+  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
+  schedule->size = sizeof *schedule;
+  const struct {
+    const char *name;
+    uint32_t value, most;
+  } flags[] = {{"best", schedule->best, 1},
+               {"whole", schedule->whole, 1},
+               {"no_aggregation", schedule->no_aggregation, 1},
+               {"no_distribution", schedule->no_distribution, 1},
+               {"reserved", schedule->reserved, 0}};
+  for (size_t i = 0; i < MLFAB__COUNT(flags); i++) {
+    if (flags[i].value > flags[i].most)
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "schedule.%s is %u, must be 0%s", flags[i].name,
+                         flags[i].value, flags[i].most ? " or 1" : "");
+  }
+  if (schedule->delay_bound > 0) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
+                     "dropped (MLFAB_UNBOUNDED: no bound)");
+}
+
 MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   mlfab_node *node = e->node;
   mlfab_schedule s;
@@ -64079,6 +64026,49 @@ MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
 
 MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
 #endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/api/calls_lend.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* calls_lend.c - views. */
+
+MLFAB__INTERNAL int mlfab__calls_lend(const mlfab__call_in *in) {
+  const mlfab_call *c = in->call;
+  mlfab__worker *worker = in->node->parts->worker;
+  if (c->kind == MLFAB_CALL_VIEW_RELEASE)
+    return mlfab__worker_view_release(worker, c->count, c->data, in->error);
+  return mlfab__worker_pull_view(worker, c->bufs, c->n, c->options, c->info_p, in->node->now_ns,
+                                 in->request_p, in->error);
+}
+
+MLFAB_API int mlfab_pull_view(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                              const mlfab_pull_options *options, mlfab_view *view_p) {
+  SUBMIT(PULL_VIEW, NULL, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
+}
+
+MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                                    const mlfab_pull_options *options, mlfab_view *view_p,
+                                    mlfab_request *request_p) {
+  SUBMIT_START(PULL_VIEW, request_p, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
+}
+
+MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  const mlfab_call call = {.size = sizeof call,
+                           .kind = MLFAB_CALL_VIEW_RELEASE,
+                           .count = view ? view->id : 0,
+                           .data = view ? (void *)(uintptr_t)view->parts : NULL};
+  int code = mlfab__submit(ctx, &call, 0, NULL, NULL);
+  mlfab__context_leave(ctx);
+  if (code) return code;
+  view->id = 0;
+  view->parts = NULL;
+  view->nparts = 0;
+  return 0;
+}
+#endif /* MLFAB_WITH_LEND */
 
 /* ==============================================================================================
  * core/api/safetensors.c
@@ -64370,6 +64360,49 @@ MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, ui
   CONTEXT_LOOK(ctx, safetensors_load(ctx, path, bufs, n, names));
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/api/direct_table.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL || MLFAB_WITH_DEVICE
+/* direct_table.h - what staging.c asks of direct.c, where both are compiled in. */
+
+/* What becomes of a collective that may go from device to device. */
+enum mlfab__direct_told {
+  MLFAB__DIRECT_WAITS, /* nothing has moved */
+  MLFAB__DIRECT_MOVED,
+  MLFAB__DIRECT_STAGED, /* it goes by the host, on all workers, and nothing has been written */
+  MLFAB__DIRECT_OVER,   /* it has succeeded */
+  MLFAB__DIRECT_FAILED  /* it has failed, and the other workers know */
+};
+typedef struct mlfab__direct_call mlfab__direct_call;
+
+/* Collectives from device to device: direct.c, from mlfab_device_share on. The stager asks; all need the lock. */
+typedef struct mlfab__context_direct {
+  /* 1: a call that the members have agreed on: all begin it by `begin`, whatever their memory. */
+  int (*wants)(const mlfab *ctx, const mlfab_call *call);
+  /* `call` is borrowed until `free`, and is made at its turn. NULL: out of memory. */
+  mlfab__direct_call *(*begin)(mlfab *ctx, const mlfab_call *call, uint64_t deadline_ns);
+  /* A value of enum mlfab__direct_told. turn: earlier calls have begun. *inner_p: the request of a meeting under way,
+   * which ends by itself, or 0. */
+  int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
+              mlfab_error *error);
+  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
+   * it, and it does not go by the host. */
+  int (*fenced)(const mlfab__direct_call *c);
+  const char *(*why)(
+      const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
+  /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
+  void (*leave)(mlfab *ctx, mlfab__direct_call *c);
+  int (*quiet)(mlfab *ctx,
+               mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
+  void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
+  void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
+  /* Of the context; the device is still there. */
+  void (*close)(mlfab *ctx, int child);
+} mlfab__context_direct;
+
+#endif /* MLFAB_WITH_COLL || MLFAB_WITH_DEVICE */
 
 /* ==============================================================================================
  * core/api/staging.h
@@ -64980,11 +65013,30 @@ static staging_call *staging_copy(mlfab *ctx, const mlfab_call *call, uint32_t b
   return c;
 }
 
+/* The call's timeout_ns; 0: it does not say. *at_p is its place in the options, or 0: it is the descriptor's. */
+static uint64_t staging_timeout(const mlfab_call *call, size_t *at_p) {
+  size_t at = 0;
+  uint64_t timeout_ns = 0;
+  if (call->kind == MLFAB_CALL_PUSH || call->kind == MLFAB_CALL_PUSH_SPARSE)
+    at = offsetof(mlfab_push_options, timeout_ns);
+  else if (call->kind == MLFAB_CALL_PULL || call->kind == MLFAB_CALL_PULL_VIEW)
+    at = offsetof(mlfab_pull_options, timeout_ns);
+  else if (call->kind >= MLFAB_CALL_ALLREDUCE && call->kind <= MLFAB_CALL_BARRIER)
+    at = offsetof(mlfab_collective, timeout_ns);
+  *at_p = 0;
+  if (at == 0) return call->timeout_ns;
+  /* All options begin with their size. */
+  if (!call->options || *(const uint32_t *)call->options < at + sizeof timeout_ns) return 0;
+  *at_p = at;
+  memcpy(&timeout_ns, (const char *)call->options + at, sizeof timeout_ns);
+  return timeout_ns;
+}
+
 /* Gives the call the time that is left, counted from now on. */
 static void staging_set_timeout(mlfab *ctx, staging_call *c) {
   size_t at;
   uint64_t left = c->deadline_ns == MLFAB__NEVER ? 0 : c->deadline_ns - ctx->now_ns;
-  (void)mlfab__call_timeout(&c->call, &at);
+  (void)staging_timeout(&c->call, &at);
   if (c->deadline_ns != MLFAB__NEVER && left == 0) left = 1;
   if (at)
     memcpy((uint8_t *)(uintptr_t)c->call.options + at, &left, sizeof left);
@@ -65098,7 +65150,7 @@ static int staging_make(mlfab *ctx, const mlfab_call *call, staging_look *look, 
   mlfab__requests *table = &ctx->node->requests;
   staging_want want = {.bytes = look->direct ? 0 : look->bytes, .error = look->error};
   size_t ignored;
-  uint64_t began_ns = ctx->now_ns, timeout_ns = mlfab__call_timeout(call, &ignored);
+  uint64_t began_ns = ctx->now_ns, timeout_ns = staging_timeout(call, &ignored);
   timeout_ns = timeout_ns ? timeout_ns : table->timeout_ns;
   const uint64_t deadline = timeout_ns ? mlfab__add_sat(began_ns, timeout_ns) : MLFAB__NEVER;
   int code = staging_room(ctx, &want, deadline, waits);
@@ -69264,23 +69316,6 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
 /* From linux/futex.h, which is missing where the kernel's headers are not installed. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
 
-enum {
-  MLFAB__SHM_LINE = 64,  /* a rest of a page shorter than this belongs to what is before it */
-  MLFAB__SHM_FILES = 256 /* maximum files of a memory */
-};
-
-/* Where bytes are that others may map. */
-typedef struct mlfab__shm_span {
-  uint64_t number; /* of the file, from 1 */
-  uint64_t offset; /* of the bytes, in the file */
-  uint64_t file_bytes;
-  int fd;
-  int alone; /* 1: their pages hold nothing else of the caller's (M3) */
-} mlfab__shm_span;
-
-/* The file with this number is about to be closed. Called with the lock. */
-typedef void (*mlfab__shm_gone_fn)(void *user, uint64_t number);
-
 #if MLFAB_WITH_SHM /* otherwise unused */
 /* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
  * would raise SIGXFSZ (ulimit -f). */
@@ -69292,28 +69327,6 @@ MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes);
  * wrote would reach the other processes. */
 MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
                                      uint64_t from);
-
-/* Finds out where `bytes` at `at` are. 1, or 0: not in one file. The span stays as it is while the bytes are lent, or while the
- * caller has the lock. From any thread. look: with the lock. */
-MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *memory, const void *at,
-                                           uint64_t bytes, mlfab__shm_span *span_p);
-MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, const void *at,
-                                           uint64_t bytes, mlfab__shm_span *span_p);
-MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
-MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* As in the table. From any thread. */
-MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
-                                            uint64_t bytes);
-/* Is there a file with this number? */
-MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t number);
-/* Who is told of files that are closed; one at a time, NULL: nobody. */
-MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
-                                             void *user);
-/* map: a file of another process, sealed against shrinking, which has this number there; NULL on failure. unmap gives up that hold. memory may be NULL. */
-MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *memory, int fd,
-                                                     uint64_t bytes, uint64_t number);
-MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const uint8_t *at,
-                                             uint64_t bytes);
 #endif
 
 
@@ -69368,8 +69381,59 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
 #endif
 
 /* ==============================================================================================
+ * transports/shm_memory.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
+/* shm_memory.h - memory of this process that other processes of the host may map, for the transport and collectives. See
+ * core/base/shm_memory.h. */
+
+enum {
+  MLFAB__SHM_LINE = 64,  /* a rest of a page shorter than this belongs to what is before it */
+  MLFAB__SHM_FILES = 256 /* maximum files of a memory */
+};
+
+/* Where bytes are that others may map. */
+typedef struct mlfab__shm_span {
+  uint64_t number; /* of the file, from 1 */
+  uint64_t offset; /* of the bytes, in the file */
+  uint64_t file_bytes;
+  int fd;
+  int alone; /* 1: their pages hold nothing else of the caller's (M3) */
+} mlfab__shm_span;
+
+/* The file with this number is about to be closed. Called with the lock. */
+typedef void (*mlfab__shm_gone_fn)(void *user, uint64_t number);
+
+#if MLFAB_WITH_SHM /* otherwise unused */
+/* Finds out where `bytes` at `at` are. 1, or 0: not in one file. The span stays as it is while the bytes are lent, or while the
+ * caller has the lock. From any thread. look: with the lock. */
+MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *memory, const void *at,
+                                           uint64_t bytes, mlfab__shm_span *span_p);
+MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, const void *at,
+                                           uint64_t bytes, mlfab__shm_span *span_p);
+MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
+MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
+/* As in the table. From any thread. */
+MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
+                                            uint64_t bytes);
+/* Is there a file with this number? */
+MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t number);
+/* Who is told of files that are closed; one at a time, NULL: nobody. */
+MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
+                                             void *user);
+/* map: a file of another process, sealed against shrinking, which has this number there; NULL on failure. unmap gives up that hold. memory may be NULL. */
+MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *memory, int fd,
+                                                     uint64_t bytes, uint64_t number);
+MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const uint8_t *at,
+                                             uint64_t bytes);
+#endif
+
+#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
+
+/* ==============================================================================================
  * transports/shm_memory.c
  * ============================================================================================== */
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
 /* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
  * Pages of a guarded area are renewed into one file for all of the area, at the same offsets, until some are renewed again: so an
@@ -69848,155 +69912,43 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 }
 
 #endif
+#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
 /* ==============================================================================================
- * transports/shm.c
+ * transports/shm_link.c
  * ============================================================================================== */
-/* shm.c - carries frames between processes of one host through shared memory.
- *
- * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
- * delivered in place, and no system call is made while both sides are awake. A bulk in memory of mlfab_alloc is not
- * copied: the ring has a reference to it. It does not reach other hosts, does not authenticate beyond "same user, or
- * root", and computes no payload checksums.
- *
- * Addresses: "shm:<host>/<name>", where host is a hash of the boot and the network namespace, and name that
- * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds have
- * no name in a file system: nothing remains, however the processes end.
- *
- * Connecting. The connector sends one packet with three descriptors: the segment (a memfd that it created),
- * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps the segment, and answers
- * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line:
- * it ends when the peer ends, however it dies. Besides, it carries the descriptors of files that records refer to.
- *
- * Segment, sealed against shrinking and growing so that no access can fault:
- *
- *    0         control: lane[0] (connector to acceptor), lane[1] (acceptor to connector)
- *    64 KiB    ring of lane 0, at most 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
- *    then      ring of lane 1
- *
- * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split or
- * skipped at the end. Pages are allocated at first use, but a ring that is in use has all of them in time.
- *
- * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
- * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
- * the links that there are, if these are more. A ring that is smaller than 2.5 MiB carries no record of more than a
- * fourth of it, but for its head: the bulk of such a frame is copied into the sender's pool, and the record refers to
- * it. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
- * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
- * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
- *
- * Record, at a multiple of 64 bytes:
- *
- *    0   u64 word: bit 63, bit 62 if it refers, head bytes << 32, bulk bytes; 0 where no record has been published
- *    8   head (frame header and meta), padded to the next multiple of 64
- *    .   bulk, padded likewise; or in one line the reference: number of a file, offset of the bulk in it
- *
- * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is the position
- * modulo the ring size. Only the producer uses `head`; the consumer publishes `tail`:
- *   (1) tail <= head, and head - tail + 64 <= ring: the word at head belongs to the producer and is 0.
- *   (2) A record is published by one release store of its word, after its bytes and after a zero was
- *       written to the word behind it. So the consumer finds a record by reading the line that holds it,
- *       no index is shared, and a record is either complete or absent, even if its producer is killed at
- *       any instruction.
- *   (3) The consumer reads delivered frames between tail and its own position; it moves tail by a release
- *       store when a frame is released.
- * Nothing read from the segment is trusted: a word must give lengths within the limits of a frame, and a
- * tail must lie between the last one and head, or the link goes DOWN. Both limits keep every access within
- * the two mappings. A head is copied to private memory before it is checked. A hostile peer may change a
- * bulk while it is read, but not its length: code that reads bytes twice copies them first. A reference must lie within
- * a file that the peer has passed, sealed against shrinking; such files are mapped for reading only.
- *
- * References. A bulk that the caller lends (with a token), and whose pages hold nothing else (shm_memory.h), is lent on
- * to the peer until its frame is released: tail has passed its record (`lent`, in the order of sending). The peer is
- * told of a file before the first record that refers to it is published, so it reads the life line when it finds an
- * unknown number. Each end has SHM_FILES places for the other's files; a place is used again when its file is
- * gone and nothing in it is lent. When the bytes become the caller's before they are released (detach, disconnect,
- * DOWN), their pages are renewed: the peer may be stopped while it reads, and goes on with the old ones.
- *
- * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on this
- * word as a futex), ARMED (the program sleeps on fd()), POLLED (wait sleeps on the sockets, because
- * connections are being made or there is no link yet). 0 means awake.
- *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
- *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
- *             and make the one system call that ends the sleep
- * One of the two sees the other, so no wake-up is lost; only the side that takes the word makes the call,
- * so there is one call for each sleep. The producer's half (shm_settle) runs once per flush, not per send,
- * and in every poll that finds nothing. A producer without room publishes in `wants` the tail that it waits
- * for. Sleeping on the futex does not watch sockets, so it is divided into slices of 50 ms, after which
- * they are polled.
- *
- * States of a link: TRYING (the peer's queue of connections is full) -> CALLING (packet sent) -> UP, or
- * CALLED (the peer connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line ended:
- * records in the ring are still delivered, then DOWN) -> RETIRED (kept until the frames borrowed from its
- * ring are released).
- *
- * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
- *
- * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`, which
- * the others take only to change the list of links. */
+/* shm_link.c - what a link of the shared-memory transport writes: rings, bells, life lines. See shm.h, and shm.c. */
 
-#if !MLFAB_WITH_SHM
-const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
-#else
+/* ==============================================================================================
+ * transports/shm.h
+ * ============================================================================================== */
+/* shm.h - what the files of the shared-memory transport have in common: shm.c has the contracts of rings, bells and links.
+ *
+ * shm_link.c writes to rings and life lines, shm_lend.c has references and the pool, shm.c everything else. */
 
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
+typedef struct mlfab__shm_lend mlfab__shm_lend;
+
+#if MLFAB_WITH_SHM
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
+#include <sys/types.h>
 #include <time.h>
-#include <unistd.h>
-
-/* Words are shared between processes, so atomics must not use locks. */
-_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
 #define SHM_LINE 64u
 #define SHM_CONTROL 65536u /* a multiple of every page size in use */
 #define SHM_RING 2621440u  /* 2.5 MiB: the largest ring */
 #define SHM_RING_LEAST 131072u
-#define SHM_RINGS 25165824u /* 24 MiB: the rings of a node, one a neighbour */
-#define SHM_UNIT 65536u     /* of a pool */
-#define SHM_POOLED 524288u  /* bytes in the pool of a link that has more than two frames there */
 #define SHM_VALID (UINT64_C(1) << 63)
-#define SHM_SLICE_NS UINT64_C(50000000)
-#define SHM_DEAF_NS UINT64_C(100000000)
-#define SHM_MAGIC 0x314d4853u /* "SHM1": the form of shm_hello; the layout is of MLFAB_PROTOCOL */
-#define SHM_FILE_MAGIC 0x464d4853u
 #define SHM_REFERS (UINT64_C(1) << 62)
+#define SHM_PLAIN 1u /* in a hello */
 
 enum { SHM_ASLEEP = 1, SHM_ARMED = 2, SHM_POLLED = 4 };
 enum shm_state { SHM_TRYING, SHM_CALLING, SHM_CALLED, SHM_FAILED, SHM_UP, SHM_RETIRED };
 enum {
-  SHM_HALF_MAX = 64,  /* maximum connections without a packet */
-  SHM_BURST = 16,     /* frames taken from one link before the next link's turn */
-  SHM_NAME_MAX = 90,  /* of an abstract socket, after its prefix */
-  SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
-  SHM_REFER = 32768,  /* shorter bulks are copied: that is cheaper */
-  SHM_LENT = 512,     /* maximum references of a link that are not released */
-  SHM_LENT_FEW = 64,  /* likewise, of a link with a small ring */
-  SHM_FILES = 32,     /* maximum files of a peer that are mapped, */
-  SHM_PLACES,         /* and its pool, which has the last place */
-  SHM_UNITS = 4096,   /* of a pool: 256 MiB of addresses */
-  SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
+  SHM_NAME_MAX = 90, /* of an abstract socket, after its prefix */
+  SHM_SMALL = 448    /* bytes of a head that need no large buffer */
 };
-
-_Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
-                       SHM_LINE <
-                   SHM_RING,
-               "the largest ring holds two of the largest frames");
-_Static_assert(3 * SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX < SHM_RING_LEAST,
-               "every ring holds the largest head with a reference");
 
 /* One direction of a segment. Words of different writers are on different cache lines. */
 struct shm_lane {
@@ -70009,12 +69961,390 @@ struct shm_bell {
   _Alignas(64) _Atomic uint32_t state;
 };
 
-/* The first packet on a life line, in both directions. */
-struct shm_hello {
-  uint32_t magic, control_bytes, ring_bytes, protocol;
+struct shm_link {
+  /* Receiving; first, because an idle poll reads nothing else. */
+  uint8_t *rx;
+  _Atomic uint32_t rx_offset;
+  atomic_bool gone; /* the life line has ended */
+  /* Sending. */
+  atomic_bool blocked;
+  bool touched;   /* is in the list of links whose peer may need a wake-up */
+  bool published; /* ... because of a frame; otherwise because of room */
+  bool inbound;
+  bool plain;    /* the peer knows no references */
+  uint32_t ring; /* bytes of each */
+  uint32_t tx_offset;
+  uint8_t *tx;
+  uint64_t head, tail_seen;
+  uint64_t room;             /* blocked: the tail at which there is room; 0: at once */
+  _Atomic uint64_t wants;    /* copy of tx_lane->wants */
+  struct shm_refers *refers; /* of shm_lend.c, from the first reference on; or NULL */
+  struct shm_lane *tx_lane, *rx_lane;
+  struct shm_bell *bell; /* the peer's */
+  int event_fd;          /* the peer's */
+  int fd;                /* life line */
+  int segment_fd;        /* until it is mapped */
+  uint64_t rx_position;  /* behind the last frame delivered */
+  uint64_t released;
+  uint32_t borrowed; /* frames delivered and not released */
+  uint32_t number;   /* 0 until UP */
+  enum shm_state state;
+  int32_t code; /* FAILED: why */
+  int pid;
+  uint64_t token;
+  uint8_t *map;
+  struct shm_link *next;                   /* in the list of half-open or retired links */
+  char address[4 + 17 + SHM_NAME_MAX + 1]; /* the address dialled; "" for an inbound link */
 };
 
-/* The later ones, each with a descriptor. */
+/* Besides the ring, a FRAME event borrows a slot with the private copy of its head. */
+struct shm_slot {
+  struct shm_slot *next, *all;
+  struct shm_link *link;
+  struct shm_seen *seen; /* of shm_lend.c, from the first reference on; or NULL */
+  uint64_t end;          /* position behind the record */
+  uint8_t *large;        /* room for the largest head, allocated at first use */
+  _Alignas(16) uint8_t small[SHM_SMALL];
+};
+
+struct shm_sent {
+  uint32_t link; /* 0: no longer to be reported */
+  uint64_t token;
+};
+
+struct shm {
+  mlfab__env env;
+  pid_t pid; /* process that opened the transport */
+  uint32_t live_count, cursor, burst, busy;
+  struct shm_link **live; /* links that are UP; changed under lock */
+  struct shm_link **table, **touched;
+  uint32_t touched_count, capacity, links, next_number;
+  uint32_t blocked_count;
+  const mlfab__shm_lend *lend; /* NULL: left out */
+  struct shm_lender *lender;   /* its state */
+  struct shm_slot *free_slots, *all_slots;
+  struct shm_sent *sent; /* a ring of sent_capacity, a power of two */
+  uint32_t sent_first, sent_capacity;
+  _Atomic uint32_t sent_count, half_count, failed_count, up_count;
+  uint32_t inbound_count;
+  struct shm_link *half, *retired;
+  struct shm_bell *bell; /* this node's */
+  int bell_fd, event_fd, listen_fd, epoll_fd;
+  atomic_bool look; /* sockets may have events */
+  atomic_bool woken;
+  struct timespec looked;
+  _Atomic uint64_t deaf_ns; /* since when connections wait without a descriptor; 0: not */
+  uint64_t host;
+  _Atomic uint64_t fence;           /* see shm_fence */
+  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that timed out: for tests */
+  pthread_mutex_t lock;
+  char text[256]; /* text of the last DOWN or REFUSED */
+};
+
+/* References to memory that is lent, and the pool for small rings: shm_lend.c. */
+struct mlfab__shm_lend {
+  /* Of a transport: open makes t->lender. Errors: MEMORY. close: all links are gone. */
+  int (*open)(struct shm *t, const mlfab_transport_options *options);
+  void (*close)(struct shm *t);
+  /* wish: bytes of the rings that a new link is to have. meet: both ends have agreed on them, and the peer is not plain.
+   * Errors: MEMORY, REFUSED. free: the link is being freed, or the transport closed. */
+  uint32_t (*wish)(struct shm *t);
+  int (*meet)(struct shm *t, struct shm_link *link);
+  void (*free)(struct shm *t, struct shm_link *link);
+  /* The life line has something, or has ended. */
+  void (*hear)(struct shm *t, struct shm_link *link);
+  /* As of the table, of a bulk. 1: copy it into the ring. */
+  int (*send)(struct shm *t, struct shm_link *link, const void *head, uint32_t head_bytes,
+              const void *bulk, uint32_t bulk_bytes, uint64_t token);
+  /* The tail at which this end has something to do; room: because of its ring, or 0. */
+  uint64_t (*wants)(const struct shm_link *link, uint64_t room);
+  /* A record refers to a bulk: *bulk_p is its reference, and becomes the bulk. 1; 0: memory is short, try again later; or an error
+   * of the peer's. unsee: the frame is released. */
+  int (*see)(struct shm *t, struct shm_slot *slot, uint32_t bytes, const uint8_t **bulk_p);
+  void (*unsee)(struct shm_slot *slot);
+  /* back: 1: a SENT event of what a peer has released. take_back: as detach; token 0: all, and the link ends. */
+  int (*back)(struct shm *t, mlfab_io_event *event);
+  int (*take_back)(struct shm *t, struct shm_link *link, uint64_t token);
+};
+
+static inline _Atomic uint64_t *shm_word(uint8_t *ring, uint32_t offset) {
+  return (_Atomic uint64_t *)(void *)(ring + offset);
+}
+
+static inline uint32_t shm_up(uint32_t bytes) { return (bytes + SHM_LINE - 1) & ~(SHM_LINE - 1); }
+
+static inline uint32_t shm_forward(const struct shm_link *link, uint32_t offset, uint32_t bytes) {
+  offset += bytes;
+  return offset >= link->ring ? offset - link->ring : offset;
+}
+
+static inline void shm_touch(struct shm *t, struct shm_link *link) {
+  if (link->touched) return;
+  link->touched = true;
+  t->touched[t->touched_count++] = link;
+}
+
+/* NULL when MLFAB_WITH_LEND is 0. */
+MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void);
+
+/* shm_link.c - orders an earlier publication before the later read of a sleeper's word, and vice versa. */
+MLFAB__INTERNAL void mlfab__shm_fence(struct shm *t);
+/* Wakes a peer that sleeps at its bell. settle: those for which a frame was published, or the room made that they want. */
+MLFAB__INTERNAL void mlfab__shm_ring(struct shm *t, struct shm_bell *bell, int event_fd);
+MLFAB__INTERNAL void mlfab__shm_settle(struct shm *t);
+MLFAB__INTERNAL void mlfab__shm_close_fd(int *fd);
+MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, const int *fds,
+                                            uint32_t n);
+/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns what recvmsg does; *count_p: how many
+ * there were, UINT32_MAX if something is cut off. */
+MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
+                                               uint32_t room, uint32_t *count_p);
+/* Ends the life line. lose: because of its end (code 0), or for what the peer did; poll reports DOWN at the end of the ring. */
+MLFAB__INTERNAL void mlfab__shm_hang_up(struct shm *t, struct shm_link *link);
+MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int code);
+/* Publishes the tail at which this end has something to do. */
+MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link);
+/* Reads the consumer's tail. false: it is impossible, and the link goes DOWN. */
+MLFAB__INTERNAL bool mlfab__shm_see_tail(struct shm_link *link);
+/* Reports WRITABLE when the tail has reached `room`. Returns AGAIN. */
+MLFAB__INTERNAL int mlfab__shm_block(struct shm *t, struct shm_link *link, uint64_t room);
+/* Is there room for a record, and, if there is a token, for one more SENT? 0, AGAIN or PEER_CLOSED. */
+MLFAB__INTERNAL int mlfab__shm_room(struct shm *t, struct shm_link *link, uint32_t bytes,
+                                    uint64_t token);
+/* Publishes a record, whose bulk or reference is in its place. sent: its bulk is free at once. */
+MLFAB__INTERNAL void mlfab__shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
+                                        uint32_t head_bytes, uint32_t bytes, uint64_t word);
+MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t token);
+#endif
+
+/* transports/shm_link.c goes on. */
+
+#if MLFAB_WITH_SHM
+
+#include <limits.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+MLFAB__INTERNAL void mlfab__shm_fence(struct shm *t) {
+#if MLFAB__TSAN
+  atomic_fetch_add(&t->fence, 1);
+#else
+  (void)t;
+  atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Prefetches a line for writing, ownership included. */
+static inline void shm_link_prefetch(const uint8_t *line) {
+#if defined(__x86_64__)
+  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would prefetch for reading only */
+#elif defined(__GNUC__)
+  __builtin_prefetch(line, 1);
+#else
+  (void)line;
+#endif
+}
+
+MLFAB__INTERNAL void mlfab__shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
+  if (atomic_load_explicit(&bell->state, memory_order_relaxed) == 0) return;
+  uint32_t state = atomic_exchange(&bell->state, 0);
+  uint64_t one = 1;
+  if (state == 0) return;
+  atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
+  if (state & SHM_ASLEEP)
+    syscall(SYS_futex, &bell->state, MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  /* It does not block; if it fails, the counter is full and the descriptor readable. */
+  if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
+}
+
+MLFAB__INTERNAL void mlfab__shm_settle(struct shm *t) {
+  if (t->touched_count == 0) return;
+  mlfab__shm_fence(t);
+  for (uint32_t i = 0; i < t->touched_count; i++) {
+    struct shm_link *link = t->touched[i];
+    uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
+    if (link->published || (wants != 0 && link->released >= wants))
+      mlfab__shm_ring(t, link->bell, link->event_fd);
+    link->touched = link->published = false;
+  }
+  t->touched_count = 0;
+}
+
+MLFAB__INTERNAL void mlfab__shm_close_fd(int *fd) {
+  if (*fd >= 0) close(*fd);
+  *fd = -1;
+}
+
+MLFAB__INTERNAL bool mlfab__shm_packet_post(int fd, void *packet, size_t bytes, const int *fds,
+                                            uint32_t n) {
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(3 * sizeof(int))];
+  } control;
+  struct iovec part = {packet, bytes};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  if (n > 0) {
+    memset(&control, 0, sizeof control);
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(n * sizeof(int));
+    struct cmsghdr *item = CMSG_FIRSTHDR(&message);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(n * sizeof(int));
+    memcpy(CMSG_DATA(item), fds, n * sizeof(int));
+  }
+  return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
+}
+
+MLFAB__INTERNAL ssize_t mlfab__shm_packet_take(int fd, void *packet, size_t bytes, int *fds,
+                                               uint32_t room, uint32_t *count_p) {
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(3 * sizeof(int))];
+  } control;
+  struct iovec part = {packet, bytes};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
+  message.msg_controllen = sizeof control.bytes;
+  ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  uint32_t count = 0;
+  int extra = -1;
+  *count_p = 0;
+  if (n < 0) return n;
+  for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL;
+       item = CMSG_NXTHDR(&message, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= item->cmsg_len; i++, count++) {
+      int *to = count < room ? &fds[count] : &extra;
+      memcpy(to, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+      if (to == &extra) mlfab__shm_close_fd(&extra);
+    }
+  }
+  *count_p = message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) ? UINT32_MAX : count;
+  return n;
+}
+
+/* Ends the life line. Removes it from the epoll set explicitly, because a forked child that still holds the
+ * socket would otherwise keep it there. */
+MLFAB__INTERNAL void mlfab__shm_hang_up(struct shm *t, struct shm_link *link) {
+  if (link->fd >= 0) epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+  mlfab__shm_close_fd(&link->fd);
+}
+
+MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int code) {
+  link->code = code;
+  mlfab__shm_hang_up(t, link);
+  atomic_store(&link->gone, true);
+}
+
+/* There is room, or all that is lent has come back. What came back before, it sees when something else wakes it. */
+MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link) {
+  uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
+  if (link->refers != NULL) wants = t->lend->wants(link, wants);
+  if (wants == atomic_load_explicit(&link->wants, memory_order_relaxed)) return;
+  atomic_store_explicit(&link->tx_lane->wants, wants, memory_order_relaxed);
+  atomic_store(&link->wants, wants);
+}
+
+MLFAB__INTERNAL bool mlfab__shm_see_tail(struct shm_link *link) {
+  uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
+  if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
+    link->code = MLFAB_ERR_FRAME;
+    atomic_store(&link->gone, true);
+    return false;
+  }
+  link->tail_seen = tail;
+  return true;
+}
+
+MLFAB__INTERNAL int mlfab__shm_block(struct shm *t, struct shm_link *link, uint64_t room) {
+  link->room = room;
+  if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
+  mlfab__shm_want(t, link);
+  return MLFAB_ERR_AGAIN;
+}
+
+/* The slow path: reads the consumer's tail, and if there is still no room, publishes the tail to wait for. */
+static int shm_link_full(struct shm *t, struct shm_link *link, uint32_t bytes) {
+  if (!mlfab__shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
+  if (link->head - link->tail_seen + bytes + SHM_LINE <= link->ring) return 0;
+  uint64_t need = mlfab__max(bytes + SHM_LINE, link->ring / 4);
+  return mlfab__shm_block(t, link, link->head + need - link->ring);
+}
+
+/* Makes room to record one more SENT. */
+static bool shm_link_sent_room(struct shm *t) {
+  uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
+  if (count < t->sent_capacity) return true;
+  uint32_t capacity = count == 0 ? 64 : 2 * count;
+  struct shm_sent *sent = mlfab__alloc_array(&t->env, capacity, sizeof *sent);
+  if (sent == NULL) return false;
+  for (uint32_t i = 0; i < count; i++) sent[i] = t->sent[(t->sent_first + i) & (count - 1)];
+  if (t->sent != NULL) mlfab__free(&t->env, t->sent, count * sizeof *sent);
+  t->sent = sent;
+  t->sent_first = 0;
+  t->sent_capacity = capacity;
+  return true;
+}
+
+MLFAB__INTERNAL int mlfab__shm_room(struct shm *t, struct shm_link *link, uint32_t bytes,
+                                    uint64_t token) {
+  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > link->ring)) {
+    int code = shm_link_full(t, link, bytes);
+    if (code != 0) return code;
+  }
+  return token != 0 && !shm_link_sent_room(t) ? mlfab__shm_block(t, link, 0) : 0;
+}
+
+/* The line that the consumer polls is written last, at once: written earlier, it would move to the consumer's cache half-way. */
+MLFAB__INTERNAL void mlfab__shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
+                                        uint32_t head_bytes, uint32_t bytes, uint64_t word) {
+  uint8_t *at = link->tx + link->tx_offset;
+  uint32_t next = shm_forward(link, link->tx_offset, bytes);
+  memcpy(at + SHM_LINE, head + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
+  atomic_store_explicit(shm_word(link->tx, next), 0, memory_order_relaxed);
+  memcpy(at + 8, head, SHM_LINE - 8);
+  atomic_store_explicit(shm_word(link->tx, link->tx_offset), word, memory_order_release);
+  link->tx_offset = next;
+  link->head += bytes;
+  shm_touch(t, link);
+  link->published = true;
+  shm_link_prefetch(link->tx + next + SHM_LINE);
+  shm_link_prefetch(link->tx + next + 2 * SHM_LINE);
+}
+
+MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t token) {
+  uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
+  t->sent[(t->sent_first + count) & (t->sent_capacity - 1)] = (struct shm_sent){link, token};
+  atomic_store(&t->sent_count, count + 1);
+}
+
+#endif
+
+/* ==============================================================================================
+ * transports/shm_lend.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* shm_lend.h - memory that the shared-memory transport lends to peers, or borrows from them. See shm_lend.c. */
+
+#if MLFAB_WITH_SHM
+
+#define SHM_RINGS 25165824u /* 24 MiB: the rings of a node, one a neighbour */
+#define SHM_UNIT 65536u     /* of a pool */
+#define SHM_POOLED 524288u  /* bytes in the pool of a link that has more than two frames there */
+#define SHM_FILE_MAGIC 0x464d4853u
+
+enum {
+  SHM_REFER = 32768, /* shorter bulks are copied: that is cheaper */
+  SHM_LENT = 512,    /* maximum references of a link that are not released */
+  SHM_LENT_FEW = 64, /* likewise, of a link with a small ring */
+  SHM_FILES = 32,    /* maximum files of a peer that are mapped, */
+  SHM_PLACES,        /* and its pool, which has the last place */
+  SHM_UNITS = 4096   /* of a pool: 256 MiB of addresses */
+};
+
+/* The later packets on a life line, each with a descriptor. */
 struct shm_file {
   uint32_t magic, place;
   uint64_t number, bytes;
@@ -70063,161 +70393,640 @@ struct shm_pool {
   uint64_t bits[SHM_UNITS / 64];
 };
 
-struct shm_link {
-  /* Receiving; first, because an idle poll reads nothing else. */
-  uint8_t *rx;
-  _Atomic uint32_t rx_offset;
-  atomic_bool gone; /* the life line has ended */
-  /* Sending. */
-  atomic_bool blocked;
-  bool touched;   /* is in the list of links whose peer may need a wake-up */
-  bool published; /* ... because of a frame; otherwise because of room */
-  bool inbound;
-  uint32_t ring; /* bytes of each */
-  uint32_t most; /* bytes of a record that are not in the pool */
-  uint32_t tx_offset;
-  uint8_t *tx;
-  uint64_t head, tail_seen;
-  uint64_t room;          /* blocked: the tail at which there is room; 0: at once */
-  _Atomic uint64_t wants; /* copy of tx_lane->wants */
-  struct shm_refers *refers;
-  struct shm_lane *tx_lane, *rx_lane;
-  struct shm_bell *bell; /* the peer's */
-  int event_fd;          /* the peer's */
-  int fd;                /* life line */
-  int segment_fd;        /* until it is mapped */
-  uint64_t rx_position;  /* behind the last frame delivered */
-  uint64_t released;
-  uint32_t borrowed; /* frames delivered and not released */
-  uint32_t number;   /* 0 until UP */
-  enum shm_state state;
-  int32_t code; /* FAILED: why */
-  int pid;
-  uint64_t token;
-  uint8_t *map;
-  struct shm_link *next;                   /* in the list of half-open or retired links */
-  char address[4 + 17 + SHM_NAME_MAX + 1]; /* the address dialled; "" for an inbound link */
-};
-
-/* Besides the ring, a FRAME event borrows a slot with the private copy of its head. */
-struct shm_slot {
-  struct shm_slot *next, *all;
-  struct shm_link *link;
-  struct shm_view *view; /* where the bulk is, or NULL: in the ring */
-  uint8_t *bulk;         /* room for the largest bulk, allocated when a view has no mapping */
-  uint64_t end;          /* position behind the record */
-  uint8_t *large;        /* room for the largest head, allocated at first use */
-  _Alignas(16) uint8_t small[SHM_SMALL];
-};
-
-struct shm_sent {
-  uint32_t link; /* 0: no longer to be reported */
-  uint64_t token;
-};
-
-struct shm {
-  mlfab__env env;
-  pid_t pid; /* process that opened the transport */
-  uint32_t live_count, cursor, burst, busy;
-  struct shm_link **live; /* links that are UP; changed under lock */
-  struct shm_link **table, **touched;
-  uint32_t touched_count, capacity, links, next_number;
-  uint32_t blocked_count, lending; /* links that are blocked; that have something lent */
-  uint32_t neighbours;             /* that are expected; 0: not known */
-  mlfab__shm_memory *memory;       /* of the context, or NULL */
-  struct shm_pool pool;
-  uint64_t pools; /* that there were */
-  struct shm_slot *free_slots, *all_slots;
-  struct shm_sent *sent; /* a ring of sent_capacity, a power of two */
-  uint32_t sent_first, sent_capacity;
-  _Atomic uint32_t sent_count, half_count, failed_count, up_count;
-  uint32_t inbound_count;
-  struct shm_link *half, *retired;
-  struct shm_bell *bell; /* this node's */
-  int bell_fd, event_fd, listen_fd, epoll_fd;
-  int spare_fd; /* kept so that a peer's file can be received when the process has no descriptor left */
-  atomic_bool look; /* sockets may have events */
-  atomic_bool woken;
-  struct timespec looked;
-  _Atomic uint64_t deaf_ns; /* since when connections wait without a descriptor; 0: not */
-  uint64_t host;
-  _Atomic uint64_t fence;           /* see shm_fence */
-  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that timed out: for tests */
-  pthread_mutex_t lock;
-  char text[256]; /* text of the last DOWN or REFUSED */
-};
-
-/* ---- rings and bells ---- */
-
-/* Orders an earlier publication before the later read of a sleeper's word, and vice versa. */
-static inline void shm_fence(struct shm *t) {
-#if MLFAB__TSAN
-  atomic_fetch_add(&t->fence, 1);
-#else
-  (void)t;
-  atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
-/* Prefetches a line for writing, ownership included. */
-static inline void shm_prefetch(const uint8_t *line) {
-#if defined(__x86_64__)
-  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would prefetch for reading only */
-#elif defined(__GNUC__)
-  __builtin_prefetch(line, 1);
-#else
-  (void)line;
-#endif
-}
-
-static inline _Atomic uint64_t *shm_word(uint8_t *ring, uint32_t offset) {
-  return (_Atomic uint64_t *)(void *)(ring + offset);
-}
-
-static inline uint32_t shm_up(uint32_t bytes) { return (bytes + SHM_LINE - 1) & ~(SHM_LINE - 1); }
-
-static inline uint32_t shm_forward(const struct shm_link *link, uint32_t offset, uint32_t bytes) {
-  offset += bytes;
-  return offset >= link->ring ? offset - link->ring : offset;
-}
-
 /* Bytes of a ring to one of so many neighbours. */
-static uint32_t shm_share(uint64_t neighbours) {
+static inline uint32_t shm_share(uint64_t neighbours) {
   uint64_t share = SHM_RINGS / mlfab__max(neighbours, 1) / SHM_CONTROL * SHM_CONTROL;
   return (uint32_t)mlfab__min(mlfab__max(share, SHM_RING_LEAST), SHM_RING);
 }
 
-static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
-  if (atomic_load_explicit(&bell->state, memory_order_relaxed) == 0) return;
-  uint32_t state = atomic_exchange(&bell->state, 0);
-  uint64_t one = 1;
-  if (state == 0) return;
-  atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
-  if (state & SHM_ASLEEP)
-    syscall(SYS_futex, &bell->state, MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-  /* It does not block; if it fails, the counter is full and the descriptor readable. */
-  if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
+/* The bulk of a slot's frame. */
+struct shm_seen {
+  struct shm_view *view; /* NULL: in the ring */
+  uint8_t *bulk;         /* room for the largest bulk, allocated when a view has no mapping */
+};
+
+struct shm_lender {
+  uint32_t lending;          /* links that have something lent */
+  uint32_t neighbours;       /* that are expected; 0: not known */
+  mlfab__shm_memory *memory; /* of the context, or NULL */
+  struct shm_pool pool;
+  uint64_t pools; /* that there were */
+  int spare_fd; /* kept so that a peer's file can be received when the process has no descriptor left */
+};
+
+#endif
+
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * transports/shm_lend.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND
+/* shm_lend.c - the shared-memory transport: references to memory that is lent, and the pool for small rings. See shm.h, and
+ * shm.c for records, rings and life lines.
+ *
+ * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
+ * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
+ * the links that there are, if these are more. A ring that is smaller than 2.5 MiB carries no record of more than a
+ * fourth of it, but for its head: the bulk of such a frame is copied into the sender's pool, and the record refers to
+ * it. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
+ * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
+ * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
+ *
+ * References. A bulk that the caller lends (with a token), and whose pages hold nothing else (shm_memory.h), is lent on
+ * to the peer until its frame is released: tail has passed its record (`lent`, in the order of sending). The peer is
+ * told of a file before the first record that refers to it is published, so it reads the life line when it finds an
+ * unknown number. Each end has SHM_FILES places for the other's files; a place is used again when its file is
+ * gone and nothing in it is lent. When the bytes become the caller's before they are released (detach, disconnect,
+ * DOWN), their pages are renewed: the peer may be stopped while it reads, and goes on with the old ones. */
+
+#if MLFAB_WITH_SHM
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- files of the peer ---- */
+
+static void shm_unview(struct shm *t, struct shm_view *view) {
+  if (view->at != NULL) mlfab__shm_memory_unmap(t->lender->memory, view->at, view->bytes);
+  if (view->number != 0 && view->at == NULL) close(view->fd);
+  *view = (struct shm_view){0};
 }
 
-static inline void shm_touch(struct shm *t, struct shm_link *link) {
-  if (link->touched) return;
-  link->touched = true;
-  t->touched[t->touched_count++] = link;
+static size_t shm_refers_bytes(const struct shm_refers *refers) {
+  return sizeof *refers + refers->lent_room * sizeof *refers->lent;
 }
 
-/* Wakes sleeping peers for which a frame was published, or the room made that they want. */
-static void shm_settle(struct shm *t) {
-  if (t->touched_count == 0) return;
-  shm_fence(t);
-  for (uint32_t i = 0; i < t->touched_count; i++) {
-    struct shm_link *link = t->touched[i];
-    uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
-    if (link->published || (wants != 0 && link->released >= wants))
-      shm_ring(t, link->bell, link->event_fd);
-    link->touched = link->published = false;
+/* What a link needs for references. NULL: out of memory. */
+static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
+  const struct shm_refers made = {.lent_room = link->ring < SHM_RING ? SHM_LENT_FEW : SHM_LENT};
+  if (link->refers == NULL) {
+    link->refers = mlfab__alloc(&t->env, shm_refers_bytes(&made));
+    if (link->refers != NULL) link->refers->lent_room = made.lent_room;
   }
-  t->touched_count = 0;
+  return link->refers;
 }
+
+/* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
+static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int *fd_p) {
+  int fd = *fd_p;
+  struct shm_refers *refers = shm_refers(t, link);
+  if (refers == NULL) return MLFAB_ERR_MEMORY;
+  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_PLACES || file->number == 0 ||
+      file->bytes == 0 || file->bytes > INT64_MAX || !mlfab__shm_sealed(fd, file->bytes))
+    return MLFAB_ERR_FRAME;
+  struct shm_view *view = &refers->views[file->place];
+  if (view->borrowed > 0) return MLFAB_ERR_FRAME;
+  shm_unview(t, view);
+  const uint8_t *map = mlfab__shm_memory_map(t->lender->memory, fd, file->bytes, file->number);
+  *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
+  if (map == NULL) *fd_p = -1; /* the view has it */
+  return 0;
+}
+
+/* Reads what the life line has, up to the file with this number, if it is not 0, and a limited number of packets: a peer may send
+ * without end. The end of the line, or anything that must not be there, ends the link, and shm_scan reports DOWN at the end of the
+ * ring. */
+static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
+  for (int i = 0; i < 2 * SHM_FILES && link->fd >= 0; i++) {
+    struct shm_file file;
+    uint32_t count;
+    int fd = -1, code = 0;
+    mlfab__shm_close_fd(&t->lender->spare_fd);
+    ssize_t n = mlfab__shm_packet_take(link->fd, &file, sizeof file, &fd, 1, &count);
+    int why = n < 0 ? errno : 0;
+    if (n > 0)
+      code =
+          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, &fd) : MLFAB_ERR_FRAME;
+    mlfab__shm_close_fd(&fd);
+    t->lender->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
+    if (n > 0 && code == 0 && file.number == number) return;
+    if (why == EINTR || (n > 0 && code == 0)) continue;
+    if (why == EAGAIN) return;
+    mlfab__shm_lose(t, link, code);
+  }
+}
+
+static void shm_lend_hear(struct shm *t, struct shm_link *link) { shm_hear(t, link, 0); }
+
+/* Where a record's bulk is, if it is a reference: the view, or NULL when the peer has not passed such bytes. */
+static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
+                                    const struct shm_reference *reference, uint32_t bytes) {
+  for (int heard = 0; heard < 2; heard++) {
+    for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++) {
+      struct shm_view *view = &link->refers->views[i];
+      if (view->number != reference->number || reference->number == 0) continue;
+      return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
+                     bytes <= view->bytes - reference->offset
+                 ? view
+                 : NULL;
+    }
+    if (heard == 0) shm_hear(t, link, reference->number);
+  }
+  return NULL;
+}
+
+/* The bytes of a view. NULL: no memory for a copy. */
+static const uint8_t *shm_see(struct shm *t, struct shm_seen *seen, uint64_t offset,
+                              uint32_t bytes) {
+  if (seen->view->at != NULL) return seen->view->at + offset;
+  if (seen->bulk == NULL) seen->bulk = mlfab__alloc_aligned(&t->env, MLFAB_BULK_MAX);
+  for (uint32_t done = 0; seen->bulk != NULL && done < bytes;) {
+    ssize_t n = pread(seen->view->fd, seen->bulk + done, bytes - done, (off_t)(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return NULL; /* its size is sealed: the system is short of memory */
+    done += (uint32_t)n;
+  }
+  return seen->bulk;
+}
+
+static int shm_lend_see(struct shm *t, struct shm_slot *slot, uint32_t bytes,
+                        const uint8_t **bulk_p) {
+  struct shm_link *link = slot->link;
+  struct shm_reference reference;
+  memcpy(&reference, *bulk_p, sizeof reference);
+  if (slot->seen == NULL) slot->seen = mlfab__alloc(&t->env, sizeof *slot->seen);
+  if (slot->seen == NULL) return 0;
+  struct shm_view *view = shm_look_up(t, link, &reference, bytes);
+  if (view == NULL) return link->code != 0 ? link->code : MLFAB_ERR_FRAME;
+  slot->seen->view = view;
+  *bulk_p = shm_see(t, slot->seen, reference.offset, bytes);
+  if (*bulk_p == NULL) {
+    slot->seen->view = NULL;
+    return 0;
+  }
+  view->borrowed++;
+  return 1;
+}
+
+static void shm_lend_unsee(struct shm_slot *slot) {
+  if (slot->seen->view != NULL) slot->seen->view->borrowed--;
+  slot->seen->view = NULL;
+}
+
+/* ---- the pool ---- */
+
+static void shm_pool_close(struct shm_pool *pool) {
+  if (pool->at != NULL) munmap(pool->at, (size_t)SHM_UNITS * SHM_UNIT);
+  mlfab__shm_close_fd(&pool->read_fd);
+  mlfab__shm_close_fd(&pool->fd);
+  *pool = (struct shm_pool){.fd = -1, .read_fd = -1};
+}
+
+/* Begins a pool, in the place of one of which all units are lost: a peer that still reads those keeps their pages to itself.
+ * false: there are no descriptors or addresses, and the pool is as it was. */
+static bool shm_pool_open(struct shm *t) {
+  char path[40];
+  const size_t bytes = (size_t)SHM_UNITS * SHM_UNIT;
+  struct shm_pool pool = {.read_fd = -1, .number = UINT64_C(1) << 63 | (t->lender->pools + 1)};
+  pool.fd = mlfab__shm_file("mlfab-pool", bytes, F_SEAL_SEAL);
+  if (pool.fd >= 0) {
+    snprintf(path, sizeof path, "/proc/self/fd/%d", pool.fd);
+    pool.read_fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peers cannot write */
+    pool.at =
+        pool.read_fd >= 0 ? mlfab__shm_map(NULL, bytes, PROT_READ | PROT_WRITE, pool.fd, 0) : NULL;
+  }
+  if (pool.at == NULL) {
+    shm_pool_close(&pool);
+    return false;
+  }
+  shm_pool_close(&t->lender->pool);
+  t->lender->pool = pool;
+  t->lender->pools++;
+  return true;
+}
+
+/* The ring that this node wishes a new link to have. */
+static uint32_t shm_lend_wish(struct shm *t) {
+  uint32_t ring = shm_share(mlfab__max(t->lender->neighbours, t->live_count + 1));
+  return ring == SHM_RING || t->lender->pool.at != NULL || shm_pool_open(t) ? ring : SHM_RING;
+}
+
+/* The first of n units in a row that are free, the lowest ones, because their pages exist; or SHM_UNITS. */
+static uint32_t shm_pool_find(const struct shm_pool *pool, uint32_t n) {
+  for (uint32_t i = 0, run = 0; i < SHM_UNITS; i++) {
+    if (i % 64 == 0 && pool->bits[i / 64] == UINT64_MAX) {
+      run = 0;
+      i += 63;
+      continue;
+    }
+    run = pool->bits[i / 64] >> i % 64 & 1 ? 0 : run + 1;
+    if (run == n) return i + 1 - n;
+  }
+  return SHM_UNITS;
+}
+
+static void shm_pool_turn(struct shm_pool *pool, uint32_t first, uint32_t n) {
+  for (uint32_t i = first; i < first + n; i++) pool->bits[i / 64] ^= UINT64_C(1) << i % 64;
+}
+
+/* The peer has the descriptor of the pool. false: not now. */
+static bool shm_pool_tell(struct shm *t, struct shm_link *link) {
+  struct shm_file file = {SHM_FILE_MAGIC, SHM_FILES, t->lender->pool.number,
+                          (uint64_t)SHM_UNITS * SHM_UNIT};
+  uint64_t *told = &link->refers->told[SHM_FILES];
+  if (*told == file.number) return true;
+  if (!mlfab__shm_packet_post(link->fd, &file, sizeof file, &t->lender->pool.read_fd, 1))
+    return false;
+  *told = file.number;
+  return true;
+}
+
+/* Bytes in the pool have come back; or, lost, the link has ended, and its peer may still read them. */
+static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_lent *lent,
+                          bool lost) {
+  refers->pooled--;
+  refers->pooled_bytes -= lent->bytes;
+  if (lost) {
+    t->lender->pool.lost += lent->units;
+  } else {
+    shm_pool_turn(&t->lender->pool, lent->unit, lent->units);
+    t->lender->pool.used -= lent->units;
+  }
+  lent->units = 0;
+  if (t->lender->pool.lost > 0 && t->lender->pool.lost == t->lender->pool.used) shm_pool_open(t);
+}
+
+/* A small ring needs the pool. */
+static int shm_lend_meet(struct shm *t, struct shm_link *link) {
+  if (link->ring == SHM_RING) return 0;
+  if (shm_refers(t, link) == NULL || (t->lender->pool.at == NULL && !shm_pool_open(t)))
+    return MLFAB_ERR_MEMORY;
+  return shm_pool_tell(t, link) ? 0 : MLFAB_ERR_REFUSED;
+}
+
+/* ---- what is lent ---- */
+
+static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
+  return &refers->lent[(refers->lent_first + i) % refers->lent_room];
+}
+
+static uint64_t shm_lend_wants(const struct shm_link *link, uint64_t room) {
+  if (link->refers->tokens == 0) return room;
+  uint64_t end = link->refers->tokens_end;
+  return room == 0 || end < room ? end : room;
+}
+
+/* Forgets the first bytes lent. Returns their token, or 0. */
+static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
+  struct shm_refers *refers = link->refers;
+  struct shm_lent *lent = shm_lent_at(refers, 0);
+  if (lent->pooled && lent->units > 0) shm_pool_back(t, refers, lent, false);
+  if (!lent->pooled) refers->tokens--;
+  refers->lent_first = (refers->lent_first + 1) % refers->lent_room;
+  if (--refers->lent_count == 0) t->lender->lending--;
+  mlfab__shm_want(t, link);
+  return lent->token;
+}
+
+/* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
+ * process is gone, nobody reads them. 0, or MEMORY: some is still lent. With token 0 nothing is afterwards: the peer may then read
+ * what is written to pages for which there was no memory. */
+static int shm_lend_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
+  struct shm_refers *refers = link->refers;
+  if (refers == NULL || refers->lent_count == 0) return 0;
+  bool read = link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM;
+  uint64_t released = mlfab__shm_see_tail(link) ? link->tail_seen : 0;
+  for (uint32_t i = 0, n; i < refers->lent_count; i += n) {
+    struct shm_lent *first = shm_lent_at(refers, i);
+    uint64_t bytes = first->bytes;
+    n = 1;
+    if (token == 0 && first->units > 0 && first->end > released && read)
+      shm_pool_back(t, refers, first, true);
+    if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
+      continue;
+    for (; i + n < refers->lent_count; n++) {
+      const struct shm_lent *next = shm_lent_at(refers, i + n);
+      if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
+      bytes += next->bytes;
+    }
+    if (read && !mlfab__shm_memory_renew(t->lender->memory, first->at, bytes)) {
+      if (token != 0) return MLFAB_ERR_MEMORY;
+      continue;
+    }
+    for (uint32_t k = 0; k < n; k++) {
+      struct shm_lent *lent = shm_lent_at(refers, i + k);
+      lent->at = NULL;
+      lent->token = 0;
+    }
+  }
+  while (token == 0 && refers->lent_count > 0) shm_lent_over(t, link);
+  return 0;
+}
+
+/* Finds bytes that a peer has released. */
+static int shm_lend_back(struct shm *t, mlfab_io_event *event) {
+  if (MLFAB__LIKELY(t->lender->lending == 0)) return 0;
+  for (uint32_t i = 0; i < t->live_count; i++) {
+    struct shm_link *link = t->live[i];
+    while (link->refers != NULL && link->refers->lent_count > 0) {
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !mlfab__shm_see_tail(link)) break;
+      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
+      uint64_t token = shm_lent_over(t, link);
+      if (token == 0) continue;
+      event->kind = MLFAB_IO_SENT;
+      event->link = link->number;
+      event->token = token;
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* ---- sending ---- */
+
+/* A place for one more own file, or SHM_FILES. */
+static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
+  uint64_t lent = 0; /* places with something lent, as bits */
+  for (uint32_t i = 0; i < refers->lent_count; i++)
+    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % refers->lent_room].place;
+  for (uint32_t i = 0; i < SHM_FILES; i++) {
+    if (refers->told[i] == 0) return i;
+    if (!(lent >> i & 1) && !mlfab__shm_memory_has(t->lender->memory, refers->told[i])) return i;
+  }
+  return SHM_FILES;
+}
+
+/* Tells the peer of a file. Returns its place, or SHM_FILES: not now. */
+static uint32_t shm_tell_file(struct shm *t, struct shm_link *link, const mlfab__shm_span *span) {
+  char path[40];
+  uint32_t place = shm_place(t, link->refers);
+  if (place == SHM_FILES) return SHM_FILES;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", span->fd);
+  int fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peer cannot write */
+  struct shm_file file = {SHM_FILE_MAGIC, place, span->number, span->file_bytes};
+  bool told = fd >= 0 && mlfab__shm_packet_post(link->fd, &file, sizeof file, &fd, 1);
+  mlfab__shm_close_fd(&fd);
+  if (!told) return SHM_FILES;
+  link->refers->told[place] = span->number;
+  return place;
+}
+
+/* May the frame refer to this bulk? 1: *lent_p and *reference_p are filled; 0: no, copy it; or AGAIN. */
+static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
+                     struct shm_lent *lent, struct shm_reference *reference) {
+  mlfab__shm_span span;
+  uint32_t place = 0;
+  if (!mlfab__shm_memory_find(t->lender->memory, bulk, bytes, &span) || span.offset % 8 != 0 ||
+      !span.alone)
+    return 0;
+  struct shm_refers *refers = shm_refers(t, link);
+  if (refers == NULL) return 0;
+  if (refers->lent_count == refers->lent_room)
+    return mlfab__shm_block(t, link, shm_lent_at(refers, refers->lent_room / 2)->end);
+  while (place < SHM_FILES && refers->told[place] != span.number) place++;
+  if (place == SHM_FILES) place = shm_tell_file(t, link, &span);
+  if (place == SHM_FILES) return 0;
+  *reference = (struct shm_reference){span.number, span.offset};
+  *lent = (struct shm_lent){.at = bulk, .bytes = bytes, .place = place};
+  return 1;
+}
+
+/* May the link have so many bytes more in the pool? */
+static bool shm_pool_room(const struct shm_refers *refers, uint32_t bytes) {
+  return refers->lent_count < refers->lent_room &&
+         (refers->pooled < 2 || refers->pooled_bytes + bytes <= SHM_POOLED);
+}
+
+/* Copies a bulk into the pool. 0: *lent_p and *reference_p are filled; or AGAIN, PEER_CLOSED. */
+static int shm_pool_put(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
+                        struct shm_lent *lent, struct shm_reference *reference) {
+  struct shm_refers *refers = link->refers;
+  const uint32_t units = (bytes + SHM_UNIT - 1) / SHM_UNIT;
+  if (!shm_pool_room(refers, bytes)) {
+    if (!mlfab__shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
+    const struct shm_lent *first = shm_lent_at(refers, 0);
+    for (; refers->lent_count > 0 && first->pooled && first->end <= link->tail_seen;
+         first = shm_lent_at(refers, 0))
+      shm_lent_over(t, link);
+    if (!shm_pool_room(refers, bytes)) return mlfab__shm_block(t, link, first->end);
+  }
+  uint32_t unit = shm_pool_find(&t->lender->pool, units);
+  if (unit == SHM_UNITS || !shm_pool_tell(t, link)) return mlfab__shm_block(t, link, 0);
+  memcpy(t->lender->pool.at + (size_t)unit * SHM_UNIT, bulk, bytes);
+  shm_pool_turn(&t->lender->pool, unit, units);
+  t->lender->pool.used += units;
+  refers->pooled++;
+  refers->pooled_bytes += bytes;
+  *reference = (struct shm_reference){t->lender->pool.number, (uint64_t)unit * SHM_UNIT};
+  *lent = (struct shm_lent){
+      .bytes = bytes, .place = SHM_FILES, .pooled = true, .unit = unit, .units = units};
+  return 0;
+}
+
+/* The record that has just been published refers to these bytes. */
+static void shm_lend_note(struct shm *t, struct shm_link *link, struct shm_lent *lent,
+                          uint64_t token) {
+  struct shm_refers *refers = link->refers;
+  lent->end = link->head;
+  lent->token = token;
+  *shm_lent_at(refers, refers->lent_count) = *lent;
+  if (refers->lent_count++ == 0) t->lender->lending++;
+  if (lent->pooled) return;
+  refers->tokens++;
+  refers->tokens_end = lent->end;
+  mlfab__shm_want(t, link);
+}
+
+static int shm_lend_send(struct shm *t, struct shm_link *link, const void *head,
+                         uint32_t head_bytes, const void *bulk, uint32_t bulk_bytes,
+                         uint64_t token) {
+  struct shm_lent lent;
+  struct shm_reference reference;
+  const uint32_t front = shm_up(8 + head_bytes), bytes = front + SHM_LINE;
+  if (link->plain) return 1;
+  int refers = token != 0 && bulk_bytes >= SHM_REFER && t->lender->memory != NULL
+                   ? shm_refer(t, link, bulk, bulk_bytes, &lent, &reference)
+                   : 0;
+  if (refers < 0) return refers;
+  /* A small ring carries no record of more than a fourth of it. */
+  if (!refers && (link->ring == SHM_RING || front + shm_up(bulk_bytes) <= link->ring / 4)) return 1;
+  int code = mlfab__shm_room(t, link, bytes, refers ? 0 : token);
+  if (code == 0 && !refers) code = shm_pool_put(t, link, bulk, bulk_bytes, &lent, &reference);
+  if (code != 0) return code;
+  memcpy(link->tx + link->tx_offset + front, &reference, sizeof reference);
+  mlfab__shm_publish(t, link, head, head_bytes, bytes,
+                     SHM_VALID | SHM_REFERS | (uint64_t)head_bytes << 32 | bulk_bytes);
+  shm_lend_note(t, link, &lent, refers ? token : 0);
+  if (token != 0 && !refers) mlfab__shm_sent(t, link->number, token);
+  return 0;
+}
+
+/* ---- the beginning and the end ---- */
+
+/* In a forked child the mappings do not exist. */
+static void shm_lend_free(struct shm *t, struct shm_link *link) {
+  const bool child = t->pid != getpid();
+  struct shm_refers *refers = link->refers;
+  if (refers == NULL) return;
+  if (refers->lent_count > 0) t->lender->lending--;
+  for (uint32_t i = 0; i < SHM_PLACES; i++)
+    if (!child || refers->views[i].at == NULL) shm_unview(t, &refers->views[i]);
+  mlfab__free(&t->env, refers, shm_refers_bytes(refers));
+  link->refers = NULL;
+}
+
+static int shm_lend_open(struct shm *t, const mlfab_transport_options *options) {
+  struct shm_lender *lender = mlfab__alloc(&t->env, sizeof *lender);
+  if (lender == NULL) return MLFAB_ERR_MEMORY;
+  if (MLFAB__HAS(options, mlfab_transport_options, memory)) lender->memory = options->memory;
+  if (MLFAB__HAS(options, mlfab_transport_options, neighbours))
+    lender->neighbours = options->neighbours;
+  lender->pool.fd = lender->pool.read_fd = -1;
+  lender->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
+  t->lender = lender;
+  return 0;
+}
+
+static void shm_lend_close(struct shm *t) {
+  struct shm_lender *lender = t->lender;
+  for (struct shm_slot *slot = t->all_slots; slot != NULL; slot = slot->all) {
+    if (slot->seen == NULL) continue;
+    if (slot->seen->bulk != NULL) mlfab__free_aligned(&t->env, slot->seen->bulk, MLFAB_BULK_MAX);
+    mlfab__free(&t->env, slot->seen, sizeof *slot->seen);
+  }
+  if (t->pid != getpid()) lender->pool.at = NULL;
+  shm_pool_close(&lender->pool);
+  mlfab__shm_close_fd(&lender->spare_fd);
+  mlfab__free(&t->env, lender, sizeof *lender);
+  t->lender = NULL;
+}
+
+MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void) {
+  static const mlfab__shm_lend table = {shm_lend_open,  shm_lend_close, shm_lend_wish,
+                                        shm_lend_meet,  shm_lend_free,  shm_lend_hear,
+                                        shm_lend_send,  shm_lend_wants, shm_lend_see,
+                                        shm_lend_unsee, shm_lend_back,  shm_lend_take_back};
+  return &table;
+}
+
+#endif
+#endif /* MLFAB_WITH_LEND */
+
+/* ==============================================================================================
+ * transports/shm.c
+ * ============================================================================================== */
+/* shm.c - carries frames between processes of one host through shared memory.
+ *
+ * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
+ * delivered in place, and no system call is made while both sides are awake. It does not reach other hosts, does not
+ * authenticate beyond "same user, or root", and computes no payload checksums. A bulk in memory of mlfab_alloc, and one
+ * that is too large for a small ring, is not copied into the ring, which has a reference to it: shm_lend.c.
+ *
+ * Addresses: "shm:<host>/<name>", where host is a hash of the boot and the network namespace, and name that
+ * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds have
+ * no name in a file system: nothing remains, however the processes end.
+ *
+ * Connecting. The connector sends one packet with three descriptors: the segment (a memfd that it created),
+ * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps the segment, and answers
+ * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line:
+ * it ends when the peer ends, however it dies. The connector tells the size of the rings, at most 2.5 MiB, the acceptor
+ * answers with the smaller one of both, which holds. A process without shm_lend.c says that it is plain; it has the
+ * largest rings only, and gets no references.
+ *
+ * Segment, sealed against shrinking and growing so that no access can fault:
+ *
+ *    0         control: lane[0] (connector to acceptor), lane[1] (acceptor to connector)
+ *    64 KiB    ring of lane 0, at most 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
+ *    then      ring of lane 1
+ *
+ * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split or
+ * skipped at the end. Pages are allocated at first use, but a ring that is in use has all of them in time.
+ *
+ * Record, at a multiple of 64 bytes:
+ *
+ *    0   u64 word: bit 63, bit 62 if it refers, head bytes << 32, bulk bytes; 0 where no record has been published
+ *    8   head (frame header and meta), padded to the next multiple of 64
+ *    .   bulk, padded likewise; or in one line the reference: number of a file, offset of the bulk in it
+ *
+ * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is the position
+ * modulo the ring size. Only the producer uses `head`; the consumer publishes `tail`:
+ *   (1) tail <= head, and head - tail + 64 <= ring: the word at head belongs to the producer and is 0.
+ *   (2) A record is published by one release store of its word, after its bytes and after a zero was
+ *       written to the word behind it. So the consumer finds a record by reading the line that holds it,
+ *       no index is shared, and a record is either complete or absent, even if its producer is killed at
+ *       any instruction.
+ *   (3) The consumer reads delivered frames between tail and its own position; it moves tail by a release
+ *       store when a frame is released.
+ * Nothing read from the segment is trusted: a word must give lengths within the limits of a frame, and a
+ * tail must lie between the last one and head, or the link goes DOWN. Both limits keep every access within
+ * the two mappings. A head is copied to private memory before it is checked. A hostile peer may change a
+ * bulk while it is read, but not its length: code that reads bytes twice copies them first. A reference must lie within
+ * a file that the peer has passed, sealed against shrinking; such files are mapped for reading only.
+ *
+ * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on this
+ * word as a futex), ARMED (the program sleeps on fd()), POLLED (wait sleeps on the sockets, because
+ * connections are being made or there is no link yet). 0 means awake.
+ *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
+ *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
+ *             and make the one system call that ends the sleep
+ * One of the two sees the other, so no wake-up is lost; only the side that takes the word makes the call,
+ * so there is one call for each sleep. The producer's half (shm_settle) runs once per flush, not per send,
+ * and in every poll that finds nothing. A producer without room publishes in `wants` the tail that it waits
+ * for. Sleeping on the futex does not watch sockets, so it is divided into slices of 50 ms, after which
+ * they are polled.
+ *
+ * States of a link: TRYING (the peer's queue of connections is full) -> CALLING (packet sent) -> UP, or
+ * CALLED (the peer connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line ended:
+ * records in the ring are still delivered, then DOWN) -> RETIRED (kept until the frames borrowed from its
+ * ring are released).
+ *
+ * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
+ *
+ * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`, which
+ * the others take only to change the list of links. */
+
+#if !MLFAB_WITH_SHM
+const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* Words are shared between processes, so atomics must not use locks. */
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
+
+#define SHM_SLICE_NS UINT64_C(50000000)
+#define SHM_DEAF_NS UINT64_C(100000000)
+#define SHM_MAGIC 0x314d4853u /* "SHM1": the form of shm_hello; the layout is of MLFAB_PROTOCOL */
+
+enum {
+  SHM_HALF_MAX = 64,  /* maximum connections without a packet */
+  SHM_BURST = 16,     /* frames taken from one link before the next link's turn */
+  SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
+};
+
+_Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
+                       SHM_LINE <
+                   SHM_RING,
+               "the largest ring holds two of the largest frames");
+_Static_assert(3 * SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX < SHM_RING_LEAST,
+               "every ring holds the largest head with a reference");
+
+/* The first packet on a life line, in both directions. */
+struct shm_hello {
+  uint32_t magic, control_bytes;
+  uint32_t ring_bytes; /* plus SHM_PLAIN: its sender knows no references */
+  uint32_t protocol;
+};
+
+/* ---- rings and bells ---- */
 
 /* Would poll find something? May run beside poll, so it takes the lock. */
 static bool shm_anything(struct shm *t) {
@@ -70237,11 +71046,6 @@ static bool shm_anything(struct shm *t) {
 }
 
 /* ---- the segment and other descriptors ---- */
-
-static void shm_close_fd(int *fd) {
-  if (*fd >= 0) close(*fd);
-  *fd = -1;
-}
 
 /* Writing to an eventfd does not block with O_NONBLOCK; other descriptors might. */
 static bool shm_is_eventfd(int fd) {
@@ -70268,7 +71072,6 @@ static bool shm_map_segment(struct shm_link *link, int fd) {
       mmap(NULL, shm_mapping(link), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return false;
   link->map = map;
-  link->most = ring < SHM_RING ? ring / 4 : ring;
   if (shm_map(map, control + ring, fd, 0) == NULL ||
       shm_map(map + control + ring, ring, fd, control) == NULL ||
       shm_map(map + control + 2 * (size_t)ring, ring, fd, control + ring) == NULL ||
@@ -70285,76 +71088,35 @@ static bool shm_map_segment(struct shm_link *link, int fd) {
 
 /* ---- the packet of the life line ---- */
 
-static bool shm_packet_post(int fd, void *packet, size_t bytes, const int *fds, uint32_t n) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
-  struct iovec part = {packet, bytes};
-  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-  if (n > 0) {
-    memset(&control, 0, sizeof control);
-    message.msg_control = control.bytes;
-    message.msg_controllen = CMSG_SPACE(n * sizeof(int));
-    struct cmsghdr *item = CMSG_FIRSTHDR(&message);
-    item->cmsg_level = SOL_SOCKET;
-    item->cmsg_type = SCM_RIGHTS;
-    item->cmsg_len = CMSG_LEN(n * sizeof(int));
-    memcpy(CMSG_DATA(item), fds, n * sizeof(int));
-  }
-  return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
-}
-
-static bool shm_packet_send(int fd, const int *fds, uint32_t n, uint32_t ring) {
+static bool shm_packet_send(const struct shm *t, int fd, const int *fds, uint32_t n,
+                            uint32_t ring) {
+  ring += t->lend == NULL ? SHM_PLAIN : 0;
   struct shm_hello hello = {SHM_MAGIC, SHM_CONTROL, ring, MLFAB_PROTOCOL};
-  return shm_packet_post(fd, &hello, sizeof hello, fds, n);
-}
-
-/* Receives a packet and its descriptors, as many as `room`; others are closed. Returns what recvmsg does; *count_p: how many
- * there were, UINT32_MAX if something is cut off. */
-static ssize_t shm_packet_take(int fd, void *packet, size_t bytes, int *fds, uint32_t room,
-                               uint32_t *count_p) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(3 * sizeof(int))];
-  } control;
-  struct iovec part = {packet, bytes};
-  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes};
-  message.msg_controllen = sizeof control.bytes;
-  ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  uint32_t count = 0;
-  int extra = -1;
-  *count_p = 0;
-  if (n < 0) return n;
-  for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL;
-       item = CMSG_NXTHDR(&message, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= item->cmsg_len; i++, count++) {
-      int *to = count < room ? &fds[count] : &extra;
-      memcpy(to, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
-      if (to == &extra) shm_close_fd(&extra);
-    }
-  }
-  *count_p = message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) ? UINT32_MAX : count;
-  return n;
+  return mlfab__shm_packet_post(fd, &hello, sizeof hello, fds, n);
 }
 
 /* 0: nothing yet; 1: the packet with `want` descriptors and rings of at most *ring_p; an error: the end, a packet of another
- * protocol, or anything else, whose descriptors are closed. */
-static int shm_packet_receive(int fd, int *fds, uint32_t want, uint32_t *ring_p) {
-  struct shm_hello hello;
+ * protocol, UNSUPPORTED (one of both is plain, and the rings would be small), or anything else. Descriptors are closed then. */
+static int shm_packet_receive(const struct shm *t, struct shm_link *link, int *fds, uint32_t want,
+                              uint32_t *ring_p) {
+  struct shm_hello hello = {0};
   uint32_t count;
-  ssize_t n = shm_packet_take(fd, &hello, sizeof hello, fds, want, &count);
+  ssize_t n = mlfab__shm_packet_take(link->fd, &hello, sizeof hello, fds, want, &count);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n < 0) return MLFAB_ERR_REFUSED;
+  link->plain = hello.ring_bytes & SHM_PLAIN;
+  hello.ring_bytes &= ~SHM_PLAIN;
   int known = n == (ssize_t)sizeof hello && count != UINT32_MAX && hello.magic == SHM_MAGIC &&
               hello.control_bytes == SHM_CONTROL && hello.ring_bytes % SHM_CONTROL == 0 &&
               hello.ring_bytes >= SHM_RING_LEAST && hello.ring_bytes <= SHM_RING;
-  if (known && hello.protocol == MLFAB_PROTOCOL && count == want && hello.ring_bytes <= *ring_p) {
+  int small = mlfab__min(hello.ring_bytes, *ring_p) < SHM_RING && (link->plain || t->lend == NULL);
+  if (known && hello.protocol == MLFAB_PROTOCOL && count == want && hello.ring_bytes <= *ring_p &&
+      !small) {
     *ring_p = hello.ring_bytes;
     return 1;
   }
-  for (uint32_t i = 0; i < want; i++) shm_close_fd(&fds[i]);
+  for (uint32_t i = 0; i < want; i++) mlfab__shm_close_fd(&fds[i]);
+  if (known && hello.protocol == MLFAB_PROTOCOL && small) return MLFAB_ERR_UNSUPPORTED;
   return !known || hello.protocol == MLFAB_PROTOCOL ? MLFAB_ERR_REFUSED
          : hello.protocol < MLFAB_PROTOCOL          ? MLFAB_ERR_PROTOCOL_OLDER
                                                     : MLFAB_ERR_PROTOCOL_NEWER;
@@ -70430,32 +71192,13 @@ static void shm_leave_half(struct shm *t, struct shm_link *link) {
   if (link->state == SHM_FAILED) atomic_fetch_sub(&t->failed_count, 1);
 }
 
-/* Ends the life line. Removes it from the epoll set explicitly, because a forked child that still holds the
- * socket would otherwise keep it there. */
-static void shm_hang_up(struct shm *t, struct shm_link *link) {
-  if (link->fd >= 0) epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
-  shm_close_fd(&link->fd);
-}
-
-static void shm_unview(struct shm *t, struct shm_view *view) {
-  if (view->at != NULL) mlfab__shm_memory_unmap(t->memory, view->at, view->bytes);
-  if (view->number != 0 && view->at == NULL) close(view->fd);
-  *view = (struct shm_view){0};
-}
-
-static size_t shm_refers_bytes(const struct shm_refers *refers) {
-  return sizeof *refers + refers->lent_room * sizeof *refers->lent;
-}
-
 static void shm_free_link(struct shm *t, struct shm_link *link) {
-  shm_hang_up(t, link);
-  shm_close_fd(&link->event_fd);
-  shm_close_fd(&link->segment_fd);
+  mlfab__shm_hang_up(t, link);
+  mlfab__shm_close_fd(&link->event_fd);
+  mlfab__shm_close_fd(&link->segment_fd);
   if (link->map != NULL) munmap(link->map, shm_mapping(link));
   if (link->bell != NULL) munmap(link->bell, SHM_CONTROL);
-  for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++)
-    shm_unview(t, &link->refers->views[i]);
-  if (link->refers != NULL) mlfab__free(&t->env, link->refers, shm_refers_bytes(link->refers));
+  if (link->refers != NULL) t->lend->free(t, link);
   t->links--;
   mlfab__free(&t->env, link, sizeof *link);
 }
@@ -70481,169 +71224,10 @@ static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *
   event->token = link->token;
 }
 
-/* ---- the pool ---- */
-
-static void shm_pool_close(struct shm_pool *pool) {
-  if (pool->at != NULL) munmap(pool->at, (size_t)SHM_UNITS * SHM_UNIT);
-  shm_close_fd(&pool->read_fd);
-  shm_close_fd(&pool->fd);
-  *pool = (struct shm_pool){.fd = -1, .read_fd = -1};
-}
-
-/* Begins a pool, in the place of one of which all units are lost: a peer that still reads those keeps their pages to itself.
- * false: there are no descriptors or addresses, and the pool is as it was. */
-static bool shm_pool_open(struct shm *t) {
-  char path[40];
-  const size_t bytes = (size_t)SHM_UNITS * SHM_UNIT;
-  struct shm_pool pool = {.read_fd = -1, .number = UINT64_C(1) << 63 | (t->pools + 1)};
-  pool.fd = mlfab__shm_file("mlfab-pool", bytes, F_SEAL_SEAL);
-  if (pool.fd >= 0) {
-    snprintf(path, sizeof path, "/proc/self/fd/%d", pool.fd);
-    pool.read_fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peers cannot write */
-    pool.at = pool.read_fd >= 0 ? shm_map(NULL, bytes, pool.fd, 0) : NULL;
-  }
-  if (pool.at == NULL) {
-    shm_pool_close(&pool);
-    return false;
-  }
-  shm_pool_close(&t->pool);
-  t->pool = pool;
-  t->pools++;
-  return true;
-}
-
-/* The ring that this node wishes a new link to have. */
-static uint32_t shm_wish(struct shm *t) {
-  uint32_t ring = shm_share(mlfab__max(t->neighbours, t->live_count + 1));
-  return ring == SHM_RING || t->pool.at != NULL || shm_pool_open(t) ? ring : SHM_RING;
-}
-
-/* The first of n units in a row that are free, the lowest ones, because their pages exist; or SHM_UNITS. */
-static uint32_t shm_pool_find(const struct shm_pool *pool, uint32_t n) {
-  for (uint32_t i = 0, run = 0; i < SHM_UNITS; i++) {
-    if (i % 64 == 0 && pool->bits[i / 64] == UINT64_MAX) {
-      run = 0;
-      i += 63;
-      continue;
-    }
-    run = pool->bits[i / 64] >> i % 64 & 1 ? 0 : run + 1;
-    if (run == n) return i + 1 - n;
-  }
-  return SHM_UNITS;
-}
-
-static void shm_pool_turn(struct shm_pool *pool, uint32_t first, uint32_t n) {
-  for (uint32_t i = first; i < first + n; i++) pool->bits[i / 64] ^= UINT64_C(1) << i % 64;
-}
-
-/* The peer has the descriptor of the pool. false: not now. */
-static bool shm_pool_tell(struct shm *t, struct shm_link *link) {
-  struct shm_file file = {SHM_FILE_MAGIC, SHM_FILES, t->pool.number,
-                          (uint64_t)SHM_UNITS * SHM_UNIT};
-  uint64_t *told = &link->refers->told[SHM_FILES];
-  if (*told == file.number) return true;
-  if (!shm_packet_post(link->fd, &file, sizeof file, &t->pool.read_fd, 1)) return false;
-  *told = file.number;
-  return true;
-}
-
-/* Bytes in the pool have come back; or, lost, the link has ended, and its peer may still read them. */
-static void shm_pool_back(struct shm *t, struct shm_refers *refers, struct shm_lent *lent,
-                          bool lost) {
-  refers->pooled--;
-  refers->pooled_bytes -= lent->bytes;
-  if (lost) {
-    t->pool.lost += lent->units;
-  } else {
-    shm_pool_turn(&t->pool, lent->unit, lent->units);
-    t->pool.used -= lent->units;
-  }
-  lent->units = 0;
-  if (t->pool.lost > 0 && t->pool.lost == t->pool.used) shm_pool_open(t);
-}
-
-/* ---- what is lent ---- */
-
-static struct shm_lent *shm_lent_at(struct shm_refers *refers, uint32_t i) {
-  return &refers->lent[(refers->lent_first + i) % refers->lent_room];
-}
-
-/* Publishes the tail at which this end has something to do: there is room, or all that is lent has come back. What came back
- * before, it sees when something else wakes it. Nobody waits for what is in the pool. */
-static void shm_want(struct shm_link *link) {
-  uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
-  if (link->refers != NULL && link->refers->tokens > 0) {
-    uint64_t end = link->refers->tokens_end;
-    if (wants == 0 || end < wants) wants = end;
-  }
-  if (wants == atomic_load_explicit(&link->wants, memory_order_relaxed)) return;
-  atomic_store_explicit(&link->tx_lane->wants, wants, memory_order_relaxed);
-  atomic_store(&link->wants, wants);
-}
-
-/* Reads the consumer's tail. false: it is impossible, and the link goes DOWN. */
-static bool shm_see_tail(struct shm_link *link) {
-  uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
-  if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
-    link->code = MLFAB_ERR_FRAME;
-    atomic_store(&link->gone, true);
-    return false;
-  }
-  link->tail_seen = tail;
-  return true;
-}
-
-/* Forgets the first bytes lent. Returns their token, or 0. */
-static uint64_t shm_lent_over(struct shm *t, struct shm_link *link) {
-  struct shm_refers *refers = link->refers;
-  struct shm_lent *lent = shm_lent_at(refers, 0);
-  if (lent->pooled && lent->units > 0) shm_pool_back(t, refers, lent, false);
-  if (!lent->pooled) refers->tokens--;
-  refers->lent_first = (refers->lent_first + 1) % refers->lent_room;
-  if (--refers->lent_count == 0) t->lending--;
-  shm_want(link);
-  return lent->token;
-}
-
-/* Ends what is lent with this token (0: all) and is not released. The pages are renewed, neighbours together; if the peer's
- * process is gone, nobody reads them. 0, or MEMORY: some is still lent. With token 0 nothing is afterwards: the peer may then read
- * what is written to pages for which there was no memory. */
-static int shm_take_back(struct shm *t, struct shm_link *link, uint64_t token) {
-  struct shm_refers *refers = link->refers;
-  if (refers == NULL || refers->lent_count == 0) return 0;
-  bool read = link->pid <= 0 || kill(link->pid, 0) == 0 || errno == EPERM;
-  uint64_t released = shm_see_tail(link) ? link->tail_seen : 0;
-  for (uint32_t i = 0, n; i < refers->lent_count; i += n) {
-    struct shm_lent *first = shm_lent_at(refers, i);
-    uint64_t bytes = first->bytes;
-    n = 1;
-    if (token == 0 && first->units > 0 && first->end > released && read)
-      shm_pool_back(t, refers, first, true);
-    if (first->at == NULL || first->end <= released || (token != 0 && first->token != token))
-      continue;
-    for (; i + n < refers->lent_count; n++) {
-      const struct shm_lent *next = shm_lent_at(refers, i + n);
-      if (next->at != first->at + bytes || (token != 0 && next->token != token)) break;
-      bytes += next->bytes;
-    }
-    if (read && !mlfab__shm_memory_renew(t->memory, first->at, bytes)) {
-      if (token != 0) return MLFAB_ERR_MEMORY;
-      continue;
-    }
-    for (uint32_t k = 0; k < n; k++) {
-      struct shm_lent *lent = shm_lent_at(refers, i + k);
-      lent->at = NULL;
-      lent->token = 0;
-    }
-  }
-  while (token == 0 && refers->lent_count > 0) shm_lent_over(t, link);
-  return 0;
-}
-
 /* From UP to RETIRED; frees the link if none of its frames is borrowed. */
 static void shm_retire(struct shm *t, struct shm_link *link) {
   uint32_t at = 0;
-  shm_settle(t);
+  mlfab__shm_settle(t);
   pthread_mutex_lock(&t->lock);
   while (t->live[at] != link) at++;
   t->live[at] = t->live[--t->live_count];
@@ -70653,9 +71237,9 @@ static void shm_retire(struct shm *t, struct shm_link *link) {
   atomic_fetch_sub(&t->up_count, 1);
   t->table[link->number - 1] = NULL;
   if (atomic_load(&link->blocked)) t->blocked_count--;
-  shm_take_back(t, link, 0);
+  if (link->refers != NULL) t->lend->take_back(t, link, 0);
   link->state = SHM_RETIRED;
-  shm_hang_up(t, link);
+  mlfab__shm_hang_up(t, link);
   if (link->borrowed == 0) {
     shm_free_link(t, link);
     return;
@@ -70749,7 +71333,8 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   int code = MLFAB_ERR_REFUSED;
   if (connect(link->fd, (struct sockaddr *)&to, bytes) != 0) {
     if (errno == EAGAIN || errno == EINTR) return;
-  } else if (shm_trusted(link->fd, &link->pid) && shm_packet_send(link->fd, fds, 3, link->ring)) {
+  } else if (shm_trusted(link->fd, &link->pid) &&
+             shm_packet_send(t, link->fd, fds, 3, link->ring)) {
     link->state = SHM_CALLING;
     if (shm_watch(t, link->fd, link)) return;
     code = MLFAB_ERR_IO;
@@ -70800,45 +71385,44 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
 }
 
-/* What a link needs for references. NULL: out of memory. */
-static struct shm_refers *shm_refers(struct shm *t, struct shm_link *link) {
-  const struct shm_refers made = {.lent_room = link->ring < SHM_RING ? SHM_LENT_FEW : SHM_LENT};
-  if (link->refers == NULL) {
-    link->refers = mlfab__alloc(&t->env, shm_refers_bytes(&made));
-    if (link->refers != NULL) link->refers->lent_room = made.lent_room;
-  }
-  return link->refers;
-}
-
 /* Maps what the peer has passed, whose rings are of `ring` bytes. 0, or why not. */
 static int shm_map_link(struct shm *t, struct shm_link *link, const int *fds, uint32_t ring) {
   int bell_fd = fds[link->inbound], event_fd = fds[link->inbound + 1];
   if (!mlfab__shm_sealed(bell_fd, SHM_CONTROL) || !shm_is_eventfd(event_fd) ||
       (link->inbound && !mlfab__shm_sealed(fds[0], SHM_CONTROL + 2 * (uint64_t)ring)))
     return MLFAB_ERR_FRAME;
-  link->ring = link->inbound ? (uint32_t)mlfab__min(ring, shm_wish(t)) : ring;
+  link->ring = link->inbound && t->lend != NULL && !link->plain
+                   ? (uint32_t)mlfab__min(ring, t->lend->wish(t))
+                   : ring;
   link->bell = shm_map(NULL, SHM_CONTROL, bell_fd, 0);
   if (link->bell == NULL || !shm_map_segment(link, link->inbound ? fds[0] : link->segment_fd))
     return MLFAB_ERR_MEMORY;
-  shm_close_fd(&link->segment_fd);
-  if (link->ring == SHM_RING) return 0;
-  return shm_refers(t, link) != NULL && (t->pool.at != NULL || shm_pool_open(t)) ? 0
-                                                                                 : MLFAB_ERR_MEMORY;
+  mlfab__shm_close_fd(&link->segment_fd);
+  return 0;
 }
 
 /* Receives the packet of a half-open link, or its end. 1 when there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   static const char older[] = "has an older protocol than this process ";
   static const char newer[] = "has a newer protocol than this process ";
+  static const char plain[] =
+      "has no lent memory (MLFAB_WITH_LEND is 0), which the small rings of many processes need ";
+  static const char lends[] =
+      "has small rings for many processes, which need lent memory; this process was built without "
+      "it (MLFAB_WITH_LEND is 0) ";
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
   uint32_t ring = link->inbound ? SHM_RING : link->ring;
-  int got = shm_packet_receive(link->fd, fds, 2 + own_segment, &ring);
+  int got = shm_packet_receive(t, link, fds, 2 + own_segment, &ring);
   if (got == 0) return 0;
   if (got == MLFAB_ERR_PROTOCOL_OLDER || got == MLFAB_ERR_PROTOCOL_NEWER) {
     if (link->inbound)
-      shm_packet_send(link->fd, NULL, 0, SHM_RING); /* so that the peer can say it, too */
+      shm_packet_send(t, link->fd, NULL, 0, SHM_RING); /* so that the peer can say it, too */
     return shm_give_up(t, link, got, got == MLFAB_ERR_PROTOCOL_OLDER ? older : newer, event);
+  }
+  if (got == MLFAB_ERR_UNSUPPORTED) {
+    if (link->inbound) shm_packet_send(t, link->fd, NULL, 0, SHM_RING);
+    return shm_give_up(t, link, got, t->lend == NULL ? lends : plain, event);
   }
   if (got < 0) return shm_give_up(t, link, got, "did not follow the protocol ", event);
   link->event_fd = fds[own_segment + 1];
@@ -70846,60 +71430,24 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   if (link->inbound) close(fds[0]);
   close(fds[own_segment]);
   if (code != 0) return shm_give_up(t, link, code, "passed something that cannot be mapped", event);
-  if (link->inbound && !shm_packet_send(link->fd, own, 2, link->ring))
+  if (link->inbound && !shm_packet_send(t, link->fd, own, 2, link->ring))
     return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
-  if (link->ring < SHM_RING && !shm_pool_tell(t, link))
-    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "went away", event);
+  code = t->lend != NULL && !link->plain ? t->lend->meet(t, link) : 0;
+  if (code != 0)
+    return shm_give_up(t, link, code, code == MLFAB_ERR_MEMORY ? "found no room" : "went away",
+                       event);
   shm_establish(t, link, event);
   return 1;
 }
 
-/* The peer passes a file, which takes the place of one that it has used before. 0, or why it is refused. */
-static int shm_pass(struct shm *t, struct shm_link *link, const struct shm_file *file, int *fd_p) {
-  int fd = *fd_p;
-  struct shm_refers *refers = shm_refers(t, link);
-  if (refers == NULL) return MLFAB_ERR_MEMORY;
-  if (file->magic != SHM_FILE_MAGIC || file->place >= SHM_PLACES || file->number == 0 ||
-      file->bytes == 0 || file->bytes > INT64_MAX || !mlfab__shm_sealed(fd, file->bytes))
-    return MLFAB_ERR_FRAME;
-  struct shm_view *view = &refers->views[file->place];
-  if (view->borrowed > 0) return MLFAB_ERR_FRAME;
-  shm_unview(t, view);
-  const uint8_t *map = mlfab__shm_memory_map(t->memory, fd, file->bytes, file->number);
-  *view = (struct shm_view){map, fd, file->number, file->bytes, 0};
-  if (map == NULL) *fd_p = -1; /* the view has it */
-  return 0;
-}
-
-/* Reads what the life line has, up to the file with this number, if it is not 0, and a limited number of packets: a peer may send
- * without end. The end of the line, or anything that must not be there, ends the link, and shm_scan reports DOWN at the end of the
- * ring. */
-static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
-  for (int i = 0; i < 2 * SHM_FILES && link->fd >= 0; i++) {
-    struct shm_file file;
-    uint32_t count;
-    int fd = -1, code = 0;
-    shm_close_fd(&t->spare_fd);
-    ssize_t n = shm_packet_take(link->fd, &file, sizeof file, &fd, 1, &count);
-    int why = n < 0 ? errno : 0;
-    if (n > 0)
-      code =
-          n == (ssize_t)sizeof file && count == 1 ? shm_pass(t, link, &file, &fd) : MLFAB_ERR_FRAME;
-    shm_close_fd(&fd);
-    t->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
-    if (n > 0 && code == 0 && file.number == number) return;
-    if (why == EINTR || (n > 0 && code == 0)) continue;
-    if (why == EAGAIN) return;
-    link->code = code;
-    shm_hang_up(t, link);
-    atomic_store(&link->gone, true);
-  }
-}
-
-/* A link's socket has an event. */
+/* A link's socket has an event. Of one that is UP it is the end, or a packet for shm_lend.c. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
+  uint8_t said;
   if (link->state != SHM_UP) return shm_meet(t, link, event);
-  shm_hear(t, link, 0);
+  if (t->lend != NULL)
+    t->lend->hear(t, link);
+  else
+    mlfab__shm_lose(t, link, recv(link->fd, &said, 1, MSG_DONTWAIT) > 0 ? MLFAB_ERR_FRAME : 0);
   return 0;
 }
 
@@ -70981,16 +71529,12 @@ static void shm_disown(struct shm *t) {
   }
   for (int i = 0; i < 2; i++) {
     for (struct shm_link *link = i ? t->retired : t->half; link != NULL; link = link->next) {
-      shm_close_fd(&link->fd);
+      mlfab__shm_close_fd(&link->fd);
       link->map = NULL;
       link->bell = NULL;
-      for (uint32_t k = 0; link->refers != NULL && k < SHM_PLACES; k++)
-        if (link->refers->views[k].at != NULL) link->refers->views[k] = (struct shm_view){0};
-      if (link->refers != NULL) link->refers->lent_count = 0;
     }
   }
   t->bell = NULL;
-  t->pool.at = NULL;
 }
 
 static void shm_stop(void *self) {
@@ -71000,12 +71544,10 @@ static void shm_stop(void *self) {
   while (t->live_count > 0) {
     struct shm_link *link = t->live[t->live_count - 1];
     atomic_store(&link->tx_lane->closed, 1);
-    shm_hang_up(t, link);
-    shm_ring(t, link->bell, link->event_fd);
+    mlfab__shm_hang_up(t, link);
+    mlfab__shm_ring(t, link->bell, link->event_fd);
     link->borrowed = 0;
-    if (link->refers != NULL && link->refers->lent_count > 0) t->lending--;
-    if (link->refers != NULL)
-      link->refers->lent_count = 0; /* the memory is freed with the context */
+    if (link->refers != NULL) t->lend->free(t, link); /* the memory is freed with the context */
     shm_retire(t, link);
   }
   while (t->retired != NULL) {
@@ -71013,11 +71555,11 @@ static void shm_stop(void *self) {
     t->retired = link->next;
     shm_free_link(t, link);
   }
+  if (t->lender != NULL) t->lend->close(t);
   while (t->all_slots != NULL) {
     struct shm_slot *slot = t->all_slots;
     t->all_slots = slot->all;
     if (slot->large != NULL) mlfab__free(&t->env, slot->large, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
-    if (slot->bulk != NULL) mlfab__free_aligned(&t->env, slot->bulk, MLFAB_BULK_MAX);
     mlfab__free(&t->env, slot, sizeof *slot);
   }
   if (t->capacity > 0) {
@@ -71027,12 +71569,10 @@ static void shm_stop(void *self) {
   }
   if (t->sent != NULL) mlfab__free(&t->env, t->sent, t->sent_capacity * sizeof *t->sent);
   if (t->bell != NULL) munmap(t->bell, SHM_CONTROL);
-  shm_pool_close(&t->pool);
-  shm_close_fd(&t->spare_fd);
-  shm_close_fd(&t->bell_fd);
-  shm_close_fd(&t->event_fd);
-  shm_close_fd(&t->listen_fd);
-  shm_close_fd(&t->epoll_fd);
+  mlfab__shm_close_fd(&t->bell_fd);
+  mlfab__shm_close_fd(&t->event_fd);
+  mlfab__shm_close_fd(&t->listen_fd);
+  mlfab__shm_close_fd(&t->epoll_fd);
   pthread_mutex_destroy(&t->lock);
   mlfab__env env = t->env;
   mlfab__free(&env, t, sizeof *t);
@@ -71055,7 +71595,6 @@ static int shm_open_fds(struct shm *t, const char *name) {
   if (listen(t->listen_fd, SOMAXCONN) != 0 || !shm_watch(t, t->listen_fd, &t->listen_fd) ||
       !shm_watch(t, t->event_fd, &t->event_fd))
     return MLFAB_ERR_IO;
-  t->spare_fd = fcntl(t->epoll_fd, F_DUPFD_CLOEXEC, 0);
   return 0;
 }
 
@@ -71080,14 +71619,10 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
   struct shm *t = mlfab__alloc(&env, sizeof *t);
   if (t == NULL) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "shm: out of memory");
   t->env = env;
-  t->memory = options->size >= offsetof(mlfab_transport_options, memory) + sizeof options->memory
-                  ? options->memory
-                  : NULL;
-  if (MLFAB__HAS(options, mlfab_transport_options, neighbours)) t->neighbours = options->neighbours;
-  t->pool.fd = t->pool.read_fd = -1;
+  t->lend = mlfab__shm_lend_table();
   t->pid = getpid();
   t->host = host;
-  t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = t->spare_fd = -1;
+  t->bell_fd = t->event_fd = t->listen_fd = t->epoll_fd = -1;
   pthread_mutex_init(&t->lock, NULL);
   code = shm_open_fds(t, name);
   if (code != 0) {
@@ -71095,6 +71630,11 @@ static int shm_start(const mlfab_transport_options *options, void **self_p, char
     shm_stop(t);
     return MLFAB__FAIL(options->error, code, "shm: listening at shm:%s: %s", name,
                        mlfab__reason(why));
+  }
+  code = t->lend != NULL ? t->lend->open(t, options) : 0;
+  if (code != 0) {
+    shm_stop(t);
+    return MLFAB__FAIL(options->error, code, "shm: out of memory");
   }
   snprintf(address, 256, "shm:%016llx/%s", (unsigned long long)host, name);
   *self_p = t;
@@ -71132,7 +71672,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->ring = shm_wish(t);
+  link->ring = t->lend != NULL ? t->lend->wish(t) : SHM_RING;
   link->segment_fd =
       mlfab__shm_file("mlfab-link", SHM_CONTROL + 2 * (uint64_t)link->ring, F_SEAL_SEAL);
   if (link->segment_fd < 0) {
@@ -71155,229 +71695,36 @@ static void shm_disconnect(void *self, uint32_t number) {
   }
   /* The peer must see the flag and the end when it wakes, and it is woken in any case. */
   atomic_store(&link->tx_lane->closed, 1);
-  shm_hang_up(t, link);
-  shm_ring(t, link->bell, link->event_fd);
+  mlfab__shm_hang_up(t, link);
+  mlfab__shm_ring(t, link->bell, link->event_fd);
   shm_retire(t, link);
-}
-
-/* Reports WRITABLE when the tail has reached `room`. */
-static int shm_block(struct shm *t, struct shm_link *link, uint64_t room) {
-  link->room = room;
-  if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
-  shm_want(link);
-  return MLFAB_ERR_AGAIN;
-}
-
-/* The slow path of send: reads the consumer's tail, and if there is still no room, publishes the tail to
- * wait for. 0, AGAIN or PEER_CLOSED. */
-static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
-  if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
-  if (link->head - link->tail_seen + bytes + SHM_LINE <= link->ring) return 0;
-  uint64_t need = mlfab__max(bytes + SHM_LINE, link->ring / 4);
-  return shm_block(t, link, link->head + need - link->ring);
-}
-
-/* Makes room to record one more SENT. */
-static bool shm_sent_room(struct shm *t) {
-  uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
-  if (count < t->sent_capacity) return true;
-  uint32_t capacity = count == 0 ? 64 : 2 * count;
-  struct shm_sent *sent = mlfab__alloc_array(&t->env, capacity, sizeof *sent);
-  if (sent == NULL) return false;
-  for (uint32_t i = 0; i < count; i++) sent[i] = t->sent[(t->sent_first + i) & (count - 1)];
-  if (t->sent != NULL) mlfab__free(&t->env, t->sent, count * sizeof *sent);
-  t->sent = sent;
-  t->sent_first = 0;
-  t->sent_capacity = capacity;
-  return true;
-}
-
-/* A place for one more own file, or SHM_FILES. */
-static uint32_t shm_place(struct shm *t, const struct shm_refers *refers) {
-  uint64_t lent = 0; /* places with something lent, as bits */
-  for (uint32_t i = 0; i < refers->lent_count; i++)
-    lent |= UINT64_C(1) << refers->lent[(refers->lent_first + i) % refers->lent_room].place;
-  for (uint32_t i = 0; i < SHM_FILES; i++) {
-    if (refers->told[i] == 0) return i;
-    if (!(lent >> i & 1) && !mlfab__shm_memory_has(t->memory, refers->told[i])) return i;
-  }
-  return SHM_FILES;
-}
-
-/* Tells the peer of a file. Returns its place, or SHM_FILES: not now. */
-static uint32_t shm_tell_file(struct shm *t, struct shm_link *link, const mlfab__shm_span *span) {
-  char path[40];
-  uint32_t place = shm_place(t, link->refers);
-  if (place == SHM_FILES) return SHM_FILES;
-  snprintf(path, sizeof path, "/proc/self/fd/%d", span->fd);
-  int fd = open(path, O_RDONLY | O_CLOEXEC); /* so that the peer cannot write */
-  struct shm_file file = {SHM_FILE_MAGIC, place, span->number, span->file_bytes};
-  bool told = fd >= 0 && shm_packet_post(link->fd, &file, sizeof file, &fd, 1);
-  shm_close_fd(&fd);
-  if (!told) return SHM_FILES;
-  link->refers->told[place] = span->number;
-  return place;
-}
-
-/* May the frame refer to this bulk? 1: *lent_p and *reference_p are filled; 0: no, copy it; or AGAIN. */
-static int shm_refer(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
-                     struct shm_lent *lent, struct shm_reference *reference) {
-  mlfab__shm_span span;
-  uint32_t place = 0;
-  if (!mlfab__shm_memory_find(t->memory, bulk, bytes, &span) || span.offset % 8 != 0 || !span.alone)
-    return 0;
-  struct shm_refers *refers = shm_refers(t, link);
-  if (refers == NULL) return 0;
-  if (refers->lent_count == refers->lent_room)
-    return shm_block(t, link, shm_lent_at(refers, refers->lent_room / 2)->end);
-  while (place < SHM_FILES && refers->told[place] != span.number) place++;
-  if (place == SHM_FILES) place = shm_tell_file(t, link, &span);
-  if (place == SHM_FILES) return 0;
-  *reference = (struct shm_reference){span.number, span.offset};
-  *lent = (struct shm_lent){.at = bulk, .bytes = bytes, .place = place};
-  return 1;
-}
-
-/* May the link have so many bytes more in the pool? */
-static bool shm_pool_room(const struct shm_refers *refers, uint32_t bytes) {
-  return refers->lent_count < refers->lent_room &&
-         (refers->pooled < 2 || refers->pooled_bytes + bytes <= SHM_POOLED);
-}
-
-/* Copies a bulk into the pool. 0: *lent_p and *reference_p are filled; or AGAIN, PEER_CLOSED. */
-static int shm_pool_put(struct shm *t, struct shm_link *link, const void *bulk, uint32_t bytes,
-                        struct shm_lent *lent, struct shm_reference *reference) {
-  struct shm_refers *refers = link->refers;
-  const uint32_t units = (bytes + SHM_UNIT - 1) / SHM_UNIT;
-  if (!shm_pool_room(refers, bytes)) {
-    if (!shm_see_tail(link)) return MLFAB_ERR_PEER_CLOSED;
-    const struct shm_lent *first = shm_lent_at(refers, 0);
-    for (; refers->lent_count > 0 && first->pooled && first->end <= link->tail_seen;
-         first = shm_lent_at(refers, 0))
-      shm_lent_over(t, link);
-    if (!shm_pool_room(refers, bytes)) return shm_block(t, link, first->end);
-  }
-  uint32_t unit = shm_pool_find(&t->pool, units);
-  if (unit == SHM_UNITS || !shm_pool_tell(t, link)) return shm_block(t, link, 0);
-  memcpy(t->pool.at + (size_t)unit * SHM_UNIT, bulk, bytes);
-  shm_pool_turn(&t->pool, unit, units);
-  t->pool.used += units;
-  refers->pooled++;
-  refers->pooled_bytes += bytes;
-  *reference = (struct shm_reference){t->pool.number, (uint64_t)unit * SHM_UNIT};
-  *lent = (struct shm_lent){
-      .bytes = bytes, .place = SHM_FILES, .pooled = true, .unit = unit, .units = units};
-  return 0;
-}
-
-/* Publishes a record, whose bulk or reference is in its place. The line that the consumer polls is written last, at once:
- * written earlier, it would move to the consumer's cache half-way. */
-static void shm_publish(struct shm *t, struct shm_link *link, const uint8_t *head,
-                        uint32_t head_bytes, uint32_t bytes, uint64_t word) {
-  uint8_t *at = link->tx + link->tx_offset;
-  uint32_t next = shm_forward(link, link->tx_offset, bytes);
-  memcpy(at + SHM_LINE, head + (SHM_LINE - 8), head_bytes - (SHM_LINE - 8));
-  atomic_store_explicit(shm_word(link->tx, next), 0, memory_order_relaxed);
-  memcpy(at + 8, head, SHM_LINE - 8);
-  atomic_store_explicit(shm_word(link->tx, link->tx_offset), word, memory_order_release);
-  link->tx_offset = next;
-  link->head += bytes;
-  shm_touch(t, link);
-  link->published = true;
-  shm_prefetch(link->tx + next + SHM_LINE);
-  shm_prefetch(link->tx + next + 2 * SHM_LINE);
-}
-
-/* The record that has just been published refers to these bytes. */
-static void shm_lend(struct shm *t, struct shm_link *link, struct shm_lent *lent, uint64_t token) {
-  struct shm_refers *refers = link->refers;
-  lent->end = link->head;
-  lent->token = token;
-  *shm_lent_at(refers, refers->lent_count) = *lent;
-  if (refers->lent_count++ == 0) t->lending++;
-  if (lent->pooled) return;
-  refers->tokens++;
-  refers->tokens_end = lent->end;
-  shm_want(link);
 }
 
 static int shm_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
                     const void *bulk, uint32_t bulk_bytes, uint64_t token) {
   struct shm *t = self;
   struct shm_link *link = shm_find(t, number);
-  struct shm_lent lent;
-  struct shm_reference reference;
   if (link == NULL || atomic_load_explicit(&link->gone, memory_order_relaxed))
     return MLFAB_ERR_PEER_CLOSED;
   if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
       bulk_bytes > MLFAB_BULK_MAX)
     return MLFAB_ERR_LIMIT;
   if (bulk_bytes > 0 && bulk == NULL) return MLFAB_ERR_ARGUMENT; /* a ghost */
-  int refers = token != 0 && bulk_bytes >= SHM_REFER && t->memory != NULL
-                   ? shm_refer(t, link, bulk, bulk_bytes, &lent, &reference)
-                   : 0;
-  if (refers < 0) return refers;
-  uint32_t front = shm_up(8 + head_bytes), bytes = front + (refers ? SHM_LINE : shm_up(bulk_bytes));
-  bool pooled = bytes > link->most && bulk_bytes > 0 && !refers;
-  if (pooled) bytes = front + SHM_LINE;
-  if (MLFAB__UNLIKELY(link->head - link->tail_seen + bytes + SHM_LINE > link->ring)) {
-    int code = shm_room(t, link, bytes);
-    if (code != 0) return code;
+  uint32_t front = shm_up(8 + head_bytes), bytes = front + shm_up(bulk_bytes);
+  if (bytes > SHM_RING_LEAST / 4 && bulk_bytes > 0 && t->lend != NULL) {
+    int code = t->lend->send(t, link, head, head_bytes, bulk, bulk_bytes, token);
+    if (code <= 0) return code;
   }
-  if (token != 0 && !refers && !shm_sent_room(t)) return shm_block(t, link, 0);
-  if (pooled) {
-    int code = shm_pool_put(t, link, bulk, bulk_bytes, &lent, &reference);
-    if (code != 0) return code;
-  }
-  uint8_t *at = link->tx + link->tx_offset + front;
-  if (refers || pooled)
-    memcpy(at, &reference, sizeof reference);
-  else if (bulk_bytes > 0)
-    memcpy(at, bulk, bulk_bytes);
-  shm_publish(
-      t, link, head, head_bytes, bytes,
-      SHM_VALID | (refers || pooled ? SHM_REFERS : 0) | (uint64_t)head_bytes << 32 | bulk_bytes);
-  if (refers || pooled) shm_lend(t, link, &lent, pooled ? 0 : token);
-  if (token != 0 && !refers) {
-    uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
-    t->sent[(t->sent_first + count) & (t->sent_capacity - 1)] = (struct shm_sent){number, token};
-    atomic_store(&t->sent_count, count + 1);
-  }
+  int code = mlfab__shm_room(t, link, bytes, token);
+  if (code != 0) return code;
+  if (bulk_bytes > 0) memcpy(link->tx + link->tx_offset + front, bulk, bulk_bytes);
+  mlfab__shm_publish(t, link, head, head_bytes, bytes,
+                     SHM_VALID | (uint64_t)head_bytes << 32 | bulk_bytes);
+  if (token != 0) mlfab__shm_sent(t, number, token);
   return 0;
 }
 
-static void shm_flush(void *self) { shm_settle(self); }
-
-/* Where a record's bulk is, if it is a reference: the view, or NULL when the peer has not passed such bytes. */
-static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
-                                    const struct shm_reference *reference, uint32_t bytes) {
-  for (int heard = 0; heard < 2; heard++) {
-    for (uint32_t i = 0; link->refers != NULL && i < SHM_PLACES; i++) {
-      struct shm_view *view = &link->refers->views[i];
-      if (view->number != reference->number || reference->number == 0) continue;
-      return reference->offset % 8 == 0 && reference->offset <= view->bytes &&
-                     bytes <= view->bytes - reference->offset
-                 ? view
-                 : NULL;
-    }
-    if (heard == 0) shm_hear(t, link, reference->number);
-  }
-  return NULL;
-}
-
-/* The bytes of a view. NULL: no memory for a copy. */
-static const uint8_t *shm_see(struct shm *t, struct shm_slot *slot, uint64_t offset,
-                              uint32_t bytes) {
-  if (slot->view->at != NULL) return slot->view->at + offset;
-  if (slot->bulk == NULL) slot->bulk = mlfab__alloc_aligned(&t->env, MLFAB_BULK_MAX);
-  for (uint32_t done = 0; slot->bulk != NULL && done < bytes;) {
-    ssize_t n = pread(slot->view->fd, slot->bulk + done, bytes - done, (off_t)(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return NULL; /* its size is sealed: the system is short of memory */
-    done += (uint32_t)n;
-  }
-  return slot->bulk;
-}
+static void shm_flush(void *self) { mlfab__shm_settle(self); }
 
 /* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
 static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_io_event *event) {
@@ -71386,7 +71733,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   uint32_t checked_head = 0, checked_bulk = 0;
   bool refers = (word & SHM_REFERS) != 0;
   uint8_t *head;
-  if ((word & SHM_VALID) == 0 || head_bytes < MLFAB_HEADER_BYTES ||
+  if ((word & SHM_VALID) == 0 || (refers && t->lend == NULL) || head_bytes < MLFAB_HEADER_BYTES ||
       head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX)
     return shm_down(t, link, MLFAB_ERR_FRAME, "wrote an impossible record", event);
   struct shm_slot *slot = shm_get_slot(t, head_bytes, &head);
@@ -71401,26 +71748,15 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   }
   uint32_t front = shm_up(8 + head_bytes), bytes = front + (refers ? SHM_LINE : shm_up(bulk_bytes));
   const uint8_t *bulk = link->rx + offset + front;
-  slot->view = NULL;
-  if (refers) {
-    struct shm_reference reference;
-    memcpy(&reference, bulk, sizeof reference);
-    slot->view = shm_look_up(t, link, &reference, bulk_bytes);
-    if (slot->view == NULL) {
-      shm_put_slot(t, slot);
-      code = link->code != 0 ? link->code : MLFAB_ERR_FRAME;
-      return shm_down(t, link, code, "referred to memory that it has not passed", event);
-    }
-    bulk = shm_see(t, slot, reference.offset, bulk_bytes);
-    if (bulk == NULL) {
-      shm_put_slot(t, slot);
-      return 0;
-    }
-    slot->view->borrowed++;
+  slot->link = link;
+  code = refers ? t->lend->see(t, slot, bulk_bytes, &bulk) : 1;
+  if (code <= 0) {
+    shm_put_slot(t, slot);
+    return code == 0 ? 0
+                     : shm_down(t, link, code, "referred to memory that it has not passed", event);
   }
   link->rx_position += bytes;
   link->borrowed++;
-  slot->link = link;
   slot->end = link->rx_position;
   event->kind = MLFAB_IO_FRAME;
   event->link = link->number;
@@ -71466,28 +71802,10 @@ static int shm_unblock(struct shm *t, mlfab_io_event *event) {
     if (!atomic_load(&link->blocked) || atomic_load(&link->tx_lane->tail) < link->room) continue;
     atomic_store(&link->blocked, false);
     t->blocked_count--;
-    shm_want(link);
+    mlfab__shm_want(t, link);
     event->kind = MLFAB_IO_WRITABLE;
     event->link = link->number;
     return 1;
-  }
-  return 0;
-}
-
-/* Finds bytes that a peer has released. */
-static int shm_return(struct shm *t, mlfab_io_event *event) {
-  for (uint32_t i = 0; i < t->live_count; i++) {
-    struct shm_link *link = t->live[i];
-    while (link->refers != NULL && link->refers->lent_count > 0) {
-      if (shm_lent_at(link->refers, 0)->end > link->tail_seen && !shm_see_tail(link)) break;
-      if (shm_lent_at(link->refers, 0)->end > link->tail_seen) break;
-      uint64_t token = shm_lent_over(t, link);
-      if (token == 0) continue;
-      event->kind = MLFAB_IO_SENT;
-      event->link = link->number;
-      event->token = token;
-      return 1;
-    }
   }
   return 0;
 }
@@ -71496,7 +71814,7 @@ static int shm_return(struct shm *t, mlfab_io_event *event) {
  * made, and at every tick of the coarse clock, which is cheap to read. */
 static int shm_idle(struct shm *t, mlfab_io_event *event) {
   struct timespec now;
-  shm_settle(t);
+  mlfab__shm_settle(t);
   if (t->blocked_count > 0 && shm_unblock(t, event)) return 1;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   if (now.tv_nsec == t->looked.tv_nsec && now.tv_sec == t->looked.tv_sec &&
@@ -71520,7 +71838,7 @@ static int shm_poll(void *self, mlfab_io_event *event) {
     event->token = sent.token;
     return 1;
   }
-  if (MLFAB__UNLIKELY(t->lending > 0) && shm_return(t, event)) return 1;
+  if (t->lend != NULL && t->lend->back(t, event)) return 1;
   if (MLFAB__UNLIKELY(++t->busy >= SHM_LOOK_EVERY)) {
     t->busy = 0;
     if (shm_idle(t, event)) return 1;
@@ -71535,7 +71853,7 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   if (slot == NULL) return;
   struct shm_link *link = slot->link;
   uint64_t end = slot->end;
-  if (slot->view != NULL) slot->view->borrowed--;
+  if (slot->seen != NULL) t->lend->unsee(slot);
   shm_put_slot(t, slot);
   link->borrowed--;
   if (MLFAB__UNLIKELY(link->state == SHM_RETIRED)) {
@@ -71551,7 +71869,7 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   shm_touch(t, link);
   /* Wakes a producer that waits for room as soon as there is enough, not only at the next flush. */
   uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
-  if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) shm_settle(t);
+  if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) mlfab__shm_settle(t);
 }
 
 /* The life line may outlive its process when a forked child holds it, so this checks the process. A pid of
@@ -71564,7 +71882,8 @@ static int shm_probe(void *self, uint32_t number) {
 
 static int shm_detach(void *self, uint32_t number, uint64_t token) {
   struct shm_link *link = shm_find(self, number);
-  return link == NULL || token == 0 ? 0 : shm_take_back(self, link, token);
+  if (link == NULL || link->refers == NULL || token == 0) return 0;
+  return ((struct shm *)self)->lend->take_back(self, link, token);
 }
 
 /* Sleeps while the bell's word is `state`; with `polled`, until a socket has an event. */
@@ -71586,7 +71905,7 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
   bool polled = atomic_load(&t->half_count) > 0 || atomic_load(&t->up_count) == 0;
   uint32_t bit = polled ? SHM_POLLED : SHM_ASLEEP;
   uint32_t state = atomic_fetch_or(&t->bell->state, bit) | bit;
-  shm_fence(t);
+  mlfab__shm_fence(t);
   bool found = atomic_exchange(&t->woken, false) || shm_anything(t);
   while (!found && now < end) {
     shm_sleep(t, state, polled, mlfab__min(end - now, SHM_SLICE_NS));
@@ -71604,7 +71923,7 @@ static void shm_wait(void *self, uint64_t timeout_ns) {
 static void shm_wake(void *self) {
   struct shm *t = self;
   atomic_store(&t->woken, true);
-  shm_ring(t, t->bell, t->event_fd);
+  mlfab__shm_ring(t, t->bell, t->event_fd);
 }
 
 static int shm_fd(void *self) { return ((struct shm *)self)->epoll_fd; }
@@ -71614,7 +71933,7 @@ static int shm_arm(void *self, int on) {
   uint64_t count;
   if (on) {
     atomic_fetch_or(&t->bell->state, SHM_ARMED);
-    shm_fence(t);
+    mlfab__shm_fence(t);
     return atomic_load(&t->woken) || shm_anything(t);
   }
   atomic_fetch_and(&t->bell->state, ~(uint32_t)SHM_ARMED);
@@ -74475,7 +74794,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
               of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")               \
                   of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")               \
                       of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
-                          of(MLFAB_WITH_TELEMETRY, " telemetry")
+                          of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
 
 MLFAB_API const char *mlfab_build_info(void) {
   return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(
@@ -74484,6 +74803,60 @@ MLFAB_API const char *mlfab_build_info(void) {
           BUILD_OFF(MLFAB_WITH_MPI, " mpi")
               BUILD_OFF(MLFAB_WITH_CBLAS, " cblas") "; compiled by " BUILD_COMPILER;
 }
+
+/* ==============================================================================================
+ * core/open/areas.h
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
+/* areas.h - memory of a context that other processes of the host may map. */
+
+/* NULL when MLFAB_WITH_SHM is 0. */
+MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void);
+
+#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/open/areas.c
+ * ============================================================================================== */
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
+/* areas.c - memory of a context that other processes of the host may map: of mlfab_alloc, and of a server's model. Top floor: the
+ * file that knows the memory of transports and the roles that use it. */
+
+#if MLFAB_WITH_LEND
+#endif
+
+static int areas_open(mlfab *ctx) {
+  ctx->memory = mlfab__shm_memory_functions()->create(&ctx->env);
+  return ctx->memory ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static void areas_close(mlfab *ctx) { mlfab__shm_memory_functions()->destroy(&ctx->memory); }
+
+static void areas_share(mlfab *ctx) {
+#if MLFAB_WITH_LEND
+  const mlfab__parts *parts = ctx->node->parts;
+  const mlfab__shm_memory_table *on = mlfab__shm_memory_functions();
+  if (parts->server) mlfab__views_share(parts->server, on, ctx->memory);
+  if (parts->worker) mlfab__view_share(parts->worker, on, ctx->memory);
+#else
+  (void)ctx;
+#endif
+}
+
+static void *areas_alloc(mlfab *ctx, uint64_t bytes) {
+  return mlfab__shm_memory_functions()->alloc(ctx->memory, bytes, 0);
+}
+
+static void areas_release(mlfab *ctx, void *at) {
+  mlfab__shm_memory_functions()->release(ctx->memory, at, 0);
+}
+
+MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
+  static const mlfab__context_areas functions = {areas_open, areas_close, areas_share, areas_alloc,
+                                                 areas_release};
+  return mlfab__shm_memory_functions() ? &functions : NULL;
+}
+#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/open/compose.c
@@ -74496,6 +74869,8 @@ MLFAB_API const char *mlfab_build_info(void) {
 #if MLFAB_WITH_DEVICE
 #endif
 #if MLFAB_WITH_KEYS
+#endif
+#if MLFAB_WITH_LEND
 #endif
 #if MLFAB_WITH_REPLICA
 #endif
@@ -74554,6 +74929,15 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
       "out (MLFAB_WITH_SCHED is 0)");
 }
 
+#if MLFAB_WITH_SCHED
+static int compose_schedule(mlfab_config *config, mlfab_error *error) {
+  const mlfab_schedule given = config->schedule;
+  int code = mlfab__schedule_complete(&given, &config->schedule, error);
+  if (code && error) error->code = MLFAB_ERR_CONFIG;
+  return code ? MLFAB_ERR_CONFIG : 0;
+}
+#endif
+
 static int compose_worker(mlfab_node *node) {
   mlfab__parts *parts = node->parts;
   int code = mlfab__barrier_attach(node, &parts->barrier);
@@ -74569,6 +74953,9 @@ static int compose_worker(mlfab_node *node) {
   if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
 #endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
+#if MLFAB_WITH_LEND
+  if (!code) code = mlfab__view_attach(parts->worker);
+#endif
   if (code) return code;
   parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
                                                .idle = mlfab__worker_idle,
@@ -74603,6 +74990,9 @@ static int compose_worker(mlfab_node *node) {
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
   int code = mlfab__server_attach(node, &node->parts->server);
+#if MLFAB_WITH_LEND
+  if (!code) code = mlfab__views_attach(node->parts->server);
+#endif
 #if MLFAB_WITH_DEVICE
   if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
 #else
@@ -74663,6 +75053,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (error) memset(error, 0, sizeof *error);
   if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
   int code = mlfab__config_complete(config, &complete, error);
+#if MLFAB_WITH_SCHED
+  if (!code) code = compose_schedule(&complete, error);
+#endif
   if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
@@ -74703,6 +75096,11 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #endif
 #if MLFAB_WITH_KEYS
 #endif
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
+#define OPEN_AREAS mlfab__areas_functions
+#else
+#define OPEN_AREAS NULL
+#endif
 #if MLFAB_WITH_COLL
 #define OPEN_SHARING mlfab__shared_memory()
 #define OPEN_SHM_COLL mlfab__shm_coll_functions
@@ -74740,13 +75138,12 @@ typedef struct open_transport {
   int unasked;                           /* 1: opened where the configuration names no transport */
   const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
   /* Memory that those that it reaches may map, and collectives in it; or NULL. */
-  const struct mlfab__shm_memory_table *(*memory)(void);
+  const mlfab__context_areas *(*areas)(void);
   const struct mlfab__shm_coll_table *(*coll)(void);
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, mlfab__shm_memory_functions,
-     OPEN_SHM_COLL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_AREAS, OPEN_SHM_COLL},
     {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL, NULL},
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
 };
@@ -74853,7 +75250,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     choice->spare = !asked && !meets && !choice->listen[0];
     if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
       choice->neighbours = nodes;
-    choice->shm_memory = t->memory ? t->memory() : NULL;
+    choice->areas = t->areas ? t->areas() : NULL;
     choice->shm_coll = t->coll ? t->coll() : NULL;
   }
   return 0;
@@ -75140,383 +75537,162 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
 /* ==============================================================================================
  * what is left out
  * ============================================================================================== */
+/* A function of an absent part returns UNSUPPORTED. Its error text, if it has one, names the switch. */
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#endif
+#define ABSENT(name, result, ...) MLFAB_API int name(__VA_ARGS__) { return result; }
+#define ABSENT_CTX(name, text, ...) \
+  ABSENT(name, mlfab__context_without(ctx, text), mlfab *ctx, __VA_ARGS__)
+#define ABSENT_NODE(name, text, ...) \
+  ABSENT(name, mlfab__node_without(node, text), mlfab_node *node, __VA_ARGS__)
+#define ABSENT_ERROR(name, text, ...) ABSENT(name, mlfab__error_without(error_p, text), __VA_ARGS__)
+#define ABSENT_MUTE(name, text, ...) ABSENT(name, MLFAB_ERR_UNSUPPORTED, __VA_ARGS__)
+#define ABSENT_CALL(name, text) \
+  MLFAB__INTERNAL int name(const mlfab__call_in *in) { return mlfab__error_without(in->error, text); }
+#define ABSENT_TABLE(declaration) declaration { return NULL; }
 
 #if !MLFAB_WITH_SCHED
-#define LEFT_OUT "scheduling (MLFAB_WITH_SCHED is 0)"
-
-MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
-  (void)node, (void)text, (void)room, (void)bytes_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
-  (void)in, (void)out, (void)now_ns;
-  return mlfab__node_without(node, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in, double out, double speed,
-                                           uint64_t now_ns) {
-  (void)in, (void)out, (void)speed, (void)now_ns;
-  return mlfab__node_without(node, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
-  (void)schedule;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  (void)text, (void)room, (void)bytes_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
-  return mlfab__error_without(e->error, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_SCHED "scheduling (MLFAB_WITH_SCHED is 0)"
+ABSENT_MUTE(mlfab_node_explain, NO_SCHED, const mlfab_node *node, char *text, size_t room,
+    size_t *bytes_p)
+ABSENT_NODE(mlfab_node_set_link, NO_SCHED, double in, double out, uint64_t now_ns)
+ABSENT_NODE(mlfab_node_set_other_traffic, NO_SCHED, double in, double out, double speed,
+    uint64_t now_ns)
+ABSENT_CTX(mlfab_set_schedule, NO_SCHED, const mlfab_schedule *schedule)
+ABSENT_CTX(mlfab_explain, NO_SCHED, char *text, size_t room, size_t *bytes_p)
+ABSENT_CALL(mlfab__calls_sched, NO_SCHED)
 #endif
 
 #if !MLFAB_WITH_SPARSE
-#define LEFT_OUT "filters and sparse updates (MLFAB_WITH_SPARSE is 0)"
-
-MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
-                                const void *values, uint64_t count,
-                                const mlfab_push_options *options, mlfab_result *result_p) {
-  (void)tensor, (void)indices, (void)values, (void)count, (void)options, (void)result_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
-                                      const void *values, uint64_t count,
-                                      const mlfab_push_options *options, mlfab_request *request_p) {
-  (void)tensor, (void)indices, (void)values, (void)count, (void)options, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
-  (void)tensor, (void)filter;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
-  return mlfab__error_without(in->error, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_SPARSE "filters and sparse updates (MLFAB_WITH_SPARSE is 0)"
+ABSENT_CTX(mlfab_push_sparse, NO_SPARSE, uint32_t tensor, const uint64_t *indices,
+    const void *values, uint64_t count, const mlfab_push_options *options, mlfab_result *result_p)
+ABSENT_CTX(mlfab_push_sparse_start, NO_SPARSE, uint32_t tensor, const uint64_t *indices,
+    const void *values, uint64_t count, const mlfab_push_options *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_set_filter, NO_SPARSE, uint32_t tensor, const mlfab_filter *filter)
+ABSENT_CALL(mlfab__calls_sparse, NO_SPARSE)
 #endif
 
 #if !MLFAB_WITH_RESHARD
-#define LEFT_OUT "moving slices (MLFAB_WITH_RESHARD is 0)"
-
-MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
-                                uint64_t timeout_ns) {
-  (void)servers, (void)n, (void)timeout_ns;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
-  return mlfab__error_without(in->error, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_RESHARD "moving slices (MLFAB_WITH_RESHARD is 0)"
+ABSENT_CTX(mlfab_set_servers, NO_RESHARD, const uint32_t *servers, uint32_t n, uint64_t timeout_ns)
+ABSENT_CALL(mlfab__calls_reshard, NO_RESHARD)
 #endif
 
 #if !MLFAB_WITH_CHECKPOINT
-#define LEFT_OUT "checkpoints (MLFAB_WITH_CHECKPOINT is 0)"
-
-MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,
-                               mlfab_checkpoint_info *info_p) {
-  (void)options, (void)info_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_checkpoint_start(mlfab *ctx, const mlfab_checkpoint_options *options,
-                                     mlfab_checkpoint_info *info_p, mlfab_request *request_p) {
-  (void)options, (void)info_p, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_restore(mlfab *ctx, const char *dir) {
-  (void)dir;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
-  (void)info_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
-  return mlfab__error_without(in->error, LEFT_OUT);
-}
-
-MLFAB_API const mlfab_files *mlfab_files_system(void) { return NULL; }
-
-MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
-                         const char *const *names) {
-  (void)path, (void)bufs, (void)n, (void)names;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_CHECKPOINT "checkpoints (MLFAB_WITH_CHECKPOINT is 0)"
+ABSENT_CTX(mlfab_checkpoint, NO_CHECKPOINT, const mlfab_checkpoint_options *options,
+    mlfab_checkpoint_info *info_p)
+ABSENT_CTX(mlfab_checkpoint_start, NO_CHECKPOINT, const mlfab_checkpoint_options *options,
+    mlfab_checkpoint_info *info_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_restore, NO_CHECKPOINT, const char *dir)
+ABSENT_CTX(mlfab_restored, NO_CHECKPOINT, mlfab_checkpoint_info *info_p)
+ABSENT_CALL(mlfab__calls_checkpoint, NO_CHECKPOINT)
+ABSENT_TABLE(MLFAB_API const mlfab_files *mlfab_files_system(void))
+ABSENT_CTX(mlfab_load, NO_CHECKPOINT, const char *path, const mlfab_buf *bufs, uint32_t n,
+    const char *const *names)
 #endif
 
 #if !MLFAB_WITH_DEVICE
-#define LEFT_OUT "device memory (MLFAB_WITH_DEVICE is 0)"
-
-MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
-                                  uint64_t staging_bytes) {
-  (void)device, (void)self, (void)staging_bytes;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_DEVICE "device memory (MLFAB_WITH_DEVICE is 0)"
+ABSENT_CTX(mlfab_device_attach, NO_DEVICE, const mlfab_device *device, void *self,
+    uint64_t staging_bytes)
 #endif
 
 #if !MLFAB_WITH_TELEMETRY
-#define LEFT_OUT "telemetry (MLFAB_WITH_TELEMETRY is 0)"
-
-MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, size_t *bytes_p) {
-  (void)format, (void)text, (void)room, (void)bytes_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_TELEMETRY "telemetry (MLFAB_WITH_TELEMETRY is 0)"
+ABSENT_CTX(mlfab_metrics, NO_TELEMETRY, int format, char *text, size_t room, size_t *bytes_p)
 #endif
 
 #if !MLFAB_WITH_COLL
-#define LEFT_OUT "collectives (MLFAB_WITH_COLL is 0)"
-
-MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              const mlfab_collective *options) {
-  (void)root, (void)data, (void)bytes, (void)options;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  (void)root, (void)data, (void)bytes, (void)options, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              const mlfab_collective *options) {
-  (void)data, (void)count, (void)dtype, (void)options;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
-  (void)data, (void)count;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
-                                   const mlfab_collective *options) {
-  (void)bufs, (void)n, (void)dtype, (void)options;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  (void)bufs, (void)n, (void)dtype, (void)options, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                   const mlfab_collective *options) {
-  (void)data, (void)counts, (void)dtype, (void)options;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                         const mlfab_collective *options,
-                                         mlfab_request *request_p) {
-  (void)data, (void)counts, (void)dtype, (void)options, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                              const mlfab_collective *options) {
-  (void)data, (void)counts, (void)dtype, (void)options;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
-                                    const mlfab_collective *options, mlfab_request *request_p) {
-  (void)data, (void)counts, (void)dtype, (void)options, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p) {
-  (void)ranks, (void)room, (void)count_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
-  return mlfab__error_without(e->error, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,
-                                 int *shared_p) {
-  (void)least_bytes, (void)timeout_ns, (void)shared_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_COLL "collectives (MLFAB_WITH_COLL is 0)"
+ABSENT_CTX(mlfab_broadcast, NO_COLL, int32_t root, void *data, uint64_t bytes,
+    const mlfab_collective *options)
+ABSENT_CTX(mlfab_broadcast_start, NO_COLL, int32_t root, void *data, uint64_t bytes,
+    const mlfab_collective *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_allreduce, NO_COLL, void *data, uint64_t count, int dtype,
+    const mlfab_collective *options)
+ABSENT_CTX(mlfab_allreduce_mean, NO_COLL, float *data, uint64_t count)
+ABSENT_CTX(mlfab_allreduce_list, NO_COLL, const mlfab_vec *bufs, uint32_t n, int dtype,
+    const mlfab_collective *options)
+ABSENT_CTX(mlfab_allreduce_start, NO_COLL, const mlfab_vec *bufs, uint32_t n, int dtype,
+    const mlfab_collective *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_reduce_scatter, NO_COLL, void *data, const uint64_t *counts, int dtype,
+    const mlfab_collective *options)
+ABSENT_CTX(mlfab_reduce_scatter_start, NO_COLL, void *data, const uint64_t *counts, int dtype,
+    const mlfab_collective *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_allgather, NO_COLL, void *data, const uint64_t *counts, int dtype,
+    const mlfab_collective *options)
+ABSENT_CTX(mlfab_allgather_start, NO_COLL, void *data, const uint64_t *counts, int dtype,
+    const mlfab_collective *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_present, NO_COLL, uint32_t *ranks, uint32_t room, uint32_t *count_p)
+ABSENT_CALL(mlfab__calls_coll, NO_COLL)
+ABSENT_CTX(mlfab_device_share, NO_COLL, uint64_t least_bytes, uint64_t timeout_ns, int *shared_p)
 #endif
 
 #if !MLFAB_WITH_PARTIAL
-#define LEFT_OUT "partial collectives (MLFAB_WITH_PARTIAL is 0)"
-
-MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint32_t *id_p) {
-  (void)count, (void)dtype, (void)options, (void)id_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                   mlfab_partial_info *info_p) {
-  (void)id, (void)data, (void)timeout_ns, (void)info_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
-  (void)id, (void)data, (void)timeout_ns, (void)info_p, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
-  (void)id, (void)data, (void)timeout_ns;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
-  (void)id;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
-  return mlfab__error_without(e->error, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_PARTIAL "partial collectives (MLFAB_WITH_PARTIAL is 0)"
+ABSENT_CTX(mlfab_partial_open, NO_PARTIAL, uint64_t count, int dtype,
+    const mlfab_partial_options *options, uint32_t *id_p)
+ABSENT_CTX(mlfab_partial_reduce, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns,
+    mlfab_partial_info *info_p)
+ABSENT_CTX(mlfab_partial_start, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns,
+    mlfab_partial_info *info_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_partial_flush, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns)
+ABSENT_CTX(mlfab_partial_close, NO_PARTIAL, uint32_t id)
+ABSENT_CALL(mlfab__calls_partial, NO_PARTIAL)
 #endif
 
 #if !MLFAB_WITH_STOCHASTIC
-#define LEFT_OUT "stochastic reductions (MLFAB_WITH_STOCHASTIC is 0)"
-
-MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
-                      mlfab_edge *edges, uint32_t room, uint32_t *edges_p) {
-  (void)kind, (void)nodes, (void)degree, (void)seed, (void)edges, (void)room, (void)edges_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
-                      mlfab_error *error_p) {
-  (void)edges, (void)n, (void)nodes, (void)info_p;
-  return mlfab__error_without(error_p, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint32_t *id_p) {
-  (void)count, (void)dtype, (void)options, (void)id_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                      mlfab_stochastic_info *info_p) {
-  (void)id, (void)data, (void)timeout_ns, (void)info_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
-  (void)id, (void)data, (void)timeout_ns, (void)info_p, (void)request_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
-  (void)id;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
-  return mlfab__error_without(e->error, LEFT_OUT);
-}
-#undef LEFT_OUT
+#define NO_STOCHASTIC "stochastic reductions (MLFAB_WITH_STOCHASTIC is 0)"
+ABSENT_MUTE(mlfab_graph_build, NO_STOCHASTIC, uint32_t kind, uint32_t nodes, uint32_t degree,
+    uint64_t seed, mlfab_edge *edges, uint32_t room, uint32_t *edges_p)
+ABSENT_ERROR(mlfab_graph_check, NO_STOCHASTIC, const mlfab_edge *edges, uint32_t n, uint32_t nodes,
+    mlfab_graph_info *info_p, mlfab_error *error_p)
+ABSENT_CTX(mlfab_stochastic_open, NO_STOCHASTIC, uint64_t count, int dtype,
+    const mlfab_stochastic_options *options, uint32_t *id_p)
+ABSENT_CTX(mlfab_stochastic_reduce, NO_STOCHASTIC, uint32_t id, void *data, uint64_t timeout_ns,
+    mlfab_stochastic_info *info_p)
+ABSENT_CTX(mlfab_stochastic_start, NO_STOCHASTIC, uint32_t id, void *data, uint64_t timeout_ns,
+    mlfab_stochastic_info *info_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_stochastic_close, NO_STOCHASTIC, uint32_t id)
+ABSENT_CALL(mlfab__calls_stochastic, NO_STOCHASTIC)
 #endif
 
 #if !MLFAB_WITH_DAG
-#define LEFT_OUT "task graphs of the user's own (MLFAB_WITH_DAG is 0)"
-
-MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
-  (void)dag_p;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
-                             uint64_t bytes, uint32_t *op_p) {
-  (void)dag, (void)rank, (void)tag, (void)data, (void)bytes, (void)op_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
-                             uint32_t *op_p) {
-  (void)dag, (void)rank, (void)tag, (void)data, (void)bytes, (void)op_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
-                                    uint64_t count, int dtype, int op, uint32_t *op_p) {
-  (void)dag, (void)rank, (void)tag, (void)data, (void)count, (void)dtype, (void)op, (void)op_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
-                                uint32_t *op_p) {
-  (void)dag, (void)fn, (void)user, (void)op_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p) {
-  (void)dag, (void)op_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency) {
-  (void)dag, (void)op, (void)dependency;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags) {
-  (void)dag, (void)op, (void)need, (void)flags;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns) {
-  (void)dag, (void)persistent, (void)timeout_ns;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
-  (void)dag, (void)timeout_ns, (void)request_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
-  (void)dag, (void)round, (void)timeout_ns;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
-  (void)dag, (void)op;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
-  (void)dag_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-#undef LEFT_OUT
+#define NO_DAG "task graphs of the user's own (MLFAB_WITH_DAG is 0)"
+ABSENT_CTX(mlfab_dag_create, NO_DAG, mlfab_dag **dag_p)
+ABSENT_MUTE(mlfab_dag_send, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
+    uint64_t bytes, uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_recv, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+    uint64_t bytes, uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_recv_reduce, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+    uint64_t count, int dtype, int op, uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_compute, NO_DAG, mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
+    uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_nop, NO_DAG, mlfab_dag *dag, uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_after, NO_DAG, mlfab_dag *dag, uint32_t op, uint32_t dependency)
+ABSENT_MUTE(mlfab_dag_set, NO_DAG, mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags)
+ABSENT_MUTE(mlfab_dag_open, NO_DAG, mlfab_dag *dag, int persistent, uint64_t timeout_ns)
+ABSENT_MUTE(mlfab_dag_start, NO_DAG, mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p)
+ABSENT_MUTE(mlfab_dag_wait, NO_DAG, mlfab_dag *dag, uint64_t round, uint64_t timeout_ns)
+ABSENT_MUTE(mlfab_dag_trigger, NO_DAG, mlfab_dag *dag, uint32_t op)
+ABSENT_MUTE(mlfab_dag_close, NO_DAG, mlfab_dag **dag_p)
 #endif
 
 #if !MLFAB_WITH_MPI
-#define LEFT_OUT "the transport over MPI (MLFAB_WITH_MPI is 0)"
+#define NO_MPI "the transport over MPI (MLFAB_WITH_MPI is 0)"
+ABSENT_TABLE(MLFAB_API const mlfab_transport *mlfab_transport_mpi(void))
+#endif
 
-MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
-#undef LEFT_OUT
+#if !MLFAB_WITH_LEND
+#define NO_LEND "views and shared areas (MLFAB_WITH_LEND is 0)"
+ABSENT_CTX(mlfab_pull_view, NO_LEND, const mlfab_buf *bufs, uint32_t n,
+    const mlfab_pull_options *options, mlfab_view *view_p)
+ABSENT_CTX(mlfab_pull_view_start, NO_LEND, const mlfab_buf *bufs, uint32_t n,
+    const mlfab_pull_options *options, mlfab_view *view_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_view_release, NO_LEND, mlfab_view *view)
+ABSENT_CALL(mlfab__calls_lend, NO_LEND)
+ABSENT_TABLE(MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void))
 #endif

@@ -159,6 +159,8 @@
  *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT
  *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (section 14)
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
+ *    MLFAB_WITH_LEND                  views, memory of mlfab_alloc that is read in place, small rings for many
+ *                                     processes of one host
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
  * `amalgamate.py --profile minimal|core` writes a mlfab.c without the text of such groups.

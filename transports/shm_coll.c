@@ -6,7 +6,7 @@
  * invariants and waiting: core/base/shm_coll.h.
  *
  * Source: reduce-scatter and allgather, pipelined in rounds that fit the caches. */
-#include "shm_file.h"
+#include "shm_memory.h"
 #include "../core/base/shm_coll.h"
 #include "../core/kernels/kernels_combine.h"
 

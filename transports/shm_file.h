@@ -2,27 +2,10 @@
 #ifndef MLFAB__SHM_FILE_H
 #define MLFAB__SHM_FILE_H
 
-#include "../core/base/shm_memory.h"
+#include "../core/base/base.h"
 
 /* From linux/futex.h, which is missing where the kernel's headers are not installed. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
-
-enum {
-  MLFAB__SHM_LINE = 64,  /* a rest of a page shorter than this belongs to what is before it */
-  MLFAB__SHM_FILES = 256 /* maximum files of a memory */
-};
-
-/* Where bytes are that others may map. */
-typedef struct mlfab__shm_span {
-  uint64_t number; /* of the file, from 1 */
-  uint64_t offset; /* of the bytes, in the file */
-  uint64_t file_bytes;
-  int fd;
-  int alone; /* 1: their pages hold nothing else of the caller's (M3) */
-} mlfab__shm_span;
-
-/* The file with this number is about to be closed. Called with the lock. */
-typedef void (*mlfab__shm_gone_fn)(void *user, uint64_t number);
 
 #if MLFAB_WITH_SHM /* otherwise unused */
 /* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
@@ -35,28 +18,6 @@ MLFAB__INTERNAL int mlfab__shm_sealed(int fd, uint64_t bytes);
  * wrote would reach the other processes. */
 MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, int fd,
                                      uint64_t from);
-
-/* Finds out where `bytes` at `at` are. 1, or 0: not in one file. The span stays as it is while the bytes are lent, or while the
- * caller has the lock. From any thread. look: with the lock. */
-MLFAB__INTERNAL int mlfab__shm_memory_find(mlfab__shm_memory *memory, const void *at,
-                                           uint64_t bytes, mlfab__shm_span *span_p);
-MLFAB__INTERNAL int mlfab__shm_memory_look(const mlfab__shm_memory *memory, const void *at,
-                                           uint64_t bytes, mlfab__shm_span *span_p);
-MLFAB__INTERNAL void mlfab__shm_memory_lock(mlfab__shm_memory *memory);
-MLFAB__INTERNAL void mlfab__shm_memory_unlock(mlfab__shm_memory *memory);
-/* As in the table. From any thread. */
-MLFAB__INTERNAL int mlfab__shm_memory_renew(mlfab__shm_memory *memory, const void *at,
-                                            uint64_t bytes);
-/* Is there a file with this number? */
-MLFAB__INTERNAL int mlfab__shm_memory_has(mlfab__shm_memory *memory, uint64_t number);
-/* Who is told of files that are closed; one at a time, NULL: nobody. */
-MLFAB__INTERNAL void mlfab__shm_memory_watch(mlfab__shm_memory *memory, mlfab__shm_gone_fn gone,
-                                             void *user);
-/* map: a file of another process, sealed against shrinking, which has this number there; NULL on failure. unmap gives up that hold. memory may be NULL. */
-MLFAB__INTERNAL const uint8_t *mlfab__shm_memory_map(mlfab__shm_memory *memory, int fd,
-                                                     uint64_t bytes, uint64_t number);
-MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const uint8_t *at,
-                                             uint64_t bytes);
 #endif
 
 #endif

@@ -6,7 +6,7 @@
  * One lock guards the lists; areas come and go only with the context's lock besides. Renewing maps a new file elsewhere, copies, and moves the mapping over the old pages by one call
  * (mremap), so that another thread that reads these bytes meanwhile finds the old pages or the new ones. It allocates
  * nothing from the env, whose functions need the context's lock. */
-#include "shm_file.h"
+#include "shm_memory.h"
 
 #if !MLFAB_WITH_SHM
 

@@ -97,10 +97,6 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_PULL:
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_PULL_VIEW:
-      return mlfab__worker_pull_view(worker, c->bufs, c->n, c->options, c->info_p, now, r, error);
-    case MLFAB_CALL_VIEW_RELEASE:
-      return mlfab__worker_view_release(worker, c->count, c->data, error);
     case MLFAB_CALL_FINISH:
       code = mlfab__worker_finish(worker, timeout, now, r, error);
       if (!code)
@@ -155,8 +151,8 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
                    [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE},
-                   [MLFAB_CALL_PULL_VIEW] = {calls_core, 0},
-                   [MLFAB_CALL_VIEW_RELEASE] = {calls_core, CALLS_AT_ONCE}};
+                   [MLFAB_CALL_PULL_VIEW] = {mlfab__calls_lend, 0},
+                   [MLFAB_CALL_VIEW_RELEASE] = {mlfab__calls_lend, CALLS_AT_ONCE}};
 
 /* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {

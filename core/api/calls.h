@@ -46,6 +46,7 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_checkpoint;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
 
 /* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that
  * can run in the arena begins as an outside call, and *shared is filled. */

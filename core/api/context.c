@@ -30,7 +30,6 @@
 #include "context.h"
 
 #include "../base/rng.h"
-#include "../base/shm_memory.h"
 #include "../server/server.h"
 #include "../worker/worker.h"
 #include "thread.h"
@@ -832,10 +831,10 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.timeout_ns = c->timeout_ns;
   options.lend = c->mpi_lend;
   options.neighbours = choice->neighbours;
-  if (!ctx->shm_memory && choice->shm_memory) {
-    ctx->shm_memory = choice->shm_memory;
-    ctx->memory = ctx->shm_memory->create(&ctx->env);
-    if (!ctx->memory) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
+  if (!ctx->areas && choice->areas) {
+    ctx->areas = choice->areas;
+    if (ctx->areas->open(ctx))
+      return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the context");
   }
   options.memory = ctx->memory;
   mlfab__context_transport *transport = &ctx->transports[ctx->ntransports];
@@ -882,7 +881,7 @@ static void context_free(mlfab *ctx) {
     mlfab__context_free_memory(ctx, memory);
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx);
-  if (ctx->memory && !ctx->arena_runs) ctx->shm_memory->destroy(&ctx->memory);
+  if (ctx->memory && !ctx->arena_runs) ctx->areas->close(ctx);
   if (ctx->observer) ctx->observer->free(ctx, child);
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
@@ -990,11 +989,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
-  if (!code && ctx->memory && ctx->node->parts) {
-    const mlfab__parts *parts = ctx->node->parts;
-    if (parts->server) mlfab__server_share(parts->server, ctx->shm_memory, ctx->memory);
-    if (parts->worker) mlfab__worker_share(parts->worker, ctx->shm_memory, ctx->memory);
-  }
+  if (!code && ctx->memory && ctx->node->parts) ctx->areas->share(ctx);
   if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));

@@ -36,7 +36,7 @@ typedef struct mlfab__context_choice {
   int spare;           /* 1: if it cannot be opened, the others do */
   uint32_t neighbours; /* as in mlfab_transport_options */
   /* Of one that reaches nodes of this host, or NULL: memory that they may map, and collectives in it. */
-  const struct mlfab__shm_memory_table *shm_memory;
+  const struct mlfab__context_areas *areas;
   const struct mlfab__shm_coll_table *shm_coll;
 } mlfab__context_choice;
 
@@ -45,6 +45,18 @@ typedef struct mlfab__context_transport {
   void *self;
   uint32_t links; /* that are up */
 } mlfab__context_transport;
+
+/* Memory that other processes of the host may map: core/open/areas.c, where views or collectives are compiled in. */
+typedef struct mlfab__context_areas {
+  /* open: ctx->memory. Errors: MEMORY. close: frees it, and all that is in it. */
+  int (*open)(mlfab *ctx);
+  void (*close)(mlfab *ctx);
+  /* There is a node, and nothing has moved: gives its roles the memory. */
+  void (*share)(mlfab *ctx);
+  /* Zeroed bytes; NULL: use ordinary memory. */
+  void *(*alloc)(mlfab *ctx, uint64_t bytes);
+  void (*release)(mlfab *ctx, void *at);
+} mlfab__context_areas;
 
 typedef struct mlfab__context_turn
     mlfab__context_turn; /* shared.c: a call that may use the arena */
@@ -191,10 +203,10 @@ struct mlfab {
   const struct mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
   struct mlfab__direct *shares;
   /* Memory that other processes of the host may map, and collectives in it. */
-  const struct mlfab__shm_memory_table *shm_memory; /* NULL: no transport has one */
-  struct mlfab__shm_memory *memory;                 /* or NULL */
-  const mlfab__context_sharing *sharing;            /* NULL: not compiled in */
-  const struct mlfab__shm_coll_table *shm_coll;     /* NULL: no transport has one */
+  const mlfab__context_areas *areas;            /* NULL: no transport has one */
+  struct mlfab__shm_memory *memory;             /* or NULL */
+  const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
   struct mlfab__shm_coll *arena;
   int arena_tried;            /* the arena was made, or cannot be made */
   int arena_runs;             /* a thread is in a call of the arena, without the lock */

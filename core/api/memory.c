@@ -1,5 +1,4 @@
 /* memory.c - mlfab_alloc: memory that other processes of the host can read in place, where that is possible. */
-#include "../base/shm_memory.h"
 #include "context.h"
 
 static int memory_rests(mlfab *ctx, void *what) {
@@ -10,7 +9,7 @@ static int memory_rests(mlfab *ctx, void *what) {
 /* 0, or MEMORY. */
 static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
   (void)mlfab__context_arena(ctx); /* the first MEMBERSHIP tells of it */
-  if (ctx->memory) memory->at = ctx->shm_memory->alloc(ctx->memory, memory->bytes, 0);
+  if (ctx->memory) memory->at = ctx->areas->alloc(ctx, memory->bytes);
   memory->shared = memory->at != NULL;
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
     memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
@@ -64,7 +63,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
-    if (found->shared) ctx->shm_memory->release(ctx->memory, found->at, 0);
+    if (found->shared) ctx->areas->release(ctx, found->at);
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,

@@ -112,33 +112,6 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
 }
 
-MLFAB_API int mlfab_pull_view(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                              const mlfab_pull_options *options, mlfab_view *view_p) {
-  SUBMIT(PULL_VIEW, NULL, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
-}
-
-MLFAB_API int mlfab_pull_view_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                                    const mlfab_pull_options *options, mlfab_view *view_p,
-                                    mlfab_request *request_p) {
-  SUBMIT_START(PULL_VIEW, request_p, .options = options, .bufs = bufs, .n = n, .info_p = view_p);
-}
-
-MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  const mlfab_call call = {.size = sizeof call,
-                           .kind = MLFAB_CALL_VIEW_RELEASE,
-                           .count = view ? view->id : 0,
-                           .data = view ? (void *)(uintptr_t)view->parts : NULL};
-  int code = mlfab__submit(ctx, &call, 0, NULL, NULL);
-  mlfab__context_leave(ctx);
-  if (code) return code;
-  view->id = 0;
-  view->parts = NULL;
-  view->nparts = 0;
-  return 0;
-}
-
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
   CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
 }

@@ -86,6 +86,9 @@
 #ifndef MLFAB_WITH_KEYS
 #define MLFAB_WITH_KEYS 1
 #endif
+#ifndef MLFAB_WITH_LEND
+#define MLFAB_WITH_LEND 1
+#endif
 #ifndef MLFAB_WITH_DEVICE
 #define MLFAB_WITH_DEVICE 1
 #endif

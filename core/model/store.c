@@ -75,14 +75,14 @@ static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums)
 static uint8_t *store_data(mlfab__env *env, const mlfab__store *store, uint64_t more) {
   if (store->memory || !store->slab)
     return mlfab__memory_take(store->memory, env, store->block_bytes);
-  return mlfab__slab_take(env, store->slab, store->block_bytes, (uint32_t)more);
+  return store->slab->take(env, store->slab, store->block_bytes, (uint32_t)more);
 }
 
 static void store_give_data(mlfab__env *env, const mlfab__store *store, uint8_t *data) {
   if (store->memory || !store->slab)
     mlfab__memory_give(store->memory, env, data, store->block_bytes);
   else
-    mlfab__slab_give(env, store->slab, data);
+    store->slab->give(env, store->slab, data);
 }
 
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfab__memory *memory,
@@ -155,8 +155,7 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
   mlfab__free(env, state, store->positions * sizeof *state);
 }
 
-/* All but the blocks. */
-static void store_free_places(mlfab__env *env, mlfab__store *store) {
+MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
   for (uint32_t i = 0; store->tags && i < store->nslices; i++)
     mlfab__tags_free(env, &store->tags[i]);
@@ -170,38 +169,19 @@ static void store_free_places(mlfab__env *env, mlfab__store *store) {
   mlfab__free(env, store->local, store->nlocal * sizeof *store->local);
 }
 
-static void store_free_block(mlfab__env *env, const mlfab__store *store, mlfab__block *block) {
+MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
+                                             mlfab__block *block) {
   if (block->shadow) mlfab__memory_forget(store->memory, block);
   store_give_data(env, store, block->data);
   block->data = NULL;
 }
 
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
-  store_free_places(env, store);
+  mlfab__store_free_places(env, store);
   for (uint32_t i = 0; store->blocks && i < store->nblocks; i++)
-    store_free_block(env, store, &store->blocks[i]);
+    mlfab__store_free_block(env, store, &store->blocks[i]);
   mlfab__free(env, store->blocks, store->nblocks * sizeof *store->blocks);
   memset(store, 0, sizeof *store);
-}
-
-MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store) {
-  uint32_t *places[] = {store->w, store->next, store->sum};
-  for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
-    for (uint32_t p = 0; p < store->positions; p++)
-      mlfab__store_put(store, &places[k][p], MLFAB__NO_BLOCK);
-  }
-  store_free_places(env, store);
-  for (uint32_t i = 0; i < store->nblocks; i++) {
-    if (store->blocks[i].refs == 0) store_free_block(env, store, &store->blocks[i]);
-  }
-  const mlfab__store left = {.memory = store->memory,
-                             .slab = store->slab,
-                             .block_bytes = store->block_bytes,
-                             .blocks = store->blocks,
-                             .nblocks = store->nblocks,
-                             .free_head = MLFAB__NO_BLOCK,
-                             .ghost = store->ghost};
-  *store = left;
 }
 
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,

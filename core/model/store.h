@@ -23,11 +23,17 @@
 
 #include "layout.h"
 #include "memory.h"
-#include "slab.h"
 #include "version.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
+
+/* Memory of the host for blocks, if they are not allocated one by one (core/lend/slab.h). take: a block of any content, aligned to
+ * 64; `more` blocks will be asked for next. NULL: no memory. give: NULL does nothing. */
+typedef struct mlfab__slab {
+  uint8_t *(*take)(mlfab__env *env, struct mlfab__slab *slab, uint32_t bytes, uint32_t more);
+  void (*give)(mlfab__env *env, struct mlfab__slab *slab, uint8_t *at);
+} mlfab__slab;
 
 struct mlfab__block {
   uint8_t *data; /* in the store's memory, or of its slab; NULL for ghosts */
@@ -97,8 +103,10 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
  * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
-/* Frees all but the blocks that have references from outside of the store; unref, then free them. There are no holders. */
-MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store);
+/* places: all but the blocks. There are no holders. block: the memory of one. */
+MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store);
+MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
+                                             mlfab__block *block);
 /* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece);

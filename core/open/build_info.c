@@ -53,7 +53,7 @@
               of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")               \
                   of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")               \
                       of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
-                          of(MLFAB_WITH_TELEMETRY, " telemetry")
+                          of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
 
 MLFAB_API const char *mlfab_build_info(void) {
   return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(

@@ -18,6 +18,10 @@
 #if MLFAB_WITH_KEYS
 #include "../keys/guard.h"
 #endif
+#if MLFAB_WITH_LEND
+#include "../lend/view.h"
+#include "../lend/views.h"
+#endif
 #if MLFAB_WITH_REPLICA
 #include "../replica/copy.h"
 #include "../replica/witness.h"
@@ -105,6 +109,9 @@ static int compose_worker(mlfab_node *node) {
   if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
 #endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
+#if MLFAB_WITH_LEND
+  if (!code) code = mlfab__view_attach(parts->worker);
+#endif
   if (code) return code;
   parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
                                                .idle = mlfab__worker_idle,
@@ -139,6 +146,9 @@ static int compose_worker(mlfab_node *node) {
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
   int code = mlfab__server_attach(node, &node->parts->server);
+#if MLFAB_WITH_LEND
+  if (!code) code = mlfab__views_attach(node->parts->server);
+#endif
 #if MLFAB_WITH_DEVICE
   if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
 #else

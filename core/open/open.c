@@ -19,7 +19,12 @@
 #if MLFAB_WITH_KEYS
 #include "../api/key_source.h"
 #endif
-#include "../base/shm_memory.h"
+#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
+#include "areas.h"
+#define OPEN_AREAS mlfab__areas_functions
+#else
+#define OPEN_AREAS NULL
+#endif
 #if MLFAB_WITH_COLL
 #include "../api/calls_coll.h"
 #include "../base/shm_coll.h"
@@ -62,13 +67,12 @@ typedef struct open_transport {
   int unasked;                           /* 1: opened where the configuration names no transport */
   const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
   /* Memory that those that it reaches may map, and collectives in it; or NULL. */
-  const struct mlfab__shm_memory_table *(*memory)(void);
+  const mlfab__context_areas *(*areas)(void);
   const struct mlfab__shm_coll_table *(*coll)(void);
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, mlfab__shm_memory_functions,
-     OPEN_SHM_COLL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_AREAS, OPEN_SHM_COLL},
     {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL, NULL},
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
 };
@@ -175,7 +179,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     choice->spare = !asked && !meets && !choice->listen[0];
     if (c->coordinator[0] && strcmp(meeting, "mpi") != 0 && !open_is_remote(c->coordinator))
       choice->neighbours = nodes;
-    choice->shm_memory = t->memory ? t->memory() : NULL;
+    choice->areas = t->areas ? t->areas() : NULL;
     choice->shm_coll = t->coll ? t->coll() : NULL;
   }
   return 0;

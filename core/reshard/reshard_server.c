@@ -454,7 +454,7 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
   }
   mlfab__free_aligned(env, server->apply.scratch, server->store.block_bytes);
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
-  mlfab__views_retire(server);
+  mlfab__blocks_retire(server);
   mlfab__layout_free(env, &server->layout);
   server->layout = shift->layout;
   server->store = shift->store;

@@ -66,6 +66,15 @@ MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server) {
   server->serve.nlate = 0;
 }
 
+MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server) {
+  int late = server->serve.nlate > 0;
+  mlfab__blocks_late(server);
+  if (server->lender)
+    server->lender->retire(server, late);
+  else
+    mlfab__store_free(server->env, &server->store);
+}
+
 /* Takes back the blocks lent to a link. The node may have given up the link only now. Then the transport has not been told yet, and
  * the peer may still read the blocks. So the server writes nothing to them before the next tick. (It may, when it loses a worker twice before a tick and has
  * no memory for the longer list.) */

@@ -65,7 +65,7 @@ MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull 
   mlfab__blocks_unpin(server, pull);
   serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
-  pull->view = pull->pins = 0;
+  if (pull->view) server->lender->over(server, pull);
   pull->held = MLFAB__PULL_GOES;
   pull->attempt = 0;
 }
@@ -105,9 +105,8 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
-/* Pins the view that a pull asks for; when that cannot be, the pull has failed. */
-static int serve_view(mlfab__server *server, mlfab__server_pull *pull) {
-  int code = mlfab__views_pin(server, pull);
+/* A pull asks for a view, and has it if the code is 0; else the pull has failed. */
+static int serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
   if (!code) return 0;
   mlfab__serve_fail(server, pull->worker, pull->request, code,
                     code == MLFAB_ERR_LIMIT    ? "too many views are out"
@@ -120,7 +119,8 @@ static int serve_view(mlfab__server *server, mlfab__server_pull *pull) {
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
-  if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL && serve_view(server, pull))
+  if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL &&
+      serve_view(server, pull, server->lender->pin(server, pull)))
     return;
   if (server->policy && !pull->view) server->policy->pull_goes(server, pull);
   server->port.ready(server->port.self, pull->worker);
@@ -263,7 +263,8 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->progress = pull->place = pull->spread = pull->expect_ns = 0;
   pull->aggregator = MLFAB__NO_NODE;
   pull->attempt = 0;
-  pull->waiting = pull->offered = pull->poor = pull->view = pull->pins = 0;
+  pull->waiting = pull->offered = pull->poor = 0;
+  pull->view = NULL;
   pull->passed = 0;
   pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
@@ -299,7 +300,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                              in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
                              in.flags > MLFAB__PULL_VIEW || (in.flags && in.sinces > 0) ||
                              mlfab__serve_find(server, worker, in.request) ||
-                             mlfab__views_has(server, worker, in.request)))
+                             (server->lender && server->lender->has(server, worker, in.request))))
     return;
   if (server->phase != MLFAB__MODEL_STANDS) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
@@ -331,8 +332,10 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
-  pull->view = view;
-  pull->ask = in.epoch;
+  if (view && serve_view(server, pull,
+                         server->lender ? server->lender->ask(server, pull, in.epoch)
+                                        : MLFAB_ERR_UNSUPPORTED))
+    return;
   if (!view && server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
@@ -357,7 +360,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
   if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* a worker cannot cancel a spread */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
-  mlfab__views_end(server, worker, cancel.request);
+  if (server->lender) server->lender->end(server, worker, cancel.request);
   if (!pull) return;
   mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
@@ -389,7 +392,9 @@ MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
   if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     if (!mlfab__server_goes(pull)) continue;
-    if (pull->view && !pull->pins && serve_view(server, pull)) continue;
+    if (pull->view && !server->lender->pinned(pull) &&
+        serve_view(server, pull, server->lender->pin(server, pull)))
+      continue;
     server->port.ready(server->port.self, pull->worker);
     pull->offered = 1;
     if (pull->view) continue;
@@ -409,7 +414,7 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
-    int pinned = p->view                ? p->pins
+    int pinned = p->view                ? server->lender->pinned(p)
                  : p->segments_used > 0 ? p->slice != MLFAB__NO_BLOCK
                                         : p->offered;
     if (p->view && !pinned) continue;
@@ -418,15 +423,6 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
       pull = p;
   }
   return pull;
-}
-
-/* Should the transport copy this bulk, instead of referring to it? A transport of this host refers to blocks in shared memory,
- * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
- * is faster through the ring, because the server and the worker share the work. */
-static int serve_by_copy(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
-  if (!server->slab.on || !server->peers[worker].local) return 0;
-  return bytes < MLFAB__VIEW_LEAST ||
-         (server->workers == 1 && server->layout.bytes >= MLFAB__STREAM_BYTES);
 }
 
 /* The pull's next bytes, of the pinned slice, into the frame. 1; 0: they are being copied from a device, with the rest of the slice;
@@ -439,7 +435,9 @@ static int serve_plain(mlfab__server *server, const mlfab__server_pull *pull, ui
   uint32_t block = pull->pinned[nth];
   const uint8_t *at = NULL, *later = NULL;
   frame->bulk = NULL;
-  frame->token = serve_by_copy(server, pull->worker, bytes) ? 0 : (uint64_t)block + 1;
+  frame->token = server->lender && server->lender->copies(server, pull->worker, bytes)
+                     ? 0
+                     : (uint64_t)block + 1;
   if (store->ghost) return 1;
   int there = mlfab__store_lend(store, block, &at);
   if (there > 0) frame->bulk = at + in_slice % store->block_bytes;
@@ -510,7 +508,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   frame->bulk = NULL;
   frame->bulk_bytes = 0;
   frame->token = 0;
-  if (pull->view) return mlfab__views_next(server, pull, frame);
+  if (pull->view) return server->lender->next(pull, frame);
   int there = pull->segments_used > 0 ? serve_bytes(server, pull, &model, frame) : 1;
   if (there < 0)
     server->serve.copies = pull->poor = 1; /* `next` posts nothing: see mlfab__serve_tick */
@@ -559,7 +557,7 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
     peer->sends[peer->nsends++] = block;
   }
   if (pull->view) {
-    if (mlfab__views_taken(server, pull, frame)) serve_out(server, pull);
+    if (server->lender->taken(server, pull, frame)) serve_out(server, pull);
     return;
   }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
@@ -591,7 +589,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
     if (pull->request == 0) continue;
-    if (pull->view) mlfab__views_end(server, worker, pull->request);
+    if (pull->view) server->lender->end(server, worker, pull->request);
     mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
   }
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
@@ -603,7 +601,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) {
   mlfab__serve_stop(server, worker);
   mlfab__blocks_unlend(server, worker);
-  mlfab__views_lost(server, worker);
+  if (server->lender) server->lender->lost(server, worker);
 }
 
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
@@ -641,7 +639,7 @@ MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   if (server->serve.copies) serve_copies(server);
   mlfab__blocks_late(server);
-  if (server->serve.lost > 0) mlfab__views_tick(server);
+  if (server->lender) server->lender->tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
     /* the policy watches these */
     if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
@@ -674,5 +672,4 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
               server->serve.late_room * sizeof *server->serve.late);
   server->serve.late = NULL;
   server->serve.late_room = 0;
-  mlfab__views_free(server);
 }

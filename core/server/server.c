@@ -82,7 +82,7 @@ static void server_free_model(mlfab__server *server) {
   mlfab__free(env, server->queue.ahead, server->store.nslices * sizeof *server->queue.ahead);
   server->queue.ahead = NULL;
   mlfab__clock_free(server);
-  mlfab__views_retire(server);
+  mlfab__blocks_retire(server);
   mlfab__layout_free(env, &server->layout);
   mlfab__free(env, server->definition, server->ndefinition * sizeof *server->definition);
   server->definition = NULL;
@@ -110,14 +110,8 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
   if (server->memory) server->memory->on->free(server->memory);
-  assert(!server->slab.areas);
+  if (server->lender) server->lender->free(server);
   memset(server, 0, sizeof *server);
-}
-
-MLFAB__INTERNAL void mlfab__server_share(mlfab__server *server, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory) {
-  server->slab.on = on;
-  server->slab.memory = memory;
 }
 
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server) {
@@ -234,7 +228,7 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns) {
-  if (left) mlfab__views_left(server, worker);
+  if (left && server->lender) server->lender->left(server, worker);
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
   server->peers[worker].absent = 1;
@@ -325,7 +319,7 @@ static int server_memory(mlfab__server *server, const mlfab_model_options *optio
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
   int code =
-      mlfab__store_init(env, &server->store, server->memory, &server->slab, &server->layout,
+      mlfab__store_init(env, &server->store, server->memory, server->slab, &server->layout,
                         server->number, server->config->block_bytes,
                         mlfab__sync_rounds(options->consistency.kind), states, options->ghost != 0);
   uint64_t shard = server->store.bytes;

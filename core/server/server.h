@@ -115,18 +115,17 @@ typedef struct mlfab__server_pull {
   uint32_t restart_segment; /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
-  int waiting;        /* for the pull condition of a clock ... */
-  uint32_t clock;     /* ... of this one */
-  uint32_t passed;    /* bit mask of the clocks whose condition held */
-  double draw;        /* random number for probabilistic models */
-  uint64_t tag;       /* its tag in the clocks' buffers */
-  int held;           /* mlfab__pull_held */
-  int poor;           /* there is no memory to copy its bytes to */
-  int view, pins;     /* it asks for a view; it has one: see views.c */
-  uint32_t ask;       /* of a view: as the worker counts */
-  int offered;        /* without segments: its answer was due before the last commit */
-  uint64_t bytes;     /* of all its segments */
-  uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
+  int waiting;                     /* for the pull condition of a clock ... */
+  uint32_t clock;                  /* ... of this one */
+  uint32_t passed;                 /* bit mask of the clocks whose condition held */
+  double draw;                     /* random number for probabilistic models */
+  uint64_t tag;                    /* its tag in the clocks' buffers */
+  int held;                        /* mlfab__pull_held */
+  int poor;                        /* there is no memory to copy its bytes to */
+  struct mlfab__server_view *view; /* of the lender: it asks for a view; or NULL */
+  int offered;                     /* without segments: its answer was due before the last commit */
+  uint64_t bytes;                  /* of all its segments */
+  uint64_t expect_ns;              /* when its distributor should have forwarded it; 0: unknown */
   uint32_t chunk;  /* of a spread, whose members know its number of frames: the most bulk of one */
   uint64_t place;  /* its order among the pulls placed by plans; 0: not placed */
   uint64_t spread; /* the spread that forwards it, or 0: answered directly */
@@ -134,28 +133,6 @@ typedef struct mlfab__server_pull {
   /* number of its newest route, ascending over the server; workers ignore frames of older ones */
   uint32_t attempt;
 } mlfab__server_pull;
-
-/* Bytes of a view, contiguous in the model and in a file. */
-typedef struct mlfab__server_run {
-  const uint8_t *at;
-  uint64_t offset, bytes; /* in the model */
-  uint64_t file;
-  uint32_t block; /* of the first byte */
-} mlfab__server_run;
-
-/* Blocks that a worker reads in place: views.c. */
-typedef struct mlfab__server_view {
-  uint64_t request;         /* 0: free */
-  uint64_t version, oldest; /* of its slices */
-  mlfab__store *store;
-  uint32_t *blocks;
-  mlfab__server_run *runs; /* by file and address */
-  uint32_t nblocks, block_room, nruns, run_room;
-  uint32_t next;    /* run: to be told; of a lost view, to be renewed */
-  uint32_t ask;     /* of its pull */
-  uint64_t renewed; /* bytes from the first block of the next run on */
-  int lost;
-} mlfab__server_view;
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done;
@@ -184,7 +161,6 @@ typedef struct mlfab__server_peer {
   uint64_t host;
   double link_in, link_out; /* last reported rates of its host; negative: unknown */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
-  mlfab__server_view views[MLFAB_VIEWS_MAX];
   uint32_t pulling;                    /* those of `pulls` that are open */
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
@@ -277,6 +253,32 @@ typedef struct mlfab__server_sparse {
   uint64_t (*answer)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
                      uint64_t end, uint32_t *plain, mlfab__frame_out *frame);
 } mlfab__server_sparse;
+
+/* Blocks that workers read in place, if the lend group is attached (core/lend/views.c). */
+typedef struct mlfab__server_lender {
+  /* A new pull asks for a view: pull->view. Errors: LIMIT, UNSUPPORTED. over: the pull ends. */
+  int (*ask)(mlfab__server *server, mlfab__server_pull *pull, uint32_t ask);
+  void (*over)(mlfab__server *server, mlfab__server_pull *pull);
+  /* pinned: has the pull its view? pin: makes it. Errors: MEMORY, UNSUPPORTED (the worker has to pull a copy). */
+  int (*pinned)(const mlfab__server_pull *pull);
+  int (*pin)(mlfab__server *server, mlfab__server_pull *pull);
+  /* As mlfab__server_next and _taken, of a pull with a view. taken: 1 when the pull is over. */
+  int (*next)(const mlfab__server_pull *pull, mlfab__frame_out *frame);
+  int (*taken)(mlfab__server *server, const mlfab__server_pull *pull,
+               const mlfab__frame_out *frame);
+  /* has: has the worker a view of this number that is not lost? end: it has released the view; nothing happens if there is none. */
+  int (*has)(const mlfab__server *server, uint32_t worker, uint64_t request);
+  void (*end)(mlfab__server *server, uint32_t worker, uint64_t request);
+  /* The worker's link is lost; the worker has closed its context: a view that was lost before may be another process's. */
+  void (*lost)(mlfab__server *server, uint32_t worker);
+  void (*left)(mlfab__server *server, uint32_t worker);
+  void (*tick)(mlfab__server *server);
+  /* Should the transport copy this bulk for a worker, instead of referring to it? */
+  int (*copies)(const mlfab__server *server, uint32_t worker, uint64_t bytes);
+  /* Frees the store, but for what views have. late: the transport may still read blocks. */
+  void (*retire)(mlfab__server *server, int late);
+  void (*free)(mlfab__server *server);
+} mlfab__server_lender;
 
 /* Slices that leave and arrive, if the reshard group is attached. Meanwhile the server is `held`. */
 typedef struct mlfab__server_mover {
@@ -412,11 +414,9 @@ typedef struct mlfab__server_serve {
   mlfab__server_pull *first, *last; /* all open pulls */
   uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
-  int copies;           /* some pull waits for bytes that are being copied from a device */
-  int due;              /* v_train has moved: look at waiting pulls that this may release */
-  int changed;          /* the consistency has changed: look at all waiting pulls */
-  uint32_t views, lost; /* that are out, or lost; that are lost: views.c */
-  struct mlfab__server_retired *retired, *spare;
+  int copies;     /* some pull waits for bytes that are being copied from a device */
+  int due;        /* v_train has moved: look at waiting pulls that this may release */
+  int changed;    /* the consistency has changed: look at all waiting pulls */
   uint32_t *late; /* blocks that were lent to lost links, until these are gone: see blocks.c */
   uint32_t nlate, late_room;
 } mlfab__server_serve;
@@ -466,6 +466,8 @@ struct mlfab__server {
   mlfab__schedule schedule;           /* last settings */
   int scheduled;                      /* the fabric has a scheduler: large transfers are planned */
   const mlfab__server_sparse *sparse; /* or NULL */
+  const mlfab__server_lender *lender; /* or NULL */
+  struct mlfab__server_lending *lending; /* its state */
   uint8_t *packed; /* of `sparse`: scratch for packets and for the old bytes, on demand */
   uint8_t *came;   /* of `sparse`: packets of the frame being taken in */
   int watch;       /* commits are compared with the old model: tags, or a change filter */
@@ -491,7 +493,7 @@ struct mlfab__server {
   int closing;                        /* it is being freed */
   int asleep;            /* a copy that does not serve: nothing is decided or applied by itself */
   mlfab__memory *memory; /* of the model: of a device, or NULL */
-  mlfab__slab slab;      /* of the blocks, in memory of the host */
+  mlfab__slab *slab;     /* of the blocks, in memory of the host; or NULL */
   uint8_t *window;       /* on a device: MLFAB_BULK_MAX bytes, for what the host looks at */
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
@@ -504,9 +506,6 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
-/* Before there is a model: its blocks will be in memory that processes of the host share. */
-MLFAB__INTERNAL void mlfab__server_share(mlfab__server *server, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory);
 /* In a forked child: what is on a device is the parent's, and is left alone. */
 MLFAB__INTERNAL void mlfab__server_disown(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
@@ -583,9 +582,11 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. */
+/* unlend: the link of a worker is lost: takes back the blocks lent to it. late: in a tick after that: they are free. retire:
+ * frees the store. */
 MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__blocks_late(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__blocks_retire(mlfab__server *server);
 /* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
 /* A new block for place[position]. With `fill`, a copy of `from`, or zeros if that is MLFAB__NO_BLOCK.
@@ -830,26 +831,6 @@ static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server)
 }
 /* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
 MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
-/* Views: views.c. pin: makes the view that the pull asks for. Errors: LIMIT, MEMORY, UNSUPPORTED (the worker has to pull a copy). */
-MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull);
-/* As of mlfab__server_next and _taken. taken: 1 when the pull is over. */
-MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
-                                      mlfab__frame_out *frame);
-MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
-                                       const mlfab__frame_out *frame);
-/* Has the worker a view of this number that is not lost? */
-MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
-                                     uint64_t request);
-/* The worker has released it; nothing happens if there is none. */
-MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request);
-/* The worker's link is lost; the worker has closed its context: a view that was lost before may be another process's. */
-MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server);
-/* Frees the store, but for what views have. */
-MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server);
-
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */

@@ -72,8 +72,6 @@ WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
-WIRE_FIELDS(view_run, mlfab__view_run, N(offset) N(bytes) N(at))
-WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(request) N(version) N(file) N(ask) N(flags) N(oldest))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))

@@ -381,27 +381,6 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
 
 enum { MLFAB__PULL_VIEW = 1 };
 
-/* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
- * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
-typedef struct mlfab__view_run {
-  uint64_t offset, bytes; /* in the flat model */
-  uint64_t at;
-} mlfab__view_run;
-#define MLFAB__VIEW_RUNS_MAX 1024 /* of a frame */
-#define MLFAB__VIEW_LEAST \
-  32768u /* bytes of a bulk that a transport of one host refers to, where it can */
-
-typedef struct mlfab__view {
-  uint64_t request;
-  uint64_t version; /* the largest of a slice */
-  uint64_t file;    /* its number at the server */
-  uint32_t ask;   /* epoch of the PULL: what was told of an earlier one is void, it was cancelled */
-  uint32_t flags; /* MLFAB__MODEL_LAST */
-  uint32_t runs;
-  uint64_t oldest; /* the smallest version of a slice */
-} mlfab__view;
-
 /* Pulls through a distributor. The server sends MODEL frames for a request of its own, with this bit set,
  * to the distributor's worker, where the aggregator role takes them. */
 #define MLFAB__SPREAD_BIT 0x8000000000000000u
@@ -615,12 +594,11 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * VIEW_RUNS_MAX, TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
 #define MLFAB__WIRE_LISTS(X)     \
-  X(view, mlfab__view_run)       \
   X(tree_ask, uint32_t)          \
   X(tree_plan, mlfab__tree_node) \
   X(adopt, uint32_t)             \

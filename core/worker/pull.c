@@ -14,15 +14,15 @@
 
 #include <stdio.h>
 
-static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
-
 /* Is it a view that is not a copy? Then servers answer with VIEW frames. */
-static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
+static int pull_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return fetch->view && worker->viewer->maps(fetch);
+}
 
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
-  if (fetch->view && mlfab__view_finish(worker, fetch)) {
-    (void)pull_stop(worker, fetch);
+  if (fetch->view && worker->viewer->finish(worker, fetch)) {
+    (void)mlfab__pull_stop(worker, fetch);
     mlfab__request_finish(worker->requests, request, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
                           "pull_view: out of memory");
     return;
@@ -37,7 +37,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
   worker->due = 1;
 }
 
-static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
   }
@@ -54,11 +54,10 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes && !pull_maps(fetch)) {
+  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
     mlfab__cache_ask(worker, server, fetch, &pull);
   } else {
-    pull.flags = pull_maps(fetch) ? MLFAB__PULL_VIEW : 0;
-    if (pull_maps(fetch)) pull.epoch = ++fetch->parts[server].ask;
+    if (pull_maps(worker, fetch)) worker->viewer->ask(fetch, server, &pull);
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   }
   /* The first weights belong to no round: other workers may be waiting for this one. */
@@ -76,7 +75,7 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
   mlfab__fetch *next = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(fetch)) continue;
+    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(worker, fetch)) continue;
     if (fetch->parts[server].asked) return;
     if (!next || fetch->request < next->request) next = fetch;
   }
@@ -85,25 +84,23 @@ static void pull_turn(mlfab__worker *worker, uint32_t server) {
     pull_ask(worker, server, next);
 }
 
-static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  if (worker->cache.bytes && !pull_maps(fetch)) {
+MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server,
+                                       mlfab__fetch *fetch) {
+  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
     pull_turn(worker, server);
   } else {
     pull_ask(worker, server, fetch);
   }
 }
 
-/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller
- * to finish. */
-static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!fetch->parts[s].waiting && !(pull_maps(fetch) && fetch->parts[s].asked)) continue;
+    if (!fetch->parts[s].waiting && !(pull_maps(worker, fetch) && fetch->parts[s].asked)) continue;
     MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
   }
-  if (fetch->view) mlfab__view_drop(worker, fetch->view);
-  fetch->view = NULL;
+  if (fetch->view) worker->viewer->drop(worker, fetch);
   fetch->request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
   worker->due = 1;
@@ -123,10 +120,10 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
-static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
-                     const mlfab_pull_options *given, mlfab_view *out, uint64_t now_ns,
-                     mlfab_request *request_p, mlfab_error *error) {
-  mlfab__worker_view *view = NULL;
+MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                     const mlfab_pull_options *given, mlfab_view *out,
+                                     uint64_t now_ns, mlfab_request *request_p,
+                                     mlfab_error *error) {
   mlfab_pull_options options;
   memset(&options, 0, sizeof options);
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
@@ -142,20 +139,16 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
   code = mlfab__request_room(worker->requests, MLFAB__REQUEST_PULL, error);
   if (code) return code;
-  if (out && options.flags)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: it takes no flags");
-  if (out) code = mlfab__view_begin(worker, out, bufs ? bufs->tensor : 0, &view, error);
-  if (code) return code;
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, view || worker->cache.bytes, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, out || worker->cache.bytes, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && (view || !worker->cache.bytes)) {
+    if (segments == UINT32_MAX && (out || !worker->cache.bytes)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -163,9 +156,9 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
     fetch->parts[s].waiting = segments > 0;
     fetch->parts[s].hop = MLFAB__NO_NODE;
   }
-  for (uint32_t i = 0; view && i < fetch->nsources; i++) fetch->sources[i].data = NULL;
-  if (view) view->used = 1;
-  fetch->view = view;
+  if (out)
+    code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
+  if (code) return code;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -179,7 +172,7 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
   for (uint32_t s = 0; s < worker->servers; s++) {
     /* Before HELLO_ACK the worker would send the pull twice. */
     if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
-      pull_begin(worker, s, fetch);
+      mlfab__pull_begin(worker, s, fetch);
   }
   *request_p = request->id;
   return 0;
@@ -188,20 +181,12 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error) {
-  return pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
-}
-
-MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
-                                            uint32_t n, const mlfab_pull_options *options,
-                                            mlfab_view *out, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error) {
-  if (!out) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p is NULL");
-  return pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
+  return mlfab__pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
 }
 
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
-  mlfab__fetch *fetch = pull_find(worker, request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, request);
   if (!fetch || fetch->view || worker->cache.bytes) return 0;
   fetch->arrives = fn;
   fetch->arrives_user = user;
@@ -283,7 +268,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
   int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
-  if (model->slice >= layout->nslices || pull_maps(fetch)) return MLFAB_ERR_FRAME;
+  if (model->slice >= layout->nslices || pull_maps(worker, fetch)) return MLFAB_ERR_FRAME;
   if (model->bytes == 0) return frame->bulk_bytes == 0 ? 0 : MLFAB_ERR_FRAME;
   const mlfab__slice *slice = &layout->slices[model->slice];
   if (slice->server != server || model->offset < slice->offset ||
@@ -311,8 +296,8 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
 }
 
 /* A server's part is complete. */
-static void pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                           uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
+                                           uint32_t server, uint64_t now_ns) {
   fetch->parts[server].waiting = 0;
   fetch->parts[server].hop = MLFAB__NO_NODE;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
@@ -323,7 +308,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__model model;
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
-  mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
+  mlfab__fetch *fetch = bad ? NULL : mlfab__pull_find(worker, model.request);
   /* withdrawn, or already answered */
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
   /* it comes by another route now */
@@ -335,68 +320,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                                : "a MODEL frame that was not asked for");
     return;
   }
-  if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
-}
-
-/* --- views --- */
-
-/* Asks all servers for the bytes of a view that cannot be read in place. */
-static void pull_copy(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
-  mlfab__pull_cancel cancel = {fetch->request};
-  uint64_t bytes;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (fetch->parts[s].asked)
-      MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
-  }
-  if (mlfab__view_copy(worker, fetch)) {
-    mlfab__request_finish(worker->requests, pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
-                          MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
-    return;
-  }
-  fetch->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    mlfab__fetch_part *part = &fetch->parts[s];
-    part->hop = MLFAB__NO_NODE;
-    part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
-    fetch->nwaiting += part->waiting;
-  }
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
-      pull_begin(worker, s, fetch);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__view in;
-  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
-  if (mlfab__port_refuse(&worker->port, server, frame,
-                         mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
-    return;
-  mlfab__fetch *fetch = pull_find(worker, in.request);
-  /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
-  if (!fetch || !pull_maps(fetch) || !fetch->parts[server].waiting ||
-      in.ask != fetch->parts[server].ask)
-    return;
-  int code = mlfab__view_take(worker, fetch, server, &in, runs, frame);
-  if (code == MLFAB_ERR_UNSUPPORTED) {
-    pull_copy(worker, fetch, now_ns);
-    return;
-  }
-  if (code) {
-    worker->port.drop(worker->port.self, server, code,
-                      code == MLFAB_ERR_MEMORY ? "out of memory for a view"
-                                               : "a VIEW frame that does not fit the pull");
-    return;
-  }
-  fetch->version = mlfab__max(fetch->version, in.version);
-  for (uint32_t i = 0; i < in.runs; i++) {
-    uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
-    for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
-      worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
-  }
-  if (in.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
+  if (model.flags & MLFAB__MODEL_LAST) mlfab__pull_part_done(worker, fetch, server, now_ns);
 }
 
 /* --- routes --- */
@@ -417,7 +341,7 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
           mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
               (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  mlfab__fetch *fetch = pull_find(worker, via.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
   /* Not newer than the known route: the hop was faster. */
   if (!part || !part->waiting || via.attempt <= part->attempt) return;
@@ -431,7 +355,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
                          mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
                              in.server >= worker->servers))
     return;
-  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
   if (!part || !part->waiting || in.attempt < part->attempt) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
@@ -449,7 +373,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
   if (!(in.flags & MLFAB__MODEL_LAST)) return;
   mlfab__pull_done done = {in.request};
   MLFAB__POST(&worker->port, in.server, MLFAB__PULL_DONE, pull_done, &done);
-  pull_part_done(worker, fetch, in.server, now_ns);
+  mlfab__pull_part_done(worker, fetch, in.server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
@@ -478,15 +402,15 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pull_fail fail;
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
-  mlfab__fetch *fetch = pull_find(worker, fail.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, fail.request);
   if (!fetch) return;
   if (fetch->view &&
       fail.code == MLFAB_ERR_UNSUPPORTED) { /* of several servers the others say it, too */
-    if (pull_maps(fetch)) pull_copy(worker, fetch, now_ns);
+    worker->viewer->refused(worker, fetch, now_ns);
     return;
   }
   fetch->parts[server].waiting = 0;
-  mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
+  mlfab__request_finish(worker->requests, mlfab__pull_stop(worker, fetch),
                         fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
                         "pull: server %u refused: %s", server, fail.text);
 }
@@ -500,12 +424,13 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
       continue;
     /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
+    if (fetch->view) worker->viewer->forget(worker, fetch, server);
     fetch->parts[server].asked = 0;
   }
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && mlfab__worker_sends(worker, server); i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting) pull_begin(worker, server, fetch);
+    if (fetch->request != 0 && fetch->parts[server].waiting)
+      mlfab__pull_begin(worker, server, fetch);
   }
 }
 
@@ -517,15 +442,15 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     uint64_t bytes;
     uint32_t segments = 0;
     if (fetch->request == 0) continue;
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, MLFAB_ALL);
+    if (fetch->view) worker->viewer->forget(worker, fetch, MLFAB_ALL);
     fetch->nwaiting = 0;
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
       /* A server that has told has a view under this number. */
-      if (pull_maps(fetch) && part->asked)
+      if (pull_maps(worker, fetch) && part->asked)
         MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !pull_maps(fetch))
+      if (worker->cache.bytes && !pull_maps(worker, fetch))
         segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
@@ -534,8 +459,8 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     }
     if (segments == UINT32_MAX)
       mlfab__request_finish(
-          worker->requests, pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
-          "pull: too many separate stretches of the model, since slices have moved");
+          worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0,
+          now_ns, "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 
@@ -548,7 +473,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
         fetch->after_seq <= seq)
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
+    if (fetch->view) worker->viewer->forget(worker, fetch, server);
     pull_ask(worker, server, fetch);
   }
 }
@@ -557,13 +482,13 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
-    mlfab__request_dead(worker->requests, pull_stop(worker, fetch), server, now_ns);
+    mlfab__request_dead(worker->requests, mlfab__pull_stop(worker, fetch), server, now_ns);
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
-  mlfab__fetch *fetch = pull_find(worker, request->id);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, request->id);
   const mlfab__blame *blame = &request->blame;
   /* Without a fetch, its model was dropped meanwhile. */
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
@@ -575,15 +500,14 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
     else
       mlfab__request_blame(request, (int32_t)server, 1, " by way of worker %u", hop);
   }
-  if (fetch) pull_stop(worker, fetch);
+  if (fetch) mlfab__pull_stop(worker, fetch);
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->view) mlfab__view_drop(worker, fetch->view);
-    fetch->view = NULL;
+    if (fetch->view) worker->viewer->drop(worker, fetch);
     fetch->request = 0;
   }
 }

@@ -54,7 +54,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   worker_free_model(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
-  mlfab__view_free(worker);
+  if (worker->viewer) worker->viewer->free(worker);
   if (worker->mover) worker->mover->free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
@@ -959,9 +959,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
       break;
-    case MLFAB__VIEW:
-      mlfab__pull_view(worker, server, frame, now_ns);
-      break;
     case MLFAB__PULL_VIA:
       mlfab__pull_rerouted(worker, server, frame);
       break;
@@ -973,6 +970,7 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       worker->due = 1;
       break;
     default:
+      if (worker->viewer && worker->viewer->frame(worker, server, frame, now_ns)) break;
       worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a frame that no server sends");
   }
 }

@@ -30,7 +30,6 @@
 #include "../model/windows.h"
 #include "../node/role.h"
 #include "../base/request.h"
-#include "../base/shm_memory.h"
 #include "../model/layout.h"
 #include "../model/sync.h"
 
@@ -147,32 +146,11 @@ typedef struct mlfab__push_codec {
   void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
-/* Bytes of a view: view.c. */
-typedef struct mlfab__worker_run {
-  uint64_t offset, bytes; /* in the model */
-  const uint8_t *at;
-  const uint8_t *held; /* the memory that a frame was about, at its first run; else NULL */
-  uint32_t server;     /* that has told it */
-} mlfab__worker_run;
-
-typedef struct mlfab__worker_view {
-  uint8_t used, all;
-  uint8_t copied;   /* it is pulled into memory of its own */
-  uint64_t request; /* once it is out */
-  mlfab_view *out;  /* until then */
-  mlfab__worker_run *runs;
-  uint32_t nruns, run_room, nparts, part_room;
-  mlfab_view_part *parts;
-  uint8_t *memory;
-  uint64_t memory_bytes;
-} mlfab__worker_view;
-
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
   uint8_t begun;    /* the hop has sent some of it */
   uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
   uint32_t attempt; /* number of the newest route; frames of older ones are void */
-  uint32_t ask; /* of a view: how often it was asked for; what is told of earlier ones is void */
   /* With a cache: */
   uint8_t asked;         /* this pull is the one that asks */
   uint8_t changed;       /* some of the slice has changed */
@@ -194,7 +172,7 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t version;
   mlfab__arrives_fn *arrives; /* or NULL */
   void *arrives_user;
-  mlfab__worker_view *view; /* that this pull makes, or NULL */
+  struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
@@ -280,6 +258,27 @@ typedef struct mlfab__worker_mover {
   void (*free)(mlfab__worker *worker);
 } mlfab__worker_mover;
 
+/* Pulls that are read in the servers' memory, if the lend group is attached (core/lend/view.c). */
+typedef struct mlfab__worker_viewer {
+  /* The pull makes a view: fetch->view, and no source has memory. `tensor`: of its first buffer. Errors: ARGUMENT,
+   * UNSUPPORTED, LIMIT, MEMORY. drop: there is none any more. */
+  int (*begin)(mlfab__worker *worker, mlfab__fetch *fetch, mlfab_view *out, uint32_t flags,
+               uint32_t tensor, mlfab_error *error);
+  void (*drop)(mlfab__worker *worker, mlfab__fetch *fetch);
+  /* Of a pull with a view. maps: servers answer with VIEW frames: it is no copy. ask: fills in this question. */
+  int (*maps)(const mlfab__fetch *fetch);
+  void (*ask)(const mlfab__fetch *fetch, uint32_t server, mlfab__pull *pull);
+  /* forget: what this server, or MLFAB_ALL, has told. refused: it has none: the view becomes a copy. */
+  void (*forget)(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server);
+  void (*refused)(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns);
+  /* All has come: the caller gets the view. Errors: MEMORY. */
+  int (*finish)(mlfab__worker *worker, mlfab__fetch *fetch);
+  /* 1 if the frame belongs to it. */
+  int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+               uint64_t now_ns);
+  void (*free)(mlfab__worker *worker);
+} mlfab__worker_viewer;
+
 struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
@@ -312,9 +311,8 @@ struct mlfab__worker {
   uint8_t order[MLFAB__WORKER_UPDATES]; /* slots, ascending by number */
   uint32_t norder;
   mlfab__fetch fetches[MLFAB__WORKER_PULLS];
-  mlfab__worker_view views[MLFAB_VIEWS_MAX];
-  const mlfab__shm_memory_table *shared; /* memory that processes of the host share, or NULL */
-  mlfab__shm_memory *shared_memory;
+  const mlfab__worker_viewer *viewer; /* or NULL */
+  struct mlfab__worker_views *views;  /* its state */
   mlfab__sync_change change;
   uint32_t founding; /* servers that the fabric begins with */
   uint32_t epoch;    /* of the layout */
@@ -365,11 +363,6 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* *out describes the view when the request has ended. */
-MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
-                                            uint32_t n, const mlfab_pull_options *options,
-                                            mlfab_view *out, uint64_t now_ns,
-                                            mlfab_request *request_p, mlfab_error *error);
 /* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
  * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
  * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
@@ -438,26 +431,6 @@ MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggr
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
-/* Views: view.c. share: memory in which views may be. begin: a free place, for `out`, of bufs that begin with this tensor. Errors:
- * ARGUMENT, UNSUPPORTED, LIMIT. forget: what this server, or MLFAB_ALL, has told. take: a VIEW frame. Errors: UNSUPPORTED (its
- * bulk is no reference), FRAME, MEMORY. copy: the view becomes a copy: its memory is that of the fetch's sources. Errors: MEMORY.
- * finish: fills `out`. Errors: MEMORY. */
-MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory);
-MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
-                                      mlfab__worker_view **view_p, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
-                                        uint32_t server);
-MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
-                                     uint32_t server, const mlfab__view *in,
-                                     const mlfab__view_run *told, const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch);
-MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch);
-MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view);
-/* mlfab_view_release. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
-                                               const void *parts, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
@@ -549,8 +522,17 @@ MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
 /* Withdraws every update without waiting, and frees what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__frame_in *frame, uint64_t now_ns);
+/* A call of pull; out: the view that it makes, or NULL. */
+MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
+                                     const mlfab_pull_options *given, mlfab_view *out,
+                                     uint64_t now_ns, mlfab_request *request_p, mlfab_error *error);
+/* find: the pull of a request, or NULL. begin: asks this server. part_done: a server's part is complete. stop: ends it, and
+ * cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch);
+MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
+                                           uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 /* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */

@@ -99,6 +99,20 @@ int main(void) {
   REFUSED(mlfab_load(ctx, ".", NULL, 0, NULL), "MLFAB_WITH_CHECKPOINT is 0");
   REFUSED(mlfab_restore(ctx, "."), "MLFAB_WITH_CHECKPOINT is 0");
   REFUSED(mlfab_restored(ctx, &info), "checkpoints (MLFAB_WITH_CHECKPOINT is 0)");
+  mlfab_buf weights = {0, 0, x, 4};
+  mlfab_view view = {.size = sizeof view};
+  mlfab_request request = 0;
+  REFUSED(mlfab_pull_view(ctx, &weights, 1, NULL, &view),
+          "views and shared areas (MLFAB_WITH_LEND is 0)");
+  REFUSED(mlfab_pull_view_start(ctx, &weights, 1, NULL, &view, &request), "MLFAB_WITH_LEND is 0");
+  REFUSED(mlfab_view_release(ctx, &view), "MLFAB_WITH_LEND is 0");
+  void *memory = NULL;
+  code = mlfab_alloc(ctx, 1 << 20, &memory);
+  if (!code) code = mlfab_free(ctx, memory);
+  if (code) {
+    fprintf(stderr, "mlfab_alloc or mlfab_free: %s\n", mlfab_error_name(code));
+    failed = 1;
+  }
   code = mlfab_close(&ctx);
   if (code) fprintf(stderr, "mlfab_close: %s\n", mlfab_error_name(code));
   return failed || code;

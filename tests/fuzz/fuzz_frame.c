@@ -14,6 +14,7 @@
 #include "core/checkpoint/record.h"
 #include "core/coll/coll_wire.h"
 #include "core/keys/keys_wire.h"
+#include "core/lend/lend_wire.h"
 #include "core/replica/replica_wire.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"

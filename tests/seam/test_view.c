@@ -8,6 +8,8 @@
 #include "core/api/parts.h"
 #include "core/base/rng.h"
 #include "core/base/shm_memory.h"
+#include "core/lend/lend_wire.h"
+#include "core/lend/view.h"
 #include "core/model/layout.h"
 #include "core/node/node.h"
 #include "core/worker/worker.h"
@@ -102,7 +104,7 @@ static void listen(void) {
 
 /* Nobody tells the node of memory at this seam: the context does, which is above it. */
 static void share(const mlfab__shm_memory_table *on) {
-  mlfab__worker_share(t.node->parts->worker, on, NULL);
+  mlfab__view_share(t.node->parts->worker, on, NULL);
 }
 
 static void start(uint32_t tags, uint32_t sync) {

@@ -7,6 +7,8 @@
 #include "../../transports/shm.c"
 #undef mlfab_transport_shm
 
+#include "../../transports/shm_lend.h"
+
 #include "../../core/base/rng.h"
 
 #include <dirent.h>
@@ -364,7 +366,7 @@ static void test_references(void **state) {
       event = end_next(&a, MLFAB_IO_SENT);
       assert_int_equal(event.token, round + 1);
     }
-    assert_int_equal(a.t->lending, 0);
+    assert_int_equal(a.t->lender->lending, 0);
   }
   assert_int_equal(bulk_send(&a, area, CHUNK, 0), 0); /* not lent */
   event = end_next(&b, MLFAB_IO_FRAME);
@@ -446,7 +448,7 @@ static void test_taken_back(void **state) {
     }
     if (how < 2) {
       assert_int_equal(table->poll(a.t, &event), 0);
-      assert_int_equal(a.t->lending, 0);
+      assert_int_equal(a.t->lender->lending, 0);
       /* The new pages can be lent, too. */
       assert_int_equal(bulk_send(&a, area, CHUNK, 9), 0);
       event = end_next(&b, MLFAB_IO_FRAME);
@@ -892,15 +894,15 @@ static void test_hostile_reference(void **state) {
       if (i != 8) assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
       if (i == 9) file.place = SHM_PLACES;
       if (i == 10) file.bytes = 0;
-      assert_true(shm_packet_post(link->fd, &file, sizeof file, fds, i == 11 ? 2 : 1));
+      assert_true(mlfab__shm_packet_post(link->fd, &file, sizeof file, fds, i == 11 ? 2 : 1));
       close(fd);
       reference.number++;
     }
     mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = MLFAB__CHUNK, .bulk_bytes = CHUNK};
     mlfab__wire_seal(head, &header, area);
     memcpy(link->tx + link->tx_offset + shm_up(8 + 64), &reference, sizeof reference);
-    shm_publish(a.t, link, head, 64, shm_up(8 + 64) + LINE,
-                SHM_VALID | SHM_REFERS | UINT64_C(64) << 32 | CHUNK);
+    mlfab__shm_publish(a.t, link, head, 64, shm_up(8 + 64) + LINE,
+                       SHM_VALID | SHM_REFERS | UINT64_C(64) << 32 | CHUNK);
     expect_down(&b, MLFAB_ERR_FRAME);
     expect_bytes(&held, 0); /* still mapped */
     table->release(b.t, &held);
@@ -915,9 +917,10 @@ static void test_hostile_files(void **state) {
   pair_open(&a, &b);
   int fd = mlfab__shm_file("test", 4096, 0), life = a.t->live[0]->fd;
   struct shm_file file = {SHM_FILE_MAGIC, 0, 1, 4096};
-  while (file.number < 1000 && shm_packet_post(life, &file, sizeof file, &fd, 1)) file.number++;
+  while (file.number < 1000 && mlfab__shm_packet_post(life, &file, sizeof file, &fd, 1))
+    file.number++;
   assert_true(file.number > 2 * SHM_FILES + 1);
-  shm_hear(b.t, b.t->live[0], 0);
+  b.t->lend->hear(b.t, b.t->live[0]);
   assert_int_equal(b.t->live[0]->refers->views[0].number, 2 * SHM_FILES);
   close(fd);
   pair_close(&a, &b);
@@ -936,7 +939,7 @@ static int stranger(const struct end *end) {
 /* Passes these descriptors in an otherwise correct packet; they must be refused. */
 static void stranger_passes(struct end *end, int segment, int bell, int event_fd) {
   int fd = stranger(end), fds[3] = {segment, bell, event_fd};
-  assert_true(shm_packet_send(fd, fds, 3, SHM_RING));
+  assert_true(shm_packet_send(end->t, fd, fds, 3, SHM_RING));
   mlfab_io_event event = end_next(end, MLFAB_IO_REFUSED);
   assert_non_null(event.text);
   close(fd);
@@ -1030,10 +1033,10 @@ static void test_agreed(void **state) {
 static void expect_pool_empty(struct end *end) {
   mlfab_io_event event;
   while (table->poll(end->t, &event)) continue;
-  for (size_t i = 0; i < MLFAB__COUNT(end->t->pool.bits); i++)
-    assert_int_equal(end->t->pool.bits[i], 0);
-  assert_int_equal(end->t->pool.used + end->t->pool.lost, 0);
-  assert_int_equal(end->t->lending, 0);
+  for (size_t i = 0; i < MLFAB__COUNT(end->t->lender->pool.bits); i++)
+    assert_int_equal(end->t->lender->pool.bits[i], 0);
+  assert_int_equal(end->t->lender->pool.used + end->t->lender->pool.lost, 0);
+  assert_int_equal(end->t->lender->lending, 0);
 }
 
 static void test_small_stress(void **state) {
@@ -1082,7 +1085,7 @@ static void test_small_full(void **state) {
     event = end_next(&b, MLFAB_IO_FRAME);
     assert_true(in_ring(&b, event.bulk));
     table->release(b.t, &event);
-    assert_int_equal(a.t->pool.bits[1] | a.t->pool.bits[2], 0);
+    assert_int_equal(a.t->lender->pool.bits[1] | a.t->lender->pool.bits[2], 0);
     expect_pool_empty(&a);
   }
   pair_close(&a, &b);
@@ -1103,9 +1106,9 @@ static void test_small_lost(void **state) {
   for (int i = 0; i < 2; i++) held[i] = end_next(&b, MLFAB_IO_FRAME);
   a.link = second;
   assert_int_equal(bulk_send(&a, source, 65536, 0), 0);
-  uint64_t number = a.t->pool.number;
+  uint64_t number = a.t->lender->pool.number;
   table->disconnect(a.t, first);
-  assert_int_equal(a.t->pool.lost, 18);
+  assert_int_equal(a.t->lender->pool.lost, 18);
   for (uint32_t round = 0; round < 30; round++) {
     assert_int_equal(bulk_send(&a, source + 128 + 64 * round, MLFAB_BULK_MAX, 0), 0);
     for (int k = 0; k < (round == 0 ? 2 : 1); k++) {
@@ -1116,7 +1119,7 @@ static void test_small_lost(void **state) {
     }
     while (table->poll(a.t, &event)) continue;
     /* Nothing else is in it: the next pool begins. */
-    assert_int_equal(a.t->pool.number, number + 1);
+    assert_int_equal(a.t->lender->pool.number, number + 1);
   }
   expect_pool_empty(&a);
   assert_true(memcmp(held[0].bulk, source, 100000) == 0);
@@ -1147,7 +1150,7 @@ static void test_small_many(void **state) {
     while (code == 0);
     assert_int_equal(code, MLFAB_ERR_AGAIN);
   }
-  assert_int_equal(a.t->pool.used, 2 * LINKS * 16);
+  assert_int_equal(a.t->lender->pool.used, 2 * LINKS * 16);
   mlfab_io_event event;
   for (uint32_t i = 0; i < 2 * LINKS; i++) {
     event = end_next(&b, MLFAB_IO_FRAME);
@@ -1157,6 +1160,64 @@ static void test_small_many(void **state) {
   for (uint32_t i = 0; i < LINKS; i++) end_next(&a, MLFAB_IO_WRITABLE);
   expect_pool_empty(&a);
   pair_close(&a, &b);
+}
+
+/* From now on it does without references, as a process that was built without them. */
+static void end_plain(struct end *end) {
+  end->t->lend->close(end->t);
+  end->t->lend = NULL;
+}
+
+/* One of two processes does without references: bulks are copied both ways, and rings are large. If it is asked for a small
+ * ring, both learn why there is none. */
+static void test_plain(void **state) {
+  struct end a, b;
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    struct end *one = i & 1 ? &a : &b, *other = i & 1 ? &b : &a;
+    neighbours = i < 2 ? 0 : 129;
+    end_open(&a, "");
+    end_open(&b, "");
+    neighbours = 0;
+    end_plain(one);
+    assert_int_equal(table->connect(a.t, b.address, 7), 0);
+    if (i == 2) { /* a has a small ring for b */
+      mlfab_io_event event = end_next(&b, MLFAB_IO_REFUSED);
+      assert_int_equal(event.code, MLFAB_ERR_UNSUPPORTED);
+      assert_non_null(strstr(event.text, "MLFAB_WITH_LEND"));
+      event = end_next(&a, MLFAB_IO_DOWN);
+      assert_int_equal(event.code, MLFAB_ERR_UNSUPPORTED);
+      assert_non_null(strstr(event.text, "MLFAB_WITH_LEND"));
+      pair_close(&a, &b);
+      continue;
+    }
+    b.link = end_next(&b, MLFAB_IO_UP).link;
+    a.link = end_next(&a, MLFAB_IO_UP).link;
+    assert_int_equal(a.t->live[0]->ring, RING);
+    uint8_t *area = area_alloc(other, MLFAB_BULK_MAX);
+    memset(area, 3, MLFAB_BULK_MAX);
+    assert_int_equal(bulk_send(other, area, MLFAB_BULK_MAX, 1), 0);
+    assert_int_equal(bulk_send(one, area, MLFAB_BULK_MAX, 2), 0);
+    assert_int_equal(end_next(other, MLFAB_IO_SENT).token, 1);
+    assert_int_equal(end_next(one, MLFAB_IO_SENT).token, 2);
+    for (int k = 0; k < 2; k++) {
+      struct end *reader = k ? one : other;
+      mlfab_io_event event = end_next(reader, MLFAB_IO_FRAME);
+      assert_true(in_ring(reader, event.bulk));
+      expect_bytes(&event, 3);
+      table->release(reader->t, &event);
+    }
+    if (i == 1) { /* it may say nothing more on the life line */
+      assert_int_equal(send(other->t->live[0]->fd, "x", 1, MSG_NOSIGNAL), 1);
+      assert_int_equal(end_next(one, MLFAB_IO_DOWN).code, MLFAB_ERR_FRAME);
+    } else { /* nor send a reference */
+      struct shm_link *link = other->t->live[0];
+      uint64_t word = SHM_VALID | SHM_REFERS | (uint64_t)64 << 32 | 40000;
+      atomic_store(shm_word(link->tx, link->tx_offset), word);
+      assert_int_equal(end_next(one, MLFAB_IO_DOWN).code, MLFAB_ERR_FRAME);
+    }
+    pair_close(&a, &b);
+  }
 }
 
 /* Sizes that a ring cannot have, from a peer that connects, and in an answer. */
@@ -1171,7 +1232,7 @@ static void test_hostile_size(void **state) {
     int bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC);
     int fds[3] = {segment, bell, event_fd}, fd = stranger(&end);
     /* The last one would do, but the file has another size. */
-    assert_true(shm_packet_send(fd, fds, 3, size));
+    assert_true(shm_packet_send(end.t, fd, fds, 3, size));
     end_next(&end, MLFAB_IO_REFUSED);
     close(fd);
 
@@ -1186,7 +1247,8 @@ static void test_hostile_size(void **state) {
     assert_int_equal(table->connect(end.t, address, 5), 0);
     assert_true((fd = accept(listener, NULL, NULL)) >= 0);
     /* Larger than what was asked for. */
-    assert_true(shm_packet_send(fd, &fds[1], 2, i < MLFAB__COUNT(sizes) ? size : 3 * CONTROL));
+    assert_true(
+        shm_packet_send(end.t, fd, &fds[1], 2, i < MLFAB__COUNT(sizes) ? size : 3 * CONTROL));
     end_next(&end, MLFAB_IO_DOWN);
     close(fd), close(listener), close(segment), close(bell), close(event_fd);
   }
@@ -1465,6 +1527,7 @@ int main(void) {
       cmocka_unit_test(test_neighbours),
       cmocka_unit_test(test_not_mapped),
       cmocka_unit_test(test_hostile_files),
+      cmocka_unit_test(test_plain),
   };
   const struct CMUnitTest small[] = {
       cmocka_unit_test(test_small_stress),      cmocka_unit_test(test_small_full),

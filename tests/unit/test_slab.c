@@ -1,6 +1,7 @@
-/* test_slab.c - core/model/slab.c: blocks in areas, private ones and shared ones, against a literal list of what is taken. */
+/* test_slab.c - core/lend/slab.c: blocks in areas, private ones and shared ones, against a literal list of what is taken. */
 #include "core/base/rng.h"
-#include "core/model/slab.h"
+#include "core/lend/slab.h"
+#include "core/lend/views.h"
 #include "core/model/store.h"
 
 #include "../testing.h"
@@ -53,10 +54,11 @@ static int clean(void **state) {
 
 TEST_WITH(test_ascending, clean, NULL) {
   for (int shares = 0; shares < 2; shares++) {
-    mlfab__slab slab = {.on = shares ? &table : NULL};
+    mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
+                              .on = shares ? &table : NULL};
     uint8_t *at[100];
     for (uint32_t i = 0; i < 100; i++) {
-      at[i] = mlfab__slab_take(&env, &slab, 1000, 99 - i);
+      at[i] = mlfab__slab_take(&env, &slab.slab, 1000, 99 - i);
       assert_non_null(at[i]);
       assert_int_equal((uintptr_t)at[i] % 64, 0);
       if (i > 0) assert_ptr_equal(at[i], at[i - 1] + 1024);
@@ -68,14 +70,14 @@ TEST_WITH(test_ascending, clean, NULL) {
     assert_int_equal(area->shared, shares);
     assert_int_equal(area->stride, 1024);
     /* The block that was given back last is taken first. */
-    mlfab__slab_give(&env, &slab, at[3]);
-    mlfab__slab_give(&env, &slab, at[70]);
-    assert_ptr_equal(mlfab__slab_take(&env, &slab, 1024, 5), at[70]);
-    assert_ptr_equal(mlfab__slab_take(&env, &slab, 961, 5), at[3]);
-    for (uint32_t i = 0; i < 99; i++) mlfab__slab_give(&env, &slab, at[i]);
+    mlfab__slab_give(&env, &slab.slab, at[3]);
+    mlfab__slab_give(&env, &slab.slab, at[70]);
+    assert_ptr_equal(mlfab__slab_take(&env, &slab.slab, 1024, 5), at[70]);
+    assert_ptr_equal(mlfab__slab_take(&env, &slab.slab, 961, 5), at[3]);
+    for (uint32_t i = 0; i < 99; i++) mlfab__slab_give(&env, &slab.slab, at[i]);
     assert_int_equal(shared.out, shares);
-    mlfab__slab_give(&env, &slab, NULL);
-    mlfab__slab_give(&env, &slab, at[99]);
+    mlfab__slab_give(&env, &slab.slab, NULL);
+    mlfab__slab_give(&env, &slab.slab, at[99]);
     assert_null(slab.areas);
     assert_int_equal(shared.out, 0);
     assert_int_equal(env.bytes, 0);
@@ -101,13 +103,14 @@ TEST_WITH(test_sizes, clean, NULL) {
                {1 << 26, 0, 1}};
   for (size_t i = 0; i < MLFAB__COUNT(cases); i++) {
     for (int shares = 0; shares < 2; shares++) {
-      mlfab__slab slab = {.on = shares ? &table : NULL};
-      uint8_t *at = mlfab__slab_take(&env, &slab, cases[i].bytes, cases[i].more);
+      mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
+                                .on = shares ? &table : NULL};
+      uint8_t *at = mlfab__slab_take(&env, &slab.slab, cases[i].bytes, cases[i].more);
       assert_non_null(at);
       assert_int_equal(slab.areas->count, shares ? cases[i].shared_count : cases[i].more + 1);
       if (shares)
         assert_int_equal(shared.bytes[shared.n - 1], slab.areas->count * slab.areas->stride);
-      mlfab__slab_give(&env, &slab, at);
+      mlfab__slab_give(&env, &slab.slab, at);
       assert_null(slab.areas);
       assert_int_equal(env.bytes, 0);
     }
@@ -116,16 +119,16 @@ TEST_WITH(test_sizes, clean, NULL) {
 
 /* Without descriptors an area is private. */
 TEST_WITH(test_no_descriptors, clean, NULL) {
-  mlfab__slab slab = {.on = &table};
+  mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give}, .on = &table};
   shared.fails = 1;
-  uint8_t *a = mlfab__slab_take(&env, &slab, 4096, 0);
+  uint8_t *a = mlfab__slab_take(&env, &slab.slab, 4096, 0);
   assert_int_equal(slab.areas->shared, 0);
   assert_int_equal(slab.areas->count, 64);
   shared.fails = 0;
-  uint8_t *b = mlfab__slab_take(&env, &slab, 8192, 0);
+  uint8_t *b = mlfab__slab_take(&env, &slab.slab, 8192, 0);
   assert_int_equal(slab.areas->shared, 1);
-  mlfab__slab_give(&env, &slab, a);
-  mlfab__slab_give(&env, &slab, b);
+  mlfab__slab_give(&env, &slab.slab, a);
+  mlfab__slab_give(&env, &slab.slab, b);
   assert_int_equal(shared.n, 1);
   assert_int_equal(shared.out, 0);
   assert_int_equal(env.bytes, 0);
@@ -139,7 +142,7 @@ typedef struct block {
   uint8_t fill;
 } block;
 
-static void check_areas(const mlfab__slab *slab, const block *blocks, uint32_t n) {
+static void check_areas(const mlfab__slab_areas *slab, const block *blocks, uint32_t n) {
   uint32_t used = 0, nshared = 0;
   for (const mlfab__slab_area *a = slab->areas; a; a = a->next) {
     uint32_t in = 0;
@@ -165,7 +168,8 @@ TEST_WITH(test_random, clean, NULL) {
     static block blocks[BLOCKS];
     uint32_t n = 0;
     mlfab__rng prng;
-    mlfab__slab slab = {.on = seed % 2 ? &table : NULL};
+    mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
+                              .on = seed % 2 ? &table : NULL};
     memset(&shared, 0, sizeof shared);
     mlfab__rng_seed(&prng, seed);
     for (int i = 0; i < 1500; i++) {
@@ -174,20 +178,21 @@ TEST_WITH(test_random, clean, NULL) {
         uint32_t k = (uint32_t)mlfab__rng_below(&prng, n);
         for (uint32_t b = 0; b < blocks[k].bytes; b += 61)
           assert_int_equal(blocks[k].at[b], blocks[k].fill);
-        mlfab__slab_give(&env, &slab, blocks[k].at);
+        mlfab__slab_give(&env, &slab.slab, blocks[k].at);
         blocks[k] = blocks[--n];
       } else {
         block *one = &blocks[n++];
         one->bytes = sizes[mlfab__rng_below(&prng, MLFAB__COUNT(sizes))];
         one->fill = (uint8_t)i;
         shared.fails = mlfab__rng_below(&prng, 4) == 0;
-        one->at = mlfab__slab_take(&env, &slab, one->bytes, (uint32_t)mlfab__rng_below(&prng, 40));
+        one->at =
+            mlfab__slab_take(&env, &slab.slab, one->bytes, (uint32_t)mlfab__rng_below(&prng, 40));
         assert_non_null(one->at);
         memset(one->at, one->fill, one->bytes);
       }
       check_areas(&slab, blocks, n);
     }
-    while (n > 0) mlfab__slab_give(&env, &slab, blocks[--n].at);
+    while (n > 0) mlfab__slab_give(&env, &slab.slab, blocks[--n].at);
     assert_null(slab.areas);
     assert_int_equal(shared.out, 0);
     assert_int_equal(env.bytes, 0);
@@ -211,13 +216,14 @@ TEST_WITH(test_memory, clean, NULL) {
     int left = 0, k = 0;
     mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = scarce, .release = release};
     mlfab__env poor;
-    mlfab__slab slab = {.on = shares ? &table : NULL};
+    mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
+                              .on = shares ? &table : NULL};
     assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
     for (uint8_t *at = NULL; !at; k++) {
       left = k;
-      at = mlfab__slab_take(&poor, &slab, 4096, 3);
+      at = mlfab__slab_take(&poor, &slab.slab, 4096, 3);
       if (!at) assert_null(slab.areas);
-      mlfab__slab_give(&poor, &slab, at);
+      mlfab__slab_give(&poor, &slab.slab, at);
       assert_int_equal(poor.bytes, 0);
       assert_int_equal(shared.out, 0);
     }
@@ -233,15 +239,16 @@ TEST_WITH(test_store_memory, clean, NULL) {
     mlfab_env hooks = {.size = sizeof hooks, .user = &left, .allocate = scarce, .release = release};
     mlfab__env poor;
     mlfab__layout layout;
-    mlfab__slab slab = {.on = shares ? &table : NULL};
+    mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
+                              .on = shares ? &table : NULL};
     assert_int_equal(mlfab__env_init(&poor, &hooks), 0);
     assert_int_equal(mlfab__layout_build(&env, infos, 2, 3, 1, 0, 1u << 30, &layout, NULL), 0);
-    uint8_t *other = mlfab__slab_take(&poor, &slab, 64, 0);
+    uint8_t *other = mlfab__slab_take(&poor, &slab.slab, 64, 0);
     uint64_t had = poor.bytes;
     for (int k = 0; code; k++) {
       mlfab__store s;
       left = k;
-      code = mlfab__store_init(&poor, &s, NULL, &slab, &layout, 0, 4096, 1, 1, 0);
+      code = mlfab__store_init(&poor, &s, NULL, &slab.slab, &layout, 0, 4096, 1, 1, 0);
       assert_true(code == 0 || code == MLFAB_ERR_MEMORY);
       if (!code) {
         uint32_t blocks = s.nblocks, spare = s.free_count;
@@ -261,7 +268,7 @@ TEST_WITH(test_store_memory, clean, NULL) {
       assert_ptr_equal(slab.areas->at, other);
       assert_null(slab.areas->next);
     }
-    mlfab__slab_give(&poor, &slab, other);
+    mlfab__slab_give(&poor, &slab.slab, other);
     assert_int_equal(poor.bytes, 0);
     assert_int_equal(shared.out, 0);
     mlfab__layout_free(&env, &layout);
@@ -274,13 +281,15 @@ TEST_WITH(test_retire, clean, NULL) {
     const mlfab__tensor_info info = {0, MLFAB_F32, 20000};
     mlfab__rng prng;
     mlfab__layout layout;
-    mlfab__slab slab = {.on = seed % 2 ? &table : NULL};
+    mlfab__slab_areas slab = {.slab = {mlfab__slab_take, mlfab__slab_give},
+                              .on = seed % 2 ? &table : NULL};
     mlfab__store s;
     uint32_t pins[64], npins = 0;
     mlfab__rng_seed(&prng, seed);
     assert_int_equal(mlfab__layout_build(&env, &info, 1, 4, 1, 0, 1u << 30, &layout, NULL), 0);
     assert_int_equal(
-        mlfab__store_init(&env, &s, NULL, &slab, &layout, 0, 4096, 1, (uint32_t)(seed % 3), 0), 0);
+        mlfab__store_init(&env, &s, NULL, &slab.slab, &layout, 0, 4096, 1, (uint32_t)(seed % 3), 0),
+        0);
     assert_int_equal(mlfab__store_tag(&env, &s, 16), 0);
     for (uint32_t b = 0; b < s.nblocks; b++) memset(s.blocks[b].data, (int)b, s.block_bytes);
     for (int i = 0; i < 60; i++) {
@@ -297,7 +306,7 @@ TEST_WITH(test_retire, clean, NULL) {
       }
       if (npins == 20) break;
     }
-    mlfab__store_retire(&env, &s);
+    mlfab__views_keep(&env, &s);
     mlfab__layout_free(&env, &layout);
     for (uint32_t b = 0; b < s.nblocks; b++) {
       uint32_t refs = 0;

@@ -1,4 +1,4 @@
-/* test_views.c - core/server/views.c: a server's views against a literal model. Memory that processes share, the workers and their
+/* test_views.c - core/lend/views.c: a server's views against a literal model. Memory that processes share, the workers and their
  * links are played: a reader sees the pages of the files that it was told of, as they were when they were renewed, or as they are.
  *
  * Whatever is pushed, released and lost in whatever order, each reader that has not said that it is done sees the bytes of the
@@ -6,7 +6,8 @@
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
 #include "core/reshard/reshard.h"
-#include "core/server/server.h"
+#include "core/lend/lend_wire.h"
+#include "core/lend/views.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -226,7 +227,8 @@ static void begin(uint64_t bytes, uint32_t slices, uint32_t block, int shares) {
   f.config.model_max_bytes = 1 << 30;
   assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
   mlfab__reshard_server_init(&f.server);
-  if (shares) mlfab__server_share(&f.server, &table, NULL);
+  if (shares >= 0) assert_int_equal(mlfab__views_attach(&f.server), 0);
+  if (shares > 0) mlfab__views_share(&f.server, &table, NULL);
   for (uint32_t w = 0; w < W; w++) hello(w, 1);
   mlfab__encode_tensor_info(infos, &info);
   d.tensors = 1;
@@ -257,9 +259,9 @@ static void end(void) {
 /* Only the model has blocks. */
 static void assert_no_block_is_lost(void) {
   const mlfab__store *store = &f.server.store;
-  assert_int_equal(f.server.serve.views, 0);
-  assert_int_equal(f.server.serve.lost, 0);
-  assert_null(f.server.serve.retired);
+  assert_int_equal(f.server.lending->views, 0);
+  assert_int_equal(f.server.lending->lost, 0);
+  assert_null(f.server.lending->retired);
   assert_int_equal(store->free_count, store->nblocks - store->positions);
 }
 
@@ -511,7 +513,7 @@ static void test_in_the_middle(void **state) {
       } else {
         lose(1);
       }
-      assert_int_equal(f.server.serve.lost, how > 0 && taken == 8);
+      assert_int_equal(f.server.lending->lost, how > 0 && taken == 8);
       if (how == 2) hello(1, 1);
       assert_int_equal(step(1), 0);
       settle();
@@ -538,13 +540,13 @@ static void test_lost(void **state) {
     push_all(0);
   }
   lose(1);
-  assert_int_equal(f.server.serve.lost, 3);
+  assert_int_equal(f.server.lending->lost, 3);
   assert_int_equal(shared.renewed, 0);
   for (uint32_t i = 0; i < 10; i++) push_all(0); /* with ticks, or without */
   look_all();
   settle();
   assert_int_equal(shared.renewed, 3 * BYTES);
-  assert_int_equal(f.server.serve.views, 1);
+  assert_int_equal(f.server.lending->views, 1);
   for (uint32_t i = 0; i < 10; i++) push_all(2);
   look_all();
   hello(1, 1);
@@ -568,7 +570,7 @@ static void test_lost_places(void **state) {
   f.request = 0;
   assert_null(view_all(1));
   assert_int_equal(f.fail.code, MLFAB_ERR_UNSUPPORTED);
-  assert_int_equal(f.server.serve.lost, MLFAB_VIEWS_MAX);
+  assert_int_equal(f.server.lending->lost, MLFAB_VIEWS_MAX);
   settle();
   assert_int_equal(shared.renewed, MLFAB_VIEWS_MAX * BYTES);
   f.request = 0;
@@ -591,7 +593,7 @@ static void test_lost_places(void **state) {
   settle();
   for (uint32_t i = 0; i < 10; i++) push_all(0);
   look_all();
-  assert_int_equal(f.server.serve.views, 1);
+  assert_int_equal(f.server.lending->views, 1);
   cancel(1, 1);
   assert_no_block_is_lost();
   end();
@@ -610,8 +612,8 @@ static void test_same_number(void **state) {
   assert_int_equal(step(1), 1);
   assert_int_equal(f.told.flags, MLFAB__MODEL_LAST);
   settle();
-  assert_int_equal(f.server.serve.views, 1);
-  assert_int_equal(f.server.serve.lost, 0);
+  assert_int_equal(f.server.lending->views, 1);
+  assert_int_equal(f.server.lending->lost, 0);
   look_all();
   /* The server refuses a second PULL with the number of a view that is out. */
   ask(1, f.request, &all, 1, MLFAB__PULL_VIEW);
@@ -640,7 +642,7 @@ static void test_left(void **state) {
     hello(1, 2);
     view_all(1);
     mlfab__server_gone(&f.server, 1, 0, 1000); /* it is dead, which may be an error */
-    assert_int_equal(f.server.serve.lost, 1);
+    assert_int_equal(f.server.lending->lost, 1);
     settle();
     assert_no_block_is_lost();
     assert_int_equal(shared.renewed, BYTES);
@@ -660,7 +662,7 @@ static void test_budget(void **state) {
   lose(1);
   uint64_t renewed[] = {TICK, LARGE, LARGE + (2 << 20)};
   for (uint32_t i = 0; i < MLFAB__COUNT(renewed); i++) {
-    assert_int_equal(f.server.serve.lost, i < 2 ? 2 : 1);
+    assert_int_equal(f.server.lending->lost, i < 2 ? 2 : 1);
     mlfab__server_tick(&f.server, 1000);
     assert_int_equal(shared.renewed, renewed[i]); /* whole blocks */
   }
@@ -739,6 +741,25 @@ static void test_refused(void **state) {
   assert_int_equal(f.out.type, MLFAB__MODEL);
   cancel(2, 99);
   assert_int_equal(f.drops, drops);
+  end();
+}
+
+/* A server that was built without views refuses one, and its blocks are not in a slab. */
+static void test_without(void **state) {
+  (void)state;
+  mlfab__segment all = {0, BYTES};
+  begin(BYTES, SLICES, BLOCK, -1);
+  push_all(0);
+  assert_null(view_all(1));
+  assert_int_equal(f.fail.code, MLFAB_ERR_UNSUPPORTED);
+  ask(1, 99, &all, 1, 0);
+  assert_int_equal(step(1), 1);
+  assert_int_equal(f.out.type, MLFAB__MODEL);
+  assert_memory_equal(f.out.bulk, f.model, f.out.bulk_bytes);
+  mlfab__server_sent(&f.server, 1, f.out.token);
+  lose(1);
+  settle();
+  assert_null(f.server.store.slab);
   end();
 }
 
@@ -926,8 +947,8 @@ static void test_model_dropped(void **state) {
       release(s);
       look_all();
       release(r);
-      assert_null(f.server.slab.areas);
-      assert_null(f.server.serve.retired);
+      assert_null(f.server.lending->slab.areas);
+      assert_null(f.server.lending->retired);
     }
     end();
   }
@@ -1052,6 +1073,7 @@ int main(void) {
       cmocka_unit_test_setup(test_many_runs, clean),
       cmocka_unit_test_setup(test_refused, clean),
       cmocka_unit_test_setup(test_not_shared, clean),
+      cmocka_unit_test_setup(test_without, clean),
       cmocka_unit_test_setup(test_block_in_two_files, clean),
       cmocka_unit_test_setup(test_hidden, clean),
       cmocka_unit_test_setup(test_retired, clean),

@@ -1,4 +1,4 @@
-/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See worker.h, and ../server/views.c.
+/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See views.c for the server.
  *
  * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
  * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
@@ -10,48 +10,57 @@
  *
  * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
  * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
-#include "worker.h"
+#include "view.h"
 
 #include "../kernels/kernels.h"
+#include "lend_wire.h"
 
 #include <stdlib.h>
 
 enum { VIEW_RUNS_MOST = 1 << 20 }; /* of a view */
 
-MLFAB__INTERNAL void mlfab__worker_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
-                                         mlfab__shm_memory *memory) {
-  worker->shared = on;
-  worker->shared_memory = memory;
-}
-
-MLFAB__INTERNAL int mlfab__view_begin(mlfab__worker *worker, mlfab_view *out, uint32_t tensor,
-                                      mlfab__worker_view **view_p, mlfab_error *error) {
-  *view_p = NULL;
+static int view_begin(mlfab__worker *worker, mlfab__fetch *fetch, mlfab_view *out, uint32_t flags,
+                      uint32_t tensor, mlfab_error *error) {
+  mlfab__worker_view *view = NULL;
+  if (flags) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: it takes no flags");
   if (out->size < sizeof *out)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p->size is not set");
   if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: a view of ghost tensors");
-  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX && !*view_p; i++) {
-    if (!worker->views[i].used) *view_p = &worker->views[i];
+  for (uint32_t i = 0; i < MLFAB_VIEWS_MAX && !view; i++) {
+    if (!worker->views->view[i].used) view = &worker->views->view[i];
   }
-  if (!*view_p)
+  if (!view)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                        "pull_view: %d views are out; mlfab_view_release ends one", MLFAB_VIEWS_MAX);
-  (*view_p)->out = out;
-  (*view_p)->all = tensor == MLFAB_ALL;
+  if (!view->asks)
+    view->asks = mlfab__alloc_array(worker->env, worker->servers, sizeof *view->asks);
+  if (!view->asks) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull_view: out of memory");
+  memset(view->asks, 0, worker->servers * sizeof *view->asks);
+  for (uint32_t i = 0; i < fetch->nsources; i++) fetch->sources[i].data = NULL;
+  view->out = out;
+  view->all = tensor == MLFAB_ALL;
+  view->used = 1;
+  fetch->view = view;
   return 0;
+}
+
+static int view_maps(const mlfab__fetch *fetch) { return !fetch->view->copied; }
+
+static void view_ask(const mlfab__fetch *fetch, uint32_t server, mlfab__pull *pull) {
+  pull->flags = MLFAB__PULL_VIEW;
+  pull->epoch = ++fetch->view->asks[server];
 }
 
 /* --- what a server has told --- */
 
-MLFAB__INTERNAL void mlfab__view_forget(mlfab__worker *worker, mlfab__worker_view *view,
-                                        uint32_t server) {
+static void view_forget(mlfab__worker *worker, mlfab__worker_view *view, uint32_t server) {
   uint32_t kept = 0;
   for (uint32_t i = 0; i < view->nruns; i++) {
     if (view->runs[i].server != server && server != MLFAB_ALL) {
       view->runs[kept++] = view->runs[i];
     } else if (view->runs[i].held) {
-      worker->shared->drop(worker->shared_memory, view->runs[i].held);
+      worker->views->shared->drop(worker->views->memory, view->runs[i].held);
     }
   }
   view->nruns = kept;
@@ -121,18 +130,19 @@ static int view_add(mlfab__worker *worker, mlfab__worker_view *view, uint32_t se
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *fetch,
-                                     uint32_t server, const mlfab__view *in,
-                                     const mlfab__view_run *told, const mlfab__frame_in *frame) {
+static int view_take(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server,
+                     const mlfab__view *in, const mlfab__view_run *told,
+                     const mlfab__frame_in *frame) {
   const uint8_t *from = NULL;
   uint64_t bytes = 0;
   if (in->runs == 0 || !frame->bulk || frame->bulk_bytes == 0) return MLFAB_ERR_FRAME;
-  if (!worker->shared || !worker->shared->hold(worker->shared_memory, frame->bulk,
-                                               frame->bulk_bytes, in->file, &from, &bytes))
+  const struct mlfab__worker_views *views = worker->views;
+  if (!views->shared ||
+      !views->shared->hold(views->memory, frame->bulk, frame->bulk_bytes, in->file, &from, &bytes))
     return MLFAB_ERR_UNSUPPORTED;
   int code = view_add(worker, fetch->view, server, in, told, frame->bulk, from, bytes);
   if (code) {
-    worker->shared->drop(worker->shared_memory, from);
+    views->shared->drop(views->memory, from);
     return code;
   }
   if (!(in->flags & MLFAB__MODEL_LAST)) return 0;
@@ -141,11 +151,11 @@ MLFAB__INTERNAL int mlfab__view_take(mlfab__worker *worker, const mlfab__fetch *
 
 /* --- copies --- */
 
-MLFAB__INTERNAL int mlfab__view_copy(mlfab__worker *worker, mlfab__fetch *fetch) {
+static int view_copy(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__worker_view *view = fetch->view;
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < fetch->nsources; i++) bytes += (fetch->sources[i].bytes + 63) / 64 * 64;
-  mlfab__view_forget(worker, view, MLFAB_ALL);
+  view_forget(worker, view, MLFAB_ALL);
   view->copied = 1;
   view->memory = mlfab__alloc_aligned(worker->env, bytes);
   if (!view->memory) return MLFAB_ERR_MEMORY;
@@ -180,7 +190,7 @@ static int view_part(mlfab__worker *worker, mlfab__worker_view *view, const mlfa
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetch) {
+static int view_finish(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__worker_view *view = fetch->view;
   int code = 0;
   uint32_t r = 0;
@@ -212,22 +222,32 @@ MLFAB__INTERNAL int mlfab__view_finish(mlfab__worker *worker, mlfab__fetch *fetc
 /* --- the end --- */
 
 /* The place keeps its lists: the next view allocates nothing. */
-MLFAB__INTERNAL void mlfab__view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
-  mlfab__view_forget(worker, view, MLFAB_ALL);
+static void view_drop(mlfab__worker *worker, mlfab__worker_view *view) {
+  view_forget(worker, view, MLFAB_ALL);
   mlfab__free_aligned(worker->env, view->memory, view->memory_bytes);
   const mlfab__worker_view kept = {.runs = view->runs,
                                    .run_room = view->run_room,
                                    .parts = view->parts,
-                                   .part_room = view->part_room};
+                                   .part_room = view->part_room,
+                                   .asks = view->asks};
   *view = kept;
+}
+
+static void view_ends(mlfab__worker *worker, mlfab__fetch *fetch) {
+  view_drop(worker, fetch->view);
+  fetch->view = NULL;
+}
+
+static void view_forgets(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server) {
+  view_forget(worker, fetch->view, server);
 }
 
 MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
                                                const void *parts, mlfab_error *error) {
   mlfab__worker_view *view = NULL;
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    if (id != 0 && worker->views[i].request == id && worker->views[i].parts == parts)
-      view = &worker->views[i];
+    mlfab__worker_view *one = &worker->views->view[i];
+    if (id != 0 && one->request == id && one->parts == parts) view = one;
   }
   if (!view)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
@@ -235,18 +255,116 @@ MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t i
   mlfab__pull_cancel cancel = {id};
   for (uint32_t s = 0; s < worker->servers && !view->copied; s++)
     MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-  mlfab__view_drop(worker, view);
+  view_drop(worker, view);
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__view_free(mlfab__worker *worker) {
+/* --- pulls --- */
+
+/* Asks all servers for the bytes of a view that cannot be read in place. */
+static void view_instead(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  mlfab__pull_cancel cancel = {fetch->request};
+  uint64_t bytes;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].asked)
+      MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+    memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
+  }
+  if (view_copy(worker, fetch)) {
+    mlfab__request_finish(worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
+                          MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
+    return;
+  }
+  fetch->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    mlfab__fetch_part *part = &fetch->parts[s];
+    part->hop = MLFAB__NO_NODE;
+    part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
+    fetch->nwaiting += part->waiting;
+  }
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
+      mlfab__pull_begin(worker, s, fetch);
+  }
+}
+
+static void view_refused(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
+  if (view_maps(fetch)) view_instead(worker, fetch, now_ns);
+}
+
+static void view_told(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                      uint64_t now_ns) {
+  mlfab__view in;
+  mlfab__view_run runs[MLFAB__VIEW_RUNS_MAX];
+  if (mlfab__port_refuse(&worker->port, server, frame,
+                         mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
+    return;
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
+  /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
+  if (!fetch || !fetch->view || !view_maps(fetch) || !fetch->parts[server].waiting ||
+      in.ask != fetch->view->asks[server])
+    return;
+  int code = view_take(worker, fetch, server, &in, runs, frame);
+  if (code == MLFAB_ERR_UNSUPPORTED) {
+    view_instead(worker, fetch, now_ns);
+    return;
+  }
+  if (code) {
+    worker->port.drop(worker->port.self, server, code,
+                      code == MLFAB_ERR_MEMORY ? "out of memory for a view"
+                                               : "a VIEW frame that does not fit the pull");
+    return;
+  }
+  fetch->version = mlfab__max(fetch->version, in.version);
+  for (uint32_t i = 0; i < in.runs; i++) {
+    uint32_t last = mlfab__layout_slice_at(&worker->layout, runs[i].offset + runs[i].bytes - 1);
+    for (uint32_t k = mlfab__layout_slice_at(&worker->layout, runs[i].offset); k <= last; k++)
+      worker->pulled[k] = mlfab__max(worker->pulled[k], in.oldest);
+  }
+  if (in.flags & MLFAB__MODEL_LAST) mlfab__pull_part_done(worker, fetch, server, now_ns);
+}
+
+static int view_frame(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
+                      uint64_t now_ns) {
+  if (frame->type != MLFAB__VIEW) return 0;
+  view_told(worker, server, frame, now_ns);
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_buf *bufs,
+                                            uint32_t n, const mlfab_pull_options *options,
+                                            mlfab_view *out, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  if (!out) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull_view: view_p is NULL");
+  return mlfab__pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
+}
+
+/* --- the group --- */
+
+static void view_free(mlfab__worker *worker) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__worker_view *view = &worker->views[i];
-    mlfab__view_drop(worker, view);
+    mlfab__worker_view *view = &worker->views->view[i];
+    view_drop(worker, view);
     mlfab__free(worker->env, view->runs, view->run_room * sizeof *view->runs);
     mlfab__free(worker->env, view->parts, view->part_room * sizeof *view->parts);
-    view->runs = NULL;
-    view->parts = NULL;
-    view->run_room = view->part_room = 0;
+    mlfab__free(worker->env, view->asks, worker->servers * sizeof *view->asks);
   }
+  mlfab__free(worker->env, worker->views, sizeof *worker->views);
+  worker->viewer = NULL;
+}
+
+MLFAB__INTERNAL int mlfab__view_attach(mlfab__worker *worker) {
+  static const mlfab__worker_viewer viewer = {view_begin,  view_ends,    view_maps,
+                                              view_ask,    view_forgets, view_refused,
+                                              view_finish, view_frame,   view_free};
+  worker->views = mlfab__alloc(worker->env, sizeof *worker->views);
+  if (!worker->views) return MLFAB_ERR_MEMORY;
+  worker->viewer = &viewer;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__view_share(mlfab__worker *worker, const mlfab__shm_memory_table *on,
+                                       mlfab__shm_memory *memory) {
+  worker->views->shared = on;
+  worker->views->memory = memory;
 }

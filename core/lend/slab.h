@@ -1,4 +1,4 @@
-/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 3.
+/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
  *
  * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
  * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
@@ -9,8 +9,8 @@
 #ifndef MLFAB__SLAB_H
 #define MLFAB__SLAB_H
 
-#include "../base/env.h"
 #include "../base/shm_memory.h"
+#include "../model/store.h"
 
 typedef struct mlfab__slab_area {
   struct mlfab__slab_area *next;
@@ -21,19 +21,18 @@ typedef struct mlfab__slab_area {
   int shared;
 } mlfab__slab_area;
 
-/* All zero: empty, with private areas. */
-typedef struct mlfab__slab {
+/* Empty: all zero but for the functions; areas are private. */
+typedef struct mlfab__slab_areas {
+  mlfab__slab slab;                  /* mlfab__slab_take and _give */
   const mlfab__shm_memory_table *on; /* NULL: areas are private */
   mlfab__shm_memory *memory;
   mlfab__slab_area *areas;
   int empties; /* nobody reads areas that are freed now: see release in shm_memory.h */
-} mlfab__slab;
+} mlfab__slab_areas;
 
-/* A block of `bytes`, aligned to 64, of any content. `more`: number of blocks that will be asked for next; they are in the same new
- * area if there has to be one. NULL: no memory. */
+/* As of mlfab__slab, of a mlfab__slab_areas. The `more` blocks are in the same new area if there has to be one. */
 MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
                                           uint32_t more);
-/* NULL: does nothing. */
 MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
 
 #endif

@@ -6,7 +6,7 @@ enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
 
-static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab_area *area) {
+static void slab_free_area(mlfab__env *env, const mlfab__slab_areas *slab, mlfab__slab_area *area) {
   if (area->at && area->shared)
     slab->on->release(slab->memory, area->at, slab->empties);
   else
@@ -15,7 +15,7 @@ static void slab_free_area(mlfab__env *env, const mlfab__slab *slab, mlfab__slab
   mlfab__free(env, area, sizeof *area);
 }
 
-static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab *slab, uint64_t stride,
+static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab_areas *slab, uint64_t stride,
                                        uint32_t count) {
   if (count > SIZE_MAX / 2 / stride) return NULL;
   mlfab__slab_area *area = mlfab__alloc(env, sizeof *area);
@@ -36,8 +36,9 @@ static mlfab__slab_area *slab_new_area(mlfab__env *env, mlfab__slab *slab, uint6
   return area;
 }
 
-MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, uint32_t bytes,
+MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *self, uint32_t bytes,
                                           uint32_t more) {
+  mlfab__slab_areas *slab = (mlfab__slab_areas *)self;
   uint32_t unit = bytes > SLAB_LARGE ? SLAB_PAGE : 64;
   uint64_t stride = ((uint64_t)bytes + unit - 1) / unit * unit;
   mlfab__slab_area *area = slab->areas;
@@ -50,7 +51,8 @@ MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, ui
   return area->at + area->free[area->count - ++area->used] * stride;
 }
 
-MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at) {
+MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *self, uint8_t *at) {
+  mlfab__slab_areas *slab = (mlfab__slab_areas *)self;
   if (!at) return;
   mlfab__slab_area **link = &slab->areas;
   while ((uintptr_t)at - (uintptr_t)(*link)->at >= (*link)->count * (*link)->stride)

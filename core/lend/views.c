@@ -1,12 +1,12 @@
-/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h.
+/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h, and view.c for the worker.
  *
  * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
  * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
  * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
  * copy.
  *
- *    free --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
- *                      '--its link is lost--> LOST --all pages are renewed--> free
+ *    free --PULL--> ASKED --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
+ *                      '--the pull has ended--> free  '--its link is lost--> LOST --all pages are renewed--> free
  *
  * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
  * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
@@ -14,7 +14,9 @@
  * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
  * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
  * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
-#include "server.h"
+#include "views.h"
+
+#include "lend_wire.h"
 
 #include <stdlib.h>
 
@@ -30,24 +32,21 @@ struct mlfab__server_retired {
 static mlfab__server_view *views_find(const mlfab__server *server, uint32_t worker,
                                       uint64_t request) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->peers[worker].views[i];
-    if (request != 0 && view->request == request && !view->lost) return view;
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
+    if (request != 0 && view->request == request && view->pinned && !view->lost) return view;
   }
   return NULL;
 }
 
-MLFAB__INTERNAL int mlfab__views_has(const mlfab__server *server, uint32_t worker,
-                                     uint64_t request) {
+static int views_has(const mlfab__server *server, uint32_t worker, uint64_t request) {
   return views_find(server, worker, request) != NULL;
 }
 
 /* Is there a view of this store? */
 static int views_of(const mlfab__server *server, const mlfab__store *store) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      const mlfab__server_view *view = &server->peers[w].views[i];
-      if (view->request != 0 && view->store == store) return 1;
-    }
+  for (uint32_t i = 0; i < server->lending->nplaces; i++) {
+    const mlfab__server_view *view = &server->lending->places[i];
+    if (view->request != 0 && view->store == store) return 1;
   }
   return 0;
 }
@@ -56,12 +55,14 @@ static void views_drop(mlfab__server *server, mlfab__server_view *view) {
   mlfab__store *store = view->store;
   for (uint32_t i = 0; i < view->nblocks; i++) mlfab__store_unref(store, view->blocks[i]);
   view->request = 0;
+  view->store = NULL;
+  view->pinned = 0;
   view->nblocks = view->nruns = 0;
-  server->serve.views--;
-  server->serve.lost -= view->lost != 0;
+  server->lending->views--;
+  server->lending->lost -= view->lost != 0;
   view->lost = 0;
   if (store == &server->store || views_of(server, store)) return;
-  struct mlfab__server_retired **at = &server->serve.retired;
+  struct mlfab__server_retired **at = &server->lending->retired;
   while (&(*at)->store != store) at = &(*at)->next;
   struct mlfab__server_retired *gone = *at;
   *at = gone->next;
@@ -103,7 +104,8 @@ static int views_append(mlfab__server *server, mlfab__server_view *view,
 
 /* How many bytes from `at` on belong to one file, whose number is in row->file; 0: they belong to none. *row: the last
  * answer of the memory, all zero at first. */
-static uint64_t views_row(const mlfab__slab *slab, mlfab__server_run *row, const uint8_t *at) {
+static uint64_t views_row(const mlfab__slab_areas *slab, mlfab__server_run *row,
+                          const uint8_t *at) {
   uint64_t in_row = (uint64_t)(uintptr_t)at - (uint64_t)(uintptr_t)row->at;
   if (in_row < row->bytes) return row->bytes - in_row;
   *row = (mlfab__server_run){.at = at};
@@ -120,7 +122,7 @@ static int views_list_slice(mlfab__server *server, mlfab__server_view *view, mlf
   const uint32_t *block = &store->w[s->first + (offset - s->offset) / store->block_bytes];
   while (offset < end) {
     const uint8_t *at = store->blocks[*block].data + in_block;
-    uint64_t row_bytes = views_row(&server->slab, row, at);
+    uint64_t row_bytes = views_row(&server->lending->slab, row, at);
     if (row_bytes == 0) return MLFAB_ERR_UNSUPPORTED;
     uint64_t bytes = mlfab__min(mlfab__min(end - offset, store->block_bytes - in_block), row_bytes);
     mlfab__server_run piece = {at, offset, bytes, row->file, *block};
@@ -139,7 +141,7 @@ static int views_list(mlfab__server *server, const mlfab__server_pull *pull,
                       mlfab__server_view *view) {
   const mlfab__store *store = &server->store;
   mlfab__server_run row = {0};
-  if (store->ghost || store->memory || !server->slab.on) return MLFAB_ERR_UNSUPPORTED;
+  if (store->ghost || store->memory || !server->lending->slab.on) return MLFAB_ERR_UNSUPPORTED;
   for (uint32_t i = 0; i < pull->segments_used; i++) {
     uint64_t offset = pull->segments[i].offset, end = offset + pull->segments[i].bytes, until;
     const mlfab__shard_slice *s =
@@ -181,7 +183,7 @@ static int views_tells(const mlfab__server_view *view) {
 
 /* A free place. Errors: LIMIT; UNSUPPORTED: there will be one when the pages of lost views are renewed. */
 static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_view **view_p) {
-  mlfab__server_view *views = server->peers[worker].views;
+  mlfab__server_view *views = &server->lending->places[worker * MLFAB_VIEWS_MAX];
   int code = MLFAB_ERR_LIMIT;
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
     *view_p = &views[i];
@@ -191,33 +193,46 @@ static int views_place(mlfab__server *server, uint32_t worker, mlfab__server_vie
   return code;
 }
 
-MLFAB__INTERNAL int mlfab__views_pin(mlfab__server *server, mlfab__server_pull *pull) {
-  mlfab__env *env = server->env;
+static int views_ask(mlfab__server *server, mlfab__server_pull *pull, uint32_t ask) {
   mlfab__server_view *view;
   int code = views_place(server, pull->worker, &view);
   if (code) return code;
-  if (!server->serve.spare) server->serve.spare = mlfab__alloc(env, sizeof *server->serve.spare);
-  if (!server->serve.spare) return MLFAB_ERR_MEMORY;
   view->request = pull->request;
+  view->ask = ask;
+  pull->view = view;
+  return 0;
+}
+
+static void views_over(mlfab__server *server, mlfab__server_pull *pull) {
+  (void)server;
+  if (pull->view->request == pull->request && !pull->view->pinned) pull->view->request = 0;
+  pull->view = NULL;
+}
+
+static int views_pinned(const mlfab__server_pull *pull) { return pull->view->pinned; }
+
+static int views_pin(mlfab__server *server, mlfab__server_pull *pull) {
+  struct mlfab__server_lending *lending = server->lending;
+  mlfab__server_view *view = pull->view;
+  if (!lending->spare) lending->spare = mlfab__alloc(server->env, sizeof *lending->spare);
+  if (!lending->spare) return MLFAB_ERR_MEMORY;
   view->store = &server->store;
   view->version = 0;
   view->oldest = UINT64_MAX;
-  view->ask = pull->ask;
   view->next = 0;
-  server->serve.views++;
-  code = views_list(server, pull, view);
+  view->pinned = 1;
+  lending->views++;
+  int code = views_list(server, pull, view);
   if (!code && view->nruns > 1) qsort(view->runs, view->nruns, sizeof *view->runs, views_before);
   if (!code && !views_tells(view)) code = MLFAB_ERR_UNSUPPORTED;
   if (code) views_drop(server, view);
-  pull->pins = !code;
   return code;
 }
 
 /* --- frames --- */
 
-MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server_pull *pull,
-                                      mlfab__frame_out *frame) {
-  const mlfab__server_view *view = views_find(server, pull->worker, pull->request);
+static int views_next(const mlfab__server_pull *pull, mlfab__frame_out *frame) {
+  const mlfab__server_view *view = pull->view;
   const mlfab__server_run *first = &view->runs[view->next];
   const mlfab__server_run *largest = views_largest(view, view->next);
   const uint8_t *bulk = largest->at + (8 - (uintptr_t)largest->at % 8) % 8;
@@ -239,9 +254,9 @@ MLFAB__INTERNAL int mlfab__views_next(mlfab__server *server, const mlfab__server
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__server_pull *pull,
-                                       const mlfab__frame_out *frame) {
-  mlfab__server_view *view = views_find(server, pull->worker, pull->request);
+static int views_taken(mlfab__server *server, const mlfab__server_pull *pull,
+                       const mlfab__frame_out *frame) {
+  mlfab__server_view *view = pull->view;
   for (uint64_t i = 0; i < frame->note[0]; i++)
     server->stats->pull_raw_bytes += view->runs[view->next++].bytes;
   return view->next == view->nruns;
@@ -249,7 +264,7 @@ MLFAB__INTERNAL int mlfab__views_taken(mlfab__server *server, const mlfab__serve
 
 /* --- the end of views --- */
 
-MLFAB__INTERNAL void mlfab__views_end(mlfab__server *server, uint32_t worker, uint64_t request) {
+static void views_end(mlfab__server *server, uint32_t worker, uint64_t request) {
   mlfab__server_view *view = views_find(server, worker, request);
   if (view) views_drop(server, view);
 }
@@ -261,7 +276,7 @@ static uint64_t views_whole(uint64_t bytes, uint64_t block) {
 /* Renews pages of a lost view, VIEW_RENEWS bytes and at most a block more, and drops the view when all are renewed. It renews whole
  * blocks, so that a block of whole pages stays in one file. */
 static void views_renew(mlfab__server *server, mlfab__server_view *view) {
-  const mlfab__slab *slab = &server->slab;
+  const mlfab__slab_areas *slab = &server->lending->slab;
   uint64_t block = view->store->block_bytes;
   for (uint64_t done = 0, n; view->next < view->nruns && done < VIEW_RENEWS; done += n) {
     const mlfab__server_run *run = &view->runs[view->next];
@@ -278,71 +293,121 @@ static void views_renew(mlfab__server *server, mlfab__server_view *view) {
   if (view->next == view->nruns) views_drop(server, view);
 }
 
-MLFAB__INTERNAL void mlfab__views_lost(mlfab__server *server, uint32_t worker) {
+static void views_lost(mlfab__server *server, uint32_t worker) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->peers[worker].views[i];
-    if (view->request == 0 || view->lost) continue;
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
+    if (view->request == 0 || !view->pinned || view->lost) continue;
     view->lost = 1;
     view->next = 0;
     view->renewed = 0;
-    server->serve.lost++;
+    server->lending->lost++;
   }
 }
 
-MLFAB__INTERNAL void mlfab__views_left(mlfab__server *server, uint32_t worker) {
+static void views_left(mlfab__server *server, uint32_t worker) {
   for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-    mlfab__server_view *view = &server->peers[worker].views[i];
-    if (view->request != 0 && !view->lost) views_drop(server, view);
+    mlfab__server_view *view = &server->lending->places[worker * MLFAB_VIEWS_MAX + i];
+    if (view->request != 0 && view->pinned && !view->lost) views_drop(server, view);
   }
 }
 
-MLFAB__INTERNAL void mlfab__views_tick(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers && server->serve.lost > 0; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->peers[w].views[i];
-      if (!view->lost) continue;
-      views_renew(server, view);
-      return;
-    }
-  }
-}
-
-MLFAB__INTERNAL void mlfab__views_retire(mlfab__server *server) {
-  mlfab__env *env = server->env;
-  int read = server->closing || server->serve.views > 0 || server->serve.nlate > 0;
-  mlfab__blocks_late(server);
-  if (server->serve.views == 0 || !views_of(server, &server->store)) {
-    /* Workers map areas until another file takes their place; nobody reads them now. */
-    server->slab.empties = !read;
-    mlfab__store_free(env, &server->store);
-    server->slab.empties = 0;
+static void views_tick(mlfab__server *server) {
+  for (uint32_t i = 0; i < server->lending->nplaces && server->lending->lost > 0; i++) {
+    mlfab__server_view *view = &server->lending->places[i];
+    if (!view->lost) continue;
+    views_renew(server, view);
     return;
   }
-  struct mlfab__server_retired *retired = server->serve.spare;
-  server->serve.spare = NULL;
-  mlfab__store_retire(env, &server->store);
+}
+
+MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store) {
+  uint32_t *places[] = {store->w, store->next, store->sum};
+  for (uint32_t k = 0; k < MLFAB__COUNT(places); k++) {
+    for (uint32_t p = 0; p < store->positions; p++)
+      mlfab__store_put(store, &places[k][p], MLFAB__NO_BLOCK);
+  }
+  mlfab__store_free_places(env, store);
+  for (uint32_t i = 0; i < store->nblocks; i++) {
+    if (store->blocks[i].refs == 0) mlfab__store_free_block(env, store, &store->blocks[i]);
+  }
+  const mlfab__store left = {.memory = store->memory,
+                             .slab = store->slab,
+                             .block_bytes = store->block_bytes,
+                             .blocks = store->blocks,
+                             .nblocks = store->nblocks,
+                             .free_head = MLFAB__NO_BLOCK,
+                             .ghost = store->ghost};
+  *store = left;
+}
+
+static void views_retire(mlfab__server *server, int late) {
+  mlfab__env *env = server->env;
+  int read = server->closing || server->lending->views > 0 || late;
+  if (server->lending->views == 0 || !views_of(server, &server->store)) {
+    /* Workers map areas until another file takes their place; nobody reads them now. */
+    server->lending->slab.empties = !read;
+    mlfab__store_free(env, &server->store);
+    server->lending->slab.empties = 0;
+    return;
+  }
+  struct mlfab__server_retired *retired = server->lending->spare;
+  server->lending->spare = NULL;
+  mlfab__views_keep(env, &server->store);
   retired->store = server->store;
-  retired->next = server->serve.retired;
-  server->serve.retired = retired;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->peers[w].views[i];
-      if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
-    }
+  retired->next = server->lending->retired;
+  server->lending->retired = retired;
+  for (uint32_t i = 0; i < server->lending->nplaces; i++) {
+    mlfab__server_view *view = &server->lending->places[i];
+    if (view->request != 0 && view->store == &server->store) view->store = &retired->store;
   }
   memset(&server->store, 0, sizeof server->store);
 }
 
-MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t i = 0; i < MLFAB_VIEWS_MAX; i++) {
-      mlfab__server_view *view = &server->peers[w].views[i];
-      if (view->request != 0) views_drop(server, view);
-      mlfab__free(server->env, view->blocks, view->block_room * sizeof *view->blocks);
-      mlfab__free(server->env, view->runs, view->run_room * sizeof *view->runs);
-    }
+/* A transport of this host refers to blocks in shared memory,
+ * so the server does not copy. But it refers to no small bulk. And when there is one worker, and its model fits no cache, the pull
+ * is faster through the ring, because the server and the worker share the work. */
+static int views_copies(const mlfab__server *server, uint32_t worker, uint64_t bytes) {
+  if (!server->lending->slab.on || !server->peers[worker].local) return 0;
+  return bytes < MLFAB__VIEW_LEAST ||
+         (server->workers == 1 && server->layout.bytes >= MLFAB__STREAM_BYTES);
+}
+
+static void views_free(mlfab__server *server) {
+  struct mlfab__server_lending *lending = server->lending;
+  mlfab__env *env = server->env;
+  for (uint32_t i = 0; i < lending->nplaces; i++) {
+    mlfab__server_view *view = &lending->places[i];
+    if (view->pinned) views_drop(server, view);
+    mlfab__free(env, view->blocks, view->block_room * sizeof *view->blocks);
+    mlfab__free(env, view->runs, view->run_room * sizeof *view->runs);
   }
-  if (server->serve.spare)
-    mlfab__free(server->env, server->serve.spare, sizeof *server->serve.spare);
-  server->serve.spare = NULL;
+  assert(!lending->slab.areas);
+  if (lending->spare) mlfab__free(env, lending->spare, sizeof *lending->spare);
+  mlfab__free(env, lending->places, lending->nplaces * sizeof *lending->places);
+  mlfab__free(env, lending, sizeof *lending);
+}
+
+MLFAB__INTERNAL int mlfab__views_attach(mlfab__server *server) {
+  static const mlfab__server_lender lender = {
+      views_ask, views_over, views_pinned, views_pin,  views_next,   views_taken,  views_has,
+      views_end, views_lost, views_left,   views_tick, views_copies, views_retire, views_free};
+  struct mlfab__server_lending *lending = mlfab__alloc(server->env, sizeof *lending);
+  if (!lending) return MLFAB_ERR_MEMORY;
+  lending->nplaces = server->workers * MLFAB_VIEWS_MAX;
+  lending->places = mlfab__alloc_array(server->env, lending->nplaces, sizeof *lending->places);
+  if (!lending->places) {
+    mlfab__free(server->env, lending, sizeof *lending);
+    return MLFAB_ERR_MEMORY;
+  }
+  lending->slab.slab = (mlfab__slab){mlfab__slab_take, mlfab__slab_give};
+  server->lending = lending;
+  server->lender = &lender;
+  server->slab = &lending->slab.slab;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_memory_table *on,
+                                        mlfab__shm_memory *memory) {
+  server->lending->slab.on = on;
+  server->lending->slab.memory = memory;
 }

@@ -1,0 +1,96 @@
+/* shm_lend.h - memory that the shared-memory transport lends to peers, or borrows from them. See shm_lend.c. */
+#ifndef MLFAB__SHM_LEND_H
+#define MLFAB__SHM_LEND_H
+
+#include "shm.h"
+#include "shm_memory.h"
+
+#if MLFAB_WITH_SHM
+
+#define SHM_RINGS 25165824u /* 24 MiB: the rings of a node, one a neighbour */
+#define SHM_UNIT 65536u     /* of a pool */
+#define SHM_POOLED 524288u  /* bytes in the pool of a link that has more than two frames there */
+#define SHM_FILE_MAGIC 0x464d4853u
+
+enum {
+  SHM_REFER = 32768, /* shorter bulks are copied: that is cheaper */
+  SHM_LENT = 512,    /* maximum references of a link that are not released */
+  SHM_LENT_FEW = 64, /* likewise, of a link with a small ring */
+  SHM_FILES = 32,    /* maximum files of a peer that are mapped, */
+  SHM_PLACES,        /* and its pool, which has the last place */
+  SHM_UNITS = 4096   /* of a pool: 256 MiB of addresses */
+};
+
+/* The later packets on a life line, each with a descriptor. */
+struct shm_file {
+  uint32_t magic, place;
+  uint64_t number, bytes;
+};
+
+struct shm_reference {
+  uint64_t number, offset;
+};
+
+/* Bytes of this process that the peer may read. */
+struct shm_lent {
+  uint64_t end; /* position behind the record */
+  uint64_t token;
+  const uint8_t *at; /* NULL: taken back, or in the pool */
+  uint32_t bytes, place;
+  bool pooled;          /* in the pool: */
+  uint32_t unit, units; /* where; units 0: lost */
+};
+
+/* A file of the peer: mapped, or for want of address space read from its descriptor. */
+struct shm_view {
+  const uint8_t *at; /* or NULL */
+  int fd;
+  uint64_t number, bytes; /* number 0: none */
+  uint32_t borrowed;      /* frames delivered and not released */
+};
+
+/* What a link needs for references, from the first one on. */
+struct shm_refers {
+  uint32_t lent_first, lent_count, lent_room; /* of `lent`, a ring */
+  uint32_t tokens;           /* how many are lent with a token, that is not in the pool; */
+  uint64_t tokens_end;       /* the position behind the last of them */
+  uint32_t pooled;           /* how many are in the pool, */
+  uint64_t pooled_bytes;     /* and their bytes */
+  uint64_t told[SHM_PLACES]; /* numbers of own files that the peer has, by place */
+  struct shm_view views[SHM_PLACES];
+  struct shm_lent lent[];
+};
+
+/* Where bulks are that are too large for a ring. */
+struct shm_pool {
+  uint8_t *at; /* NULL: there is none */
+  int fd, read_fd;
+  uint64_t number;     /* as of other files; those have smaller ones */
+  uint32_t used, lost; /* units; lost: used by links that have ended */
+  uint64_t bits[SHM_UNITS / 64];
+};
+
+/* Bytes of a ring to one of so many neighbours. */
+static inline uint32_t shm_share(uint64_t neighbours) {
+  uint64_t share = SHM_RINGS / mlfab__max(neighbours, 1) / SHM_CONTROL * SHM_CONTROL;
+  return (uint32_t)mlfab__min(mlfab__max(share, SHM_RING_LEAST), SHM_RING);
+}
+
+/* The bulk of a slot's frame. */
+struct shm_seen {
+  struct shm_view *view; /* NULL: in the ring */
+  uint8_t *bulk;         /* room for the largest bulk, allocated when a view has no mapping */
+};
+
+struct shm_lender {
+  uint32_t lending;          /* links that have something lent */
+  uint32_t neighbours;       /* that are expected; 0: not known */
+  mlfab__shm_memory *memory; /* of the context, or NULL */
+  struct shm_pool pool;
+  uint64_t pools; /* that there were */
+  int spare_fd; /* kept so that a peer's file can be received when the process has no descriptor left */
+};
+
+#endif
+
+#endif
