@@ -25,10 +25,10 @@ GROUPS = [
     {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout version optimizer memory slab store image windows"},
+    {"model": "sync layout balance version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
     {"worker": "sources cache view pull push worker worker_role",
-     "server": "lazy blocks views clock queue apply round serve server server_role",
+     "server": "lazy blocks views clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
@@ -59,7 +59,7 @@ SIMULATOR = "transports/sim"
 SWITCHES = {
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
-    "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
+    "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
@@ -74,7 +74,7 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that

@@ -1,6 +1,6 @@
 /* reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
 #include "../node/node.h"
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 #include "reshard.h"
 
 #include <stdio.h>

@@ -97,7 +97,7 @@
 #define MLFAB__RESHARD_H
 
 #include "../node/role.h"
-#include "../model/layout.h"
+#include "../model/balance.h"
 #include "reshard_wire.h"
 
 struct mlfab__server;

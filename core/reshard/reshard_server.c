@@ -9,7 +9,7 @@
 #include "reshard.h"
 
 #include "../model/image.h"
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 
 #include <stdio.h>
 

@@ -596,6 +596,11 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 /* clock.c - the clocks of a new model; returns their memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
+/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: whether norms are
+ * taken. */
+MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
+MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train);
+MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
 /* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
 MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
                                            const mlfab__segment *segments, uint32_t n);
@@ -652,37 +657,6 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 /* Merges clocks with the same model and the same state, and frees clocks without slices. 1 when a slice has
  * another clock now. */
 MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
-/* Describes a clock for the server that gets some of its slices. `words` has room for
- * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words);
-/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
-/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
-                                       const uint32_t *words);
-/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-/* The same, but creates a clock if there is none and there is room for one. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-
-/* The same for a stored clock. The first one replaces the clock of a new model. */
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words);
-
-/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
- * that are here. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
