@@ -33,7 +33,7 @@ GROUPS = [
              "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
-     "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
+     "reshard": "reshard_wire reshard reshard_server recut reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
      "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
     {"device": "resident",

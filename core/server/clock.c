@@ -373,27 +373,6 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
 }
 
-/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
- * workers that will push nothing more before the move. This happens when servers have different models, or
- * when workers joined while the servers were at different rounds. The round is closed without them. If the
- * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
- * the round before, so their updates come here first. */
-static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
-  int waits = 0;
-  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
-    if (mlfab__clock_lives(peer) && !peer->drained && peer->pushed <= clock->v_train) return 0;
-  }
-  for (uint32_t w = 0; waits && w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
-    server->tally.counted = 0;
-  }
-  return waits;
-}
-
 /* Number of live workers whose update of the open round is here. Others may be past the round because they
  * were late in it at another server. */
 static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
@@ -420,7 +399,8 @@ static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members &&
       state.arrived >= clock->sync.need)
     state.arrived = clock_came(server, clock);
-  return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
+  return mlfab__sync_complete_round(&clock->sync, &state) ||
+         (server->move.hooks && server->move.hooks->forces(server, clock));
 }
 
 /* Number of live workers whose decided updates here reach this progress. */

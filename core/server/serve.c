@@ -606,25 +606,6 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
   mlfab__views_lost(server, worker);
 }
 
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
-  if (server->serve.first) return 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].nsends > 0) return 0;
-  }
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      mlfab__free(server->env, pull->pinned,
-                  server->store.positions_per_slice * sizeof *pull->pinned);
-      pull->pinned = NULL;
-    }
-  }
-}
-
 /* Pulls wait for copies: asks again; or could not have any. */
 static void serve_copies(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};

@@ -282,6 +282,8 @@ typedef struct mlfab__server_sparse {
 typedef struct mlfab__server_mover {
   void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
   void (*tick)(mlfab__server *server);
+  /* Must this round be closed without workers that have stopped for the move? Moves those on. */
+  int (*forces)(mlfab__server *server, const mlfab__clock *clock);
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
@@ -518,15 +520,15 @@ MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server 
  * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error);
+/* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
+                                              const uint8_t *table, uint32_t cut,
+                                              const uint32_t *owners, uint32_t nowners,
+                                              mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
-/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
- * text; there is no model then. */
-MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
-                                        const uint32_t *words, const uint8_t *table,
-                                        mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
@@ -828,10 +830,6 @@ MLFAB__INTERNAL void mlfab__views_free(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
-/* Is no block lent and no pull open? */
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server);
-/* The slices have changed: frees the arrays sized for the old ones. */
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
 

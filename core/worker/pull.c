@@ -14,15 +14,13 @@
 
 #include <stdio.h>
 
-static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
-
 /* Is it a view that is not a copy? Then servers answer with VIEW frames. */
 static int pull_maps(const mlfab__fetch *fetch) { return fetch->view && !fetch->view->copied; }
 
 static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   if (fetch->view && mlfab__view_finish(worker, fetch)) {
-    (void)pull_stop(worker, fetch);
+    (void)mlfab__pull_stop(worker, fetch);
     mlfab__request_finish(worker->requests, request, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
                           "pull_view: out of memory");
     return;
@@ -93,9 +91,7 @@ static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fet
   }
 }
 
-/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller
- * to finish. */
-static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -350,7 +346,7 @@ static void pull_copy(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
     memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
   }
   if (mlfab__view_copy(worker, fetch)) {
-    mlfab__request_finish(worker->requests, pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
+    mlfab__request_finish(worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_MEMORY,
                           MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
     return;
   }
@@ -486,7 +482,7 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
     return;
   }
   fetch->parts[server].waiting = 0;
-  mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
+  mlfab__request_finish(worker->requests, mlfab__pull_stop(worker, fetch),
                         fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
                         "pull: server %u refused: %s", server, fail.text);
 }
@@ -509,36 +505,6 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
   }
 }
 
-MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__cache_void(worker, MLFAB_ALL);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    mlfab__pull_cancel cancel = {fetch->request};
-    uint64_t bytes;
-    uint32_t segments = 0;
-    if (fetch->request == 0) continue;
-    if (fetch->view) mlfab__view_forget(worker, fetch->view, MLFAB_ALL);
-    fetch->nwaiting = 0;
-    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
-      mlfab__fetch_part *part = &fetch->parts[s];
-      /* A server that has told has a view under this number. */
-      if (pull_maps(fetch) && part->asked)
-        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !pull_maps(fetch))
-        segments = segments > 0; /* a pull asks for whole slices */
-      part->waiting = segments > 0;
-      part->begun = part->asked = 0;
-      part->hop = MLFAB__NO_NODE;
-      fetch->nwaiting += part->waiting;
-    }
-    if (segments == UINT32_MAX)
-      mlfab__request_finish(
-          worker->requests, pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
-          "pull: too many separate stretches of the model, since slices have moved");
-  }
-}
-
 MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq) {
   int asks = worker->streams[server].up && mlfab__worker_sends(worker, server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS && asks; i++) {
@@ -557,7 +523,7 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
-    mlfab__request_dead(worker->requests, pull_stop(worker, fetch), server, now_ns);
+    mlfab__request_dead(worker->requests, mlfab__pull_stop(worker, fetch), server, now_ns);
   }
 }
 
@@ -575,7 +541,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
     else
       mlfab__request_blame(request, (int32_t)server, 1, " by way of worker %u", hop);
   }
-  if (fetch) pull_stop(worker, fetch);
+  if (fetch) mlfab__pull_stop(worker, fetch);
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 

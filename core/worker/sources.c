@@ -161,15 +161,12 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
 }
 
 MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server) {
-  return worker->pause.state == MLFAB__PAUSE_RUNS && worker->streams[server].epoch == worker->epoch;
+  return worker->announces == MLFAB__NEVER && worker->streams[server].epoch == worker->epoch;
 }
 
 MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_t server,
                                             uint64_t seq) {
-  const mlfab__pause *pause = &worker->pause;
-  if (pause->state == MLFAB__PAUSE_DRAINING && seq <= pause->last)
-    return worker->streams[server].epoch == worker->epoch;
-  return mlfab__worker_sends(worker, server);
+  return seq <= worker->announces && worker->streams[server].epoch == worker->epoch;
 }
 
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
