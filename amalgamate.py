@@ -47,7 +47,7 @@ GROUPS = [
 TRANSPORTS = "tcp shm_file shm_memory shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
-TOP = {"open": "build_info compose open"}
+TOP = {"open": "build_info compose join open"}
 # The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
 # other files are in mlfab.c.
 SIMULATOR = "transports/sim"
@@ -60,6 +60,7 @@ SWITCHES = {
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
+    "GROWTH": ("growth", "core/node/growth core/open/join"),
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
@@ -98,7 +99,7 @@ LIBRARY_TITLE = """\
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
- * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
+ * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH (processes that join later), _KEYS
  * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *

@@ -34,8 +34,8 @@ compile="${CC:-cc} -std=c11 -O0 -Wall -Wextra -Werror"
 dropin=$root/tests/dropin
 # clang warns of functions that nobody uses, also without making anything.
 syntax="$(command -v clang || echo "${CC:-cc}") -std=c11 -Wall -Wextra -Werror -fsyntax-only"
-groups="COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD REPLICA KEYS CHECKPOINT DEVICE TELEMETRY"
-all="-DMLFAB_WITH_COLL=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_RESHARD=0 -DMLFAB_WITH_CHECKPOINT=0 -DMLFAB_WITH_DEVICE=0 -DMLFAB_WITH_TELEMETRY=0"
+groups="COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD GROWTH REPLICA KEYS CHECKPOINT DEVICE TELEMETRY"
+all="-DMLFAB_WITH_COLL=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_RESHARD=0 -DMLFAB_WITH_GROWTH=0 -DMLFAB_WITH_CHECKPOINT=0 -DMLFAB_WITH_DEVICE=0 -DMLFAB_WITH_TELEMETRY=0"
 
 mkdir full && cp "$root/mlfab.h" "$root/mlfab.c" full || exit 1
 for group in $groups TCP SHM; do
