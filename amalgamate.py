@@ -39,7 +39,7 @@ GROUPS = [
     {"device": "resident",
      "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
-    {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
@@ -64,7 +64,7 @@ SWITCHES = {
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
-    "DEVICE": ("device memory", "core/device core/api/staging"),
+    "DEVICE": ("device memory", "core/device core/api/visit core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
@@ -75,7 +75,8 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"],
+             "core/api/extent": ["COLL", "DEVICE", "SPARSE"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that

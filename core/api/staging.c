@@ -42,7 +42,7 @@
 #include "staging.h"
 
 #include "../worker/worker.h"
-#include "calls.h"
+#include "visit.h"
 
 #include <stdio.h>
 #include <stdlib.h>
