@@ -27,7 +27,7 @@ GROUPS = [
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
     {"model": "sync layout balance version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
-    {"worker": "sources cache view pull push worker worker_role",
+    {"worker": "sources cache view pull push feed worker worker_role",
      "server": "lazy blocks views clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
@@ -64,7 +64,7 @@ SWITCHES = {
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
-    "DEVICE": ("device memory", "core/device core/api/visit core/api/staging"),
+    "DEVICE": ("device memory", "core/device core/worker/feed core/api/visit core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),

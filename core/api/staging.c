@@ -41,7 +41,7 @@
  * devices. */
 #include "staging.h"
 
-#include "../worker/worker.h"
+#include "../worker/feed.h"
 #include "visit.h"
 
 #include <stdio.h>

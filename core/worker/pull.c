@@ -35,7 +35,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
   worker->due = 1;
 }
 
-static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request) {
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     if (request != 0 && worker->fetches[i].request == request) return &worker->fetches[i];
   }
@@ -195,26 +195,6 @@ MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_b
   return pull_open(worker, bufs, n, options, out, now_ns, request_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user) {
-  mlfab__fetch *fetch = pull_find(worker, request);
-  if (!fetch || fetch->view || worker->cache.bytes) return 0;
-  fetch->arrives = fn;
-  fetch->arrives_user = user;
-  return 1;
-}
-
-/* Tells that a stretch is about to be written. */
-static void pull_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t bytes) {
-  for (uint32_t i = 0; fetch->arrives && i < fetch->nsources; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    uint64_t at = mlfab__max(offset, source->offset);
-    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
-    if (at < end && source->data)
-      fetch->arrives(fetch->arrives_user, source->data + (at - source->offset), end - at);
-  }
-}
-
 /* The source that contains this byte, or NULL. */
 static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
@@ -291,7 +271,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
   int code = 0;
-  pull_arrives(fetch, model->offset, model->bytes);
+  if (fetch->arrives) fetch->arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
@@ -319,7 +299,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__model model;
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
-  mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
+  mlfab__fetch *fetch = bad ? NULL : mlfab__pull_find(worker, model.request);
   /* withdrawn, or already answered */
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
   /* it comes by another route now */
@@ -370,7 +350,7 @@ MLFAB__INTERNAL void mlfab__pull_view(mlfab__worker *worker, uint32_t server,
   if (mlfab__port_refuse(&worker->port, server, frame,
                          mlfab__decode_view(frame->meta, frame->meta_bytes, &in, runs) != 0))
     return;
-  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
   /* Withdrawn, or asked for again, or it is a copy now; the server has been told. */
   if (!fetch || !pull_maps(fetch) || !fetch->parts[server].waiting ||
       in.ask != fetch->parts[server].ask)
@@ -413,7 +393,7 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
           mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
               (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  mlfab__fetch *fetch = pull_find(worker, via.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
   /* Not newer than the known route: the hop was faster. */
   if (!part || !part->waiting || via.attempt <= part->attempt) return;
@@ -427,7 +407,7 @@ MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggre
                          mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
                              in.server >= worker->servers))
     return;
-  mlfab__fetch *fetch = pull_find(worker, in.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
   if (!part || !part->waiting || in.attempt < part->attempt) return;
   if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
@@ -474,7 +454,7 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pull_fail fail;
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
-  mlfab__fetch *fetch = pull_find(worker, fail.request);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, fail.request);
   if (!fetch) return;
   if (fetch->view &&
       fail.code == MLFAB_ERR_UNSUPPORTED) { /* of several servers the others say it, too */
@@ -529,7 +509,7 @@ MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, ui
 
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
-  mlfab__fetch *fetch = pull_find(worker, request->id);
+  mlfab__fetch *fetch = mlfab__pull_find(worker, request->id);
   const mlfab__blame *blame = &request->blame;
   /* Without a fetch, its model was dropped meanwhile. */
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {

@@ -788,7 +788,7 @@ static int push_filtered(const mlfab__worker *worker, const mlfab__source *sourc
   return worker->packed && worker->packed->wanted(worker, sources, n);
 }
 
-static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
   mlfab__source source = {0, worker->layout.bytes, NULL};
   if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
@@ -807,7 +807,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq) return NULL;
-  if (push_sifts(worker, bufs)) return NULL;
+  if (mlfab__push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->iteration ||
@@ -1069,43 +1069,6 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
 }
 
 /* --- updates that lack bytes --- */
-
-/* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
- * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *given) {
-  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
-  uint64_t bytes = 0;
-  uint32_t align;
-  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
-  if (!worker->stands || !bufs || push_plans(worker) || options.clip_norm > 0.0 ||
-      options.retry_seq != 0)
-    return 0;
-  for (uint32_t i = 0; i < n; i++) {
-    bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
-    if (push_sifts(worker, &bufs[i])) return 0;
-  }
-  return bytes > MLFAB__WORKER_PACK;
-}
-
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
-                                       const void *to) {
-  const mlfab__request *request = mlfab__request_find(worker->requests, id);
-  if (id == 0) {
-    worker->lacks = from;
-    worker->lacks_end = to;
-  }
-  if (!request || request->done || request->slot >= MLFAB__WORKER_UPDATES) return;
-  mlfab__outgoing *update = &worker->updates[request->slot];
-  if (update->seq != request->result.seq || update->withdrawn) return;
-  update->lacks = from;
-  update->lacks_end = to;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      worker->port.ready(worker->port.self, s);
-  }
-}
 
 /* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,

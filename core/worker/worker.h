@@ -180,9 +180,6 @@ typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
-/* A pull is about to write these bytes, for the first time or again. */
-typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
-
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
@@ -192,7 +189,9 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
-  mlfab__arrives_fn *arrives; /* or NULL */
+  /* It is about to write this stretch, for the first time or again: feed.c. Or NULL. */
+  void (*arrives)(const struct mlfab__fetch *fetch, uint64_t offset, uint64_t bytes);
+  void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
   mlfab__worker_view *view; /* that this pull makes, or NULL */
 } mlfab__fetch;
@@ -350,17 +349,6 @@ MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_b
                                             uint32_t n, const mlfab_pull_options *options,
                                             mlfab_view *out, uint64_t now_ns,
                                             mlfab_request *request_p, mlfab_error *error);
-/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
- * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
- * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
- * caller runs the node's epilogue. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *options);
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
-                                       const void *from, const void *to);
-/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user);
 /* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
@@ -560,6 +548,10 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
+/* The pull of this request, or NULL. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+/* Does a filter change the bytes of this buffer? */
+MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
 /* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 /* Ends an update with this code: servers that have not decided it never will. */
