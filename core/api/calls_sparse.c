@@ -6,7 +6,7 @@
 
 static int sparse_visit(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  uint32_t width = mlfab__worker_element_bytes(in->node->parts->worker, c->tensor);
+  uint32_t width = in->visit->width(in, c->tensor);
   uint64_t bytes = mlfab__mul_sat(c->count, width);
   const mlfab__extent values = {.at = c->data, .bytes = bytes, .in_bytes = bytes, .align = width};
   if (width == 0) return 0;

@@ -1,7 +1,7 @@
 /* visit.c - the buffers of a call that does not begin. See visit.h. */
 #include "visit.h"
 
-#include "../worker/worker.h"
+#include "../worker/feed.h"
 
 static void *visit_extent(const mlfab__call_in *in, const void *at, uint64_t bytes, uint32_t align,
                           int ways) {
@@ -16,6 +16,10 @@ static void visit_data(const mlfab__call_in *in, const mlfab__extent *extent) {
   if (!extent->at || extent->bytes == 0) return;
   void *at = in->visit->fn(in->visit->user, extent);
   if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
+}
+
+static uint32_t visit_width(const mlfab__call_in *in, uint32_t tensor) {
+  return mlfab__worker_element_bytes(in->node->parts->worker, tensor);
 }
 
 static int visit_bufs(const mlfab__call_in *e, int ways) {
@@ -48,7 +52,7 @@ static int visit_push(const mlfab__call_in *e) {
 MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
                                       mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
                                       mlfab_error *error) {
-  const struct mlfab__call_visit visit = {visit_extent, visit_data, fn, user};
+  const struct mlfab__call_visit visit = {visit_extent, visit_data, visit_width, fn, user};
   const mlfab__call_in e = {
       .node = node, .call = call, .request_p = request_p, .error = error, .visit = &visit};
   mlfab__call_begin *begin;

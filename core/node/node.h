@@ -442,7 +442,7 @@ typedef struct mlfab__growth {
   /* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
   int (*holds)(const mlfab_node *node, uint32_t server);
   /* tell: all that the node at the other end of this link has to know. member: server 0 says that a server has joined the running
-   * fabric (JOINED), or has gone and nobody misses it (LEFT). known: the list of servers is complete. */
+   * fabric (JOINED), or that nobody misses one that has gone (LEFT). known: the list of servers is complete. */
   void (*tell)(mlfab_node *node, uint32_t link);
   void (*member)(mlfab_node *node, const mlfab__member *member);
   void (*known)(mlfab_node *node);

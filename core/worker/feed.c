@@ -1,6 +1,44 @@
 /* feed.c - the worker role: updates that begin before all bytes are there, and pulls that are watched. See feed.h. */
 #include "feed.h"
 
+#include "../kernels/kernels.h"
+
+/* A tensor as it was added, or NULL. The layout finds it faster. */
+static const mlfab__tensor_info *feed_added(const mlfab__worker *worker, uint32_t id) {
+  for (uint32_t i = 0; i < worker->ntensors; i++)
+    if (worker->tensors[i].id == id) return &worker->tensors[i];
+  return NULL;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
+                                                 uint32_t *align_p) {
+  const mlfab__tensor *tensor = NULL;
+  const mlfab__tensor_info *added = NULL;
+  uint64_t count = 0;
+  uint32_t width = 0;
+  if (worker->stands && worker->define.options.ghost) return 0;
+  if (buf->tensor == MLFAB_ALL) {
+    for (uint32_t i = 0; i < worker->ntensors; i++) {
+      count += worker->tensors[i].count;
+      if (i > 0 && worker->tensors[i].dtype != worker->tensors[0].dtype) return 0;
+    }
+    if (worker->ntensors > 0) width = mlfab__dtype_bytes((int)worker->tensors[0].dtype);
+  } else if (worker->stands) {
+    tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+    if (tensor) count = tensor->count, width = mlfab__dtype_bytes((int)tensor->dtype);
+  } else {
+    added = feed_added(worker, buf->tensor);
+    if (added) count = added->count, width = mlfab__dtype_bytes((int)added->dtype);
+  }
+  *align_p = width;
+  return buf->count == count ? count * width : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor) {
+  const mlfab__tensor_info *added = feed_added(worker, tensor);
+  return added ? mlfab__dtype_bytes((int)added->dtype) : 0;
+}
+
 /* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
  * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
 MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,

@@ -439,12 +439,6 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, u
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
- * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
-MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
-                                                 uint32_t *align_p);
-/* The bytes of an element of this tensor; 0: there is no such tensor. */
-MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
 /* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
@@ -500,9 +494,9 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* settle: ends the update once it is over. parts_begin: determines the servers that get a part; again after slices have moved:
- * then bulks still lent come back under the same token, and a late grant of an aggregator has an old number. parts_end: the
- * update's bytes are known. */
+/* settle: ends the update once it is over. parts_begin: determines the servers that get a part. After slices have moved it is called
+ * again: bulks still lent come back under the same token, and a late grant of an aggregator has an old number. parts_end: call it
+ * when the update's bytes are known. */
 MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
                                         uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
