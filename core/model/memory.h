@@ -73,15 +73,6 @@ static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const 
     memcpy(to, from, bytes);
 }
 
-/* From memory of the host, which the caller may then use again. */
-MLFAB__UNUSED static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to,
-                                                     const uint8_t *from, uint64_t bytes) {
-  if (memory)
-    memory->on->write(memory, to, from, bytes);
-  else
-    memcpy(to, from, bytes);
-}
-
 /* The bytes as the host can read them: `from` itself, or a copy in `room`. Waits for a device. */
 static inline const uint8_t *mlfab__memory_see(mlfab__memory *memory, const uint8_t *from,
                                                uint64_t bytes, uint8_t *room) {
