@@ -26,22 +26,22 @@ GROUPS = [
     {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout version optimizer memory store image windows"},
+    {"model": "sync layout balance version optimizer memory store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
-    {"worker": "sources cache pull push worker worker_role",
-     "server": "lazy blocks clock queue apply round serve server server_role",
+    {"worker": "sources cache pull push feed worker worker_role",
+     "server": "lazy blocks clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "lend": "lend_wire slab view views",
-     "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
+     "reshard": "reshard_wire reshard reshard_server recut reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
      "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
     {"device": "resident",
      "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
-    {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint calls_lend safetensors direct_table staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
@@ -49,7 +49,7 @@ GROUPS = [
 TRANSPORTS = "tcp shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
-TOP = {"open": "build_info areas compose open"}
+TOP = {"open": "build_info areas compose join open"}
 # The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
 # other files are in mlfab.c.
 SIMULATOR = "transports/sim"
@@ -61,11 +61,12 @@ SIMULATOR = "transports/sim"
 SWITCHES = {
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
-    "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
+    "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
+    "GROWTH": ("growth", "core/node/growth core/open/join"),
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
-    "DEVICE": ("device memory", "core/device core/api/staging"),
+    "DEVICE": ("device memory", "core/device core/worker/feed core/api/visit core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
@@ -79,7 +80,8 @@ SWITCHES = {
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
 NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"],
-             "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"],
+             "core/model/image": ["CHECKPOINT", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"],
+             "core/api/extent": ["COLL", "DEVICE", "SPARSE"],
              "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
@@ -104,8 +106,10 @@ LIBRARY_TITLE = """\
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
- * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH
+ * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED
+ * and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns
+ * MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """

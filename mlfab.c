@@ -7,8 +7,10 @@
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
- * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH
+ * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED
+ * and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns
+ * MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
@@ -106,6 +108,9 @@
 #endif
 #ifndef MLFAB_WITH_RESHARD
 #define MLFAB_WITH_RESHARD 1
+#endif
+#ifndef MLFAB_WITH_GROWTH
+#define MLFAB_WITH_GROWTH 1
 #endif
 #ifndef MLFAB_WITH_CHECKPOINT
 #define MLFAB_WITH_CHECKPOINT 1
@@ -5440,22 +5445,16 @@ MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t ser
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment);
 
-/* New owners of slices when servers come or go (active[s] is non-zero for those that stay or come, at least
- * one). No server gets more than 1.05 times the mean of the active ones, in bytes, and the fewest bytes
- * move. If there are too few slices for that, balances as well as possible, to within 1/64. Ties: the lower
- * number. `load` has room for `servers`, `order` for 2 n. The result depends on the arguments only. O(n
- * (log n + servers)). */
-MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
-                                           const uint8_t *active, uint32_t servers, uint32_t *owner,
-                                           uint64_t *load, uint32_t *order);
+/* Sorts n indexes by heapsort: no recursion, and no libc-dependent order. before: does i come before k? */
+typedef int mlfab__layout_before_fn(const void *of, uint32_t i, uint32_t k);
+MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
+                                        const void *of);
 
 
 /* ==============================================================================================
  * core/model/layout.c
  * ============================================================================================== */
 /* layout.c - the flat model and its slices. See layout.h. */
-
-#define LAYOUT_NOBODY 0xffffffffu
 
 enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
 
@@ -5488,10 +5487,8 @@ static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t ma
   return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a tensor has an unknown element type");
 }
 
-typedef int (*layout_before_fn)(const void *of, uint32_t i, uint32_t k);
-
-/* Sorts indexes by heapsort: no recursion, and no libc-dependent order. */
-static void layout_sort(uint32_t *a, uint32_t n, layout_before_fn before, const void *of) {
+MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
+                                        const void *of) {
   for (uint32_t end = n, start = n / 2; end > 1;) {
     uint32_t value;
     if (start > 0) {
@@ -5521,7 +5518,7 @@ static int layout_index(mlfab__layout *layout, mlfab_error *error) {
   uint32_t n = layout->ntensors, *a = layout->by_id;
   const mlfab__tensor *t = layout->tensors;
   for (uint32_t i = 0; i < n; i++) a[i] = i;
-  layout_sort(a, n, layout_before_id, t);
+  mlfab__layout_sort(a, n, layout_before_id, t);
   for (uint32_t i = 0; i < n; i++) {
     if (t[a[i]].id == MLFAB_ALL || (i + 1 < n && t[a[i]].id == t[a[i + 1]].id)) {
       return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "tensor id %u is used twice or reserved",
@@ -5689,9 +5686,34 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
          layout_between_elements(layout, segment->offset + segment->bytes);
 }
 
-/* --- balance --- */
+/* ==============================================================================================
+ * core/model/balance.h
+ * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
+/* balance.h - new owners of slices when servers come or go. Layer 2.
+ *
+ * Source: FluentPS §III-D (elastic parameter slicing). */
 
-typedef struct layout_balance {
+/* New owners of slices when servers come or go (active[s] is non-zero for those that stay or come, at least
+ * one). No server gets more than 1.05 times the mean of the active ones, in bytes, and the fewest bytes
+ * move. If there are too few slices for that, balances as well as possible, to within 1/64. Ties: the lower
+ * number. `load` has room for `servers`, `order` for 2 n. The result depends on the arguments only. O(n
+ * (log n + servers)). */
+MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
+                                           const uint8_t *active, uint32_t servers, uint32_t *owner,
+                                           uint64_t *load, uint32_t *order);
+
+#endif /* MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
+ * core/model/balance.c
+ * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
+/* balance.c - new owners of slices. See balance.h. */
+
+#define BALANCE_NOBODY 0xffffffffu
+
+typedef struct balance_work {
   const mlfab__slice *slices;
   uint32_t n, servers;
   const uint8_t *active;
@@ -5699,16 +5721,16 @@ typedef struct layout_balance {
   uint64_t *load;
   uint32_t *order; /* all slices, ascending by bytes and number */
   uint32_t *mine;  /* the slices of one server, in the same order */
-} layout_balance;
+} balance_work;
 
-static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
+static int balance_before_bytes(const void *of, uint32_t i, uint32_t k) {
   const mlfab__slice *s = of;
   return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
 }
 
 /* Takes slices from a server until its load is at most `cap`. It keeps as many slices as possible and, for
  * that number, the largest that fit, so that the fewest bytes move. */
-static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
+static void balance_shed(balance_work *b, uint32_t server, uint64_t cap) {
   uint32_t n = 0, keep = 0;
   uint64_t least = 0; /* sum of the `keep` smallest */
   for (uint32_t i = 0; i < b->n; i++) {
@@ -5724,31 +5746,31 @@ static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
       least = others;
       keep--;
     } else {
-      b->owner[b->mine[i]] = LAYOUT_NOBODY;
+      b->owner[b->mine[i]] = BALANCE_NOBODY;
       b->load[server] -= bytes;
     }
   }
 }
 
 /* Assigns owners so that no server is above `cap`, if possible. Returns the largest load. */
-static uint64_t layout_level(layout_balance *b, uint64_t cap) {
+static uint64_t balance_level(balance_work *b, uint64_t cap) {
   uint64_t largest = 0;
   memset(b->load, 0, b->servers * sizeof *b->load);
   for (uint32_t i = 0; i < b->n; i++) {
     uint32_t server = b->slices[i].server;
     int stays = server < b->servers && b->active[server];
-    b->owner[i] = stays ? server : LAYOUT_NOBODY;
+    b->owner[i] = stays ? server : BALANCE_NOBODY;
     if (stays) b->load[server] += b->slices[i].bytes;
   }
   for (uint32_t s = 0; s < b->servers; s++) {
-    if (b->load[s] > cap) layout_shed(b, s, cap);
+    if (b->load[s] > cap) balance_shed(b, s, cap);
   }
   /* The largest slices first, each to the server with the smallest load. */
   for (uint32_t i = b->n; i-- > 0;) {
-    uint32_t slice = b->order[i], to = LAYOUT_NOBODY;
-    if (b->owner[slice] != LAYOUT_NOBODY) continue;
+    uint32_t slice = b->order[i], to = BALANCE_NOBODY;
+    if (b->owner[slice] != BALANCE_NOBODY) continue;
     for (uint32_t s = 0; s < b->servers; s++) {
-      if (b->active[s] && (to == LAYOUT_NOBODY || b->load[s] < b->load[to])) to = s;
+      if (b->active[s] && (to == BALANCE_NOBODY || b->load[s] < b->load[to])) to = s;
     }
     b->owner[slice] = to;
     b->load[to] += b->slices[slice].bytes;
@@ -5760,7 +5782,7 @@ static uint64_t layout_level(layout_balance *b, uint64_t cap) {
 MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
                                            const uint8_t *active, uint32_t servers, uint32_t *owner,
                                            uint64_t *load, uint32_t *order) {
-  layout_balance b = {slices, n, servers, active, owner, load, order, order + n};
+  balance_work b = {slices, n, servers, active, owner, load, order, order + n};
   uint64_t total = 0, members = 0;
   for (uint32_t i = 0; i < n; i++) {
     order[i] = i;
@@ -5768,13 +5790,14 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
   }
   for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
   assert(members > 0);
-  layout_sort(order, n, layout_before_bytes, slices);
+  mlfab__layout_sort(order, n, balance_before_bytes, slices);
   /* 21/20 of the mean, computed without overflow. */
   uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
-  uint64_t largest = layout_level(&b, cap);
+  uint64_t largest = balance_level(&b, cap);
   /* There are too few slices: keeps slices in place if the result is within 1/64 of the best. */
-  if (largest > cap) layout_level(&b, largest + largest / 64);
+  if (largest > cap) balance_level(&b, largest + largest / 64);
 }
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/version.h
@@ -6435,7 +6458,10 @@ typedef struct mlfab__memory_table {
                const mlfab__optimizer_step *step, int dtype, uint8_t *dst, const uint8_t *w,
                const uint8_t *u, uint8_t *s0, uint8_t *s1, uint64_t n);
   int (*lend)(mlfab__memory *memory, mlfab__block *block, uint64_t bytes, const uint8_t **at_p);
+  /* lend: the block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied,
+   * ask again. Errors: MEMORY. forget: nobody asks for them any more. again: asks again for all pulls that wait for such copies. */
   void (*forget)(mlfab__memory *memory, mlfab__block *block);
+  void (*again)(mlfab__memory *memory);
   void (*disown)(mlfab__memory *memory); /* the device is not called again */
   void (*free)(mlfab__memory *memory);   /* all has been given back */
 } mlfab__memory_table;
@@ -6473,15 +6499,6 @@ static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const 
     memcpy(to, from, bytes);
 }
 
-/* From memory of the host, which the caller may then use again. */
-MLFAB__UNUSED static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to,
-                                                     const uint8_t *from, uint64_t bytes) {
-  if (memory)
-    memory->on->write(memory, to, from, bytes);
-  else
-    memcpy(to, from, bytes);
-}
-
 /* The bytes as the host can read them: `from` itself, or a copy in `room`. Waits for a device. */
 static inline const uint8_t *mlfab__memory_see(mlfab__memory *memory, const uint8_t *from,
                                                uint64_t bytes, uint8_t *room) {
@@ -6506,18 +6523,6 @@ static inline void mlfab__memory_scale(mlfab__memory *memory, uint32_t kernels, 
     memory->on->scale(memory, dtype, data, by, n);
   else
     (void)mlfab__kernel_add_by(kernels, dtype, data, NULL, data, by, n, 0);
-}
-
-/* The block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied, ask
- * again. Errors: MEMORY. For a memory that is not the host's. */
-static inline int mlfab__memory_lend(mlfab__memory *memory, mlfab__block *block, uint64_t bytes,
-                                     const uint8_t **at_p) {
-  return memory->on->lend(memory, block, bytes, at_p);
-}
-
-/* Nobody asks for them any more. */
-static inline void mlfab__memory_forget(mlfab__memory *memory, mlfab__block *block) {
-  memory->on->forget(memory, block);
 }
 
 /* mlfab__optimizer_apply. All are in this memory. */
@@ -6670,7 +6675,7 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
  * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
 static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
   mlfab__block *b = &store->blocks[block];
-  if (store->memory) return mlfab__memory_lend(store->memory, b, store->block_bytes, at_p);
+  if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
   *at_p = b->data;
   return 1;
 }
@@ -6871,7 +6876,7 @@ MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *sto
 
 MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
                                              mlfab__block *block) {
-  if (block->shadow) mlfab__memory_forget(store->memory, block);
+  if (block->shadow) store->memory->on->forget(store->memory, block);
   store_give_data(env, store, block->data);
   block->data = NULL;
 }
@@ -7066,7 +7071,7 @@ MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   assert(store->blocks[block].refs > 0);
   if (--store->blocks[block].refs > 0) return;
-  if (store->blocks[block].shadow) mlfab__memory_forget(store->memory, &store->blocks[block]);
+  if (store->blocks[block].shadow) store->memory->on->forget(store->memory, &store->blocks[block]);
   store->blocks[block].next_free = store->free_head;
   store->free_head = block;
   store->free_count++;
@@ -7272,6 +7277,14 @@ static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t positi
   return 0;
 }
 
+/* From memory of the host, which the caller may then use again. */
+static void image_put(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes) {
+  if (memory)
+    memory->on->write(memory, to, from, bytes);
+  else
+    memcpy(to, from, bytes);
+}
+
 static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_chunk *chunk,
                        const uint8_t *from) {
   const mlfab__shard_slice *slice = &store->slices[chunk->slice];
@@ -7284,7 +7297,7 @@ static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_
       return MLFAB_ERR_MEMORY;
     uint8_t *data = image_bytes(store, chunk->kind, position);
     if (!data || !from) continue;
-    mlfab__memory_write(store->memory, data + at, from, n);
+    image_put(store->memory, data + at, from, n);
     from += n;
   }
   return 0;
@@ -7836,30 +7849,7 @@ typedef struct mlfab__role {
  *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
  *  (2) In a fabric with a key only a process that has proved the key is heard.
  *
- * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
- * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
- * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
- * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
- *
- *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
- *      opens a node with that configuration --JOIN--> as any other process
- *
- * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
- *
- * Servers. There are config.servers_max numbers for dedicated servers, of which the fabric begins with the first
- * config.servers. A number is at each node in one of these states (mlfab__place):
- *
- *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, late --gone without slices; server 0 tells all--> VACANT
- *    HERE (a first server) --gone after its slices have moved away--------------------------------------------^
- *
- *  (1) Server 0 decides: it tells of a server on each link, before anything else that concerns it. MEMBER has an
- *      incarnation, and an older one is void. So a node has a route to a server before slices move there.
- *  (2) The roles of a worker treat a VACANT number, and a late server without slices, alike: as absent (gone with
- *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
- *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
- *      fabric would miss it: a process that takes the number of one that it would not miss comes late, and all nodes
- *      close their links to the former one.
- *  (4) A late server takes founders that have never called it for workers that have left, after 20 beats.
+ * Growth: see growth.h.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
@@ -8419,6 +8409,29 @@ typedef struct mlfab__filer {
   int busy;
 } mlfab__filer;
 
+/* Processes that come while the fabric runs, if they may: growth.h. */
+typedef struct mlfab__growth {
+  /* A process that has no number asks server 0 for one. told: server 0's answer to this process. */
+  void (*asks)(mlfab_node *node, uint32_t link, const mlfab__join *ask);
+  void (*told)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  /* Server 0. spares: would nobody miss the state of this server? came: another process has taken the number of such a server.
+   * left: the process with this incarnation has gone, and nobody misses it; for roles: takes effect in `settle`. */
+  int (*spares)(const mlfab_node *node, uint32_t server);
+  void (*came)(mlfab_node *node, uint32_t server);
+  void (*left)(mlfab_node *node, uint32_t server, uint32_t incarnation);
+  void (*settle)(mlfab_node *node);
+  /* Server 0: `counts` tells from now on whether the fabric would miss the state of a server. Without it: yes. */
+  void (*judge)(mlfab_node *node, int (*counts)(void *self, uint32_t server), void *self);
+  /* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
+  int (*holds)(const mlfab_node *node, uint32_t server);
+  /* tell: all that the node at the other end of this link has to know. member: server 0 says that a server has joined the running
+   * fabric (JOINED), or that nobody misses one that has gone (LEFT). known: the list of servers is complete. */
+  void (*tell)(mlfab_node *node, uint32_t link);
+  void (*member)(mlfab_node *node, const mlfab__member *member);
+  void (*known)(mlfab_node *node);
+  void (*free)(mlfab_node *node);
+} mlfab__growth;
+
 struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
@@ -8428,10 +8441,8 @@ struct mlfab_node {
   uint32_t founding;   /* servers that it begins with: the lowest numbers */
   int running;         /* the fabric had begun when this node joined */
   int late;            /* this server joined the running fabric */
-  /* Server 0: would the fabric miss the state of this server? NULL: yes. */
-  int (*counts)(void *self, uint32_t server);
-  void *counts_self;
-  int servers_left; /* server 0: some peer `leaves` */
+  const struct mlfab__growth *growth; /* NULL: nobody comes later */
+  struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;          /* a hash of its name, without the restarts, plus these: see Restarts */
@@ -8491,11 +8502,6 @@ struct mlfab_node {
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
-  /* config.join: what server 0 has told. */
-  struct mlfab__joining {
-    int32_t rank;
-    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler, replicas;
-  } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
   uint64_t misfits; /* processes whose settings are not this node's; why the last one was refused */
@@ -8748,11 +8754,6 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uin
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
                                               const mlfab__frame_in *frame);
-/* Server 0 says that a server has joined the running fabric (JOINED), or has gone and nobody misses it (LEFT): opens
- * the routes to it, or closes them. */
-MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member);
-/* The list of servers, from WELCOME or at server 0, is complete: tells the worker role which ones it does not count. */
-MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node);
 /* Has a process this number, as far as this node knows? */
 MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
@@ -8766,21 +8767,6 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
 /* If the last error ends in "is dead" and names a server, appends the cause of death. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
-
-/* --- growth.c: server 0, and the servers that come and go --- */
-
-/* Would the fabric miss the state of this server? */
-MLFAB__INTERNAL int mlfab__growth_counts(const mlfab_node *node, uint32_t server);
-/* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
-MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server);
-/* The process with this incarnation has gone, and nobody misses it. For roles: takes effect when they have returned. */
-MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation);
-/* MEMBER about a server (kind: MLFAB_EVENT_*), and sent on a link. tell: all that the node at its other end has to know. */
-MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t server, uint32_t kind,
-                                          mlfab__member *member);
-MLFAB__INTERNAL void mlfab__growth_post(mlfab_node *node, uint32_t link,
-                                        const mlfab__member *member);
-MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link);
 
 /* --- caller.c: callers of our server role --- */
 
@@ -8824,8 +8810,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                            const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
-/* Carries out what mlfab__growth_left has noted. */
-MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node);
+/* Does the fabric begin without this node? */
+MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint32_t id);
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 
@@ -9322,6 +9308,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__requests_free(&node->requests);
   mlfab__node_free_links(node);
   if (node->guard) node->guard->free(node);
+  if (node->growth) node->growth->free(node);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
@@ -9398,7 +9385,7 @@ static void node_epilogue(mlfab_node *node) {
     role->settle(role->self);
   }
   node_settle(node);
-  if (node->servers_left) mlfab__bootstrap_settle(node);
+  if (node->growth) node->growth->settle(node);
   mlfab__claim_again(node);
   if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);
@@ -11242,16 +11229,254 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
 }
 
 /* ==============================================================================================
+ * core/node/growth.h
+ * ============================================================================================== */
+#if MLFAB_WITH_GROWTH
+/* growth.h - a node: processes that come while the fabric runs. Layer 3.
+ *
+ * Workers. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
+ * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
+ * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
+ * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ *
+ *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
+ *      opens a node with that configuration --JOIN--> as any other process
+ *
+ * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
+ *
+ * Servers. There are config.servers_max numbers for dedicated servers, of which the fabric begins with the first
+ * config.servers. A number is at each node in one of these states (mlfab__place):
+ *
+ *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, late --gone without slices; server 0 tells all--> VACANT
+ *    HERE (a first server) --gone after its slices have moved away--------------------------------------------^
+ *
+ *  (1) Server 0 decides: it tells of a server on each link, before anything else that concerns it. MEMBER has an
+ *      incarnation, and an older one is void. So a node has a route to a server before slices move there.
+ *  (2) The roles of a worker treat a VACANT number, and a late server without slices, alike: as absent (gone with
+ *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
+ *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
+ *      fabric would miss it: a process that takes the number of one that it would not miss comes late, and all nodes
+ *      close their links to the former one.
+ *  (4) A late server takes founders that have never called it for workers that have left, after 20 beats. */
+
+struct mlfab__growing {
+  /* Server 0: would the fabric miss the state of this server? NULL: yes. */
+  int (*counts)(void *self, uint32_t server);
+  void *counts_self;
+  int servers_left; /* server 0: some peer `leaves` */
+  /* config.join: what server 0 has told. */
+  struct mlfab__joining {
+    int32_t rank;
+    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler, replicas;
+  } told;
+};
+
+/* Processes may come. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__growth_attach(mlfab_node *node);
+
+#endif /* MLFAB_WITH_GROWTH */
+
+/* ==============================================================================================
  * core/node/growth.c
  * ============================================================================================== */
-/* growth.c - a node: what server 0 knows and tells of servers that come and go. See node.h, Growth. */
+#if MLFAB_WITH_GROWTH
+/* growth.c - a node: processes that come while the fabric runs. See growth.h. */
 
-MLFAB__INTERNAL int mlfab__growth_counts(const mlfab_node *node, uint32_t server) {
-  return !node->counts || node->counts(node->counts_self, server);
+#include <stdio.h>
+
+/* --- numbers for processes that have none --- */
+
+/* How well this number suits a process that asks for one. 0: not at all; -1: perhaps soon: it is offered to another, or
+ * its process may be dead; else less is better. A number that a dead process leaves is the last choice, because its
+ * launcher may start it again. */
+static int growth_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
+  const mlfab__peer *peer = &node->peers[id];
+  const mlfab__caller *caller = &node->callers[id];
+  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
+  int serves = !node->config.dedicated && id < node->config.servers;
+  if (id == 0 || serves || peer->link != MLFAB__NO_LINK || caller->link != MLFAB__NO_LINK) return 0;
+  if (offered && peer->offered_to == nonce) return 1;
+  if (offered) return -1;
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING && peer->joined) return 0;
+  if (!peer->joined) return mlfab__bootstrap_may_be_absent(node, id) ? 2 : 0;
+  if (caller->left) return 3;
+  return !mlfab__bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
 }
 
-MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t server, uint32_t kind,
-                                          mlfab__member *member) {
+/* Likewise, the number of a dedicated server: one that no process has, or whose process has gone and is not missed. */
+static int growth_suits_server(const mlfab_node *node, uint32_t server, uint64_t nonce) {
+  uint32_t id = mlfab__node_of_server(node, server);
+  const mlfab__peer *peer = &node->peers[id];
+  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
+  if (!node->config.dedicated || peer->joined || peer->link != MLFAB__NO_LINK) return 0;
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING && !mlfab__bootstrap_may_be_absent(node, id))
+    return 0;
+  if (offered) return peer->offered_to == nonce ? 1 : -1;
+  return peer->incarnation ? 3 : 2;
+}
+
+static void growth_no_number(mlfab_node *node, uint32_t link, int serves) {
+  const mlfab_config *c = &node->config;
+  char text[160];
+  if (serves && !c->dedicated)
+    snprintf(text, sizeof text, "no server can join: in this fabric workers serve");
+  else if (serves)
+    snprintf(text, sizeof text,
+             "there is no number for one more server: servers is %u, servers_max %u",
+             node->founding, c->servers);
+  else
+    snprintf(text, sizeof text,
+             "there is no number for one more worker: workers is %u, workers_max %u",
+             node->founders, c->workers);
+  mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+}
+
+/* Answers a process that asks for a number: offers one, and tells the world. */
+static void growth_asks(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
+  const mlfab_config *c = &node->config;
+  int serves = ask->roles == MLFAB_ROLE_SERVER;
+  uint32_t best = 0, numbers = serves ? c->servers : c->workers;
+  int how = 5, soon = 0;
+  for (uint32_t i = 0; i < numbers && how > 1; i++) {
+    int suits =
+        serves ? growth_suits_server(node, i, ask->nonce) : growth_suits(node, i, ask->nonce);
+    soon |= suits < 0;
+    if (suits <= 0 || suits >= how) continue;
+    how = suits;
+    best = i;
+  }
+  if (how == 5 && soon) { /* it calls again, until its deadline */
+    node->links[link].closing = 1;
+    mlfab__node_ready_link(node, link);
+    return;
+  }
+  if (how == 5) {
+    growth_no_number(node, link, serves);
+    return;
+  }
+  uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
+  node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
+  node->peers[id].offered_to = ask->nonce;
+  mlfab__join told;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
+  memset(&told, 0, sizeof told);
+  told.rank = (int32_t)best;
+  told.workers = c->workers;
+  told.founders = node->founders;
+  told.servers = c->servers;
+  told.founding = node->founding;
+  told.dedicated = c->dedicated;
+  told.replicas = c->replicas;
+  told.scheduler = c->scheduler;
+  told.kernels = c->kernels;
+  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
+  node->links[link].peer = id;
+  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
+  node->links[link].closing = 1;
+}
+
+/* Server 0 offers a number: this node's work is done. */
+static void growth_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__join in;
+  int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
+              in.rank >= 0 && in.workers <= 65536 && in.founders <= in.workers && in.servers > 0 &&
+              in.servers <= 4096 && in.founding > 0 && in.founding <= in.servers;
+  uint32_t numbers = node->config.roles == MLFAB_ROLE_SERVER ? in.servers : in.workers;
+  valid = valid && (uint32_t)in.rank < numbers;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
+  if (!valid) {
+    mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
+    return;
+  }
+  node->growing->told =
+      (struct mlfab__joining){in.rank,    in.founders,  in.workers,   in.founding,
+                              in.servers, in.dedicated, in.scheduler, in.replicas};
+  node->phase = MLFAB__BOOTSTRAP_READY;
+  node->links[link].closing = 1;
+  node->join_link = MLFAB__NO_LINK;
+  mlfab__node_ready_link(node, link);
+}
+
+/* --- servers that come, or have gone --- */
+
+/* --- servers that come --- */
+
+/* Opens the routes to a server that has joined. */
+static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *member) {
+  mlfab__place *place = &node->places[server];
+  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    mlfab__route *route = &node->routes[r];
+    if (route->link != MLFAB__NO_LINK)
+      mlfab__node_hang_up(node, route->link, "another process has its number");
+    route->dead = route->greeted = 0;
+    route->heard_ns = node->now_ns;
+    route->why[0] = route->died[0] = 0;
+  }
+  place->vacant = 0;
+  place->late = 1;
+  place->hand = member->hand != 0;
+  place->incarnation = member->incarnation;
+  place->nonce = member->nonce;
+  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
+  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
+  mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
+                   "joined; it has no slices yet");
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
+      mlfab__server_link_call(node, r);
+  }
+}
+
+/* A server has gone, and nobody misses it: its number is vacant. */
+static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation) {
+  mlfab__place *place = &node->places[server];
+  if (place->vacant || place->incarnation > incarnation) return;
+  place->vacant = 1;
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    mlfab__route *route = &node->routes[r];
+    if (route->link != MLFAB__NO_LINK)
+      mlfab__node_hang_up(node, route->link, "the server has gone");
+    route->dead = route->greeted = 0;
+  }
+  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
+  mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
+                   "has gone; it had no slices");
+}
+
+static void growth_member(mlfab_node *node, const mlfab__member *member) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = member->node - first;
+  if (!node->config.dedicated || member->node < first || server >= node->config.servers ||
+      server == node->server_number || server == 0)
+    return;
+  if (member->kind == MLFAB_EVENT_JOINED)
+    growth_here(node, server, member);
+  else
+    growth_gone(node, server, member->incarnation);
+}
+
+static void growth_known(mlfab_node *node) {
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    if (node->places[s].vacant || node->places[s].late)
+      mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
+  }
+}
+
+/* --- at server 0 --- */
+
+static int growth_spares(const mlfab_node *node, uint32_t server) {
+  const struct mlfab__growing *growing = node->growing;
+  return growing->counts && !growing->counts(growing->counts_self, server);
+}
+
+static void growth_judge(mlfab_node *node, int (*counts)(void *self, uint32_t server), void *self) {
+  node->growing->counts = counts;
+  node->growing->counts_self = self;
+}
+
+/* MEMBER about a server; kind: MLFAB_EVENT_*. */
+static void growth_describe(const mlfab_node *node, uint32_t server, uint32_t kind,
+                            mlfab__member *member) {
   uint32_t id = mlfab__node_of_server(node, server);
   const mlfab__peer *peer = &node->peers[id];
   memset(member, 0, sizeof *member);
@@ -11263,36 +11488,92 @@ MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t serve
   if (peer->addresses) memcpy(member->addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
 }
 
-MLFAB__INTERNAL void mlfab__growth_post(mlfab_node *node, uint32_t link,
-                                        const mlfab__member *member) {
+static void growth_post(mlfab_node *node, uint32_t link, const mlfab__member *member) {
   uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
   mlfab__node_post(node, link, MLFAB__MEMBER, meta, mlfab__encode_member(meta, member));
 }
 
-MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link) {
+static void growth_tell(mlfab_node *node, uint32_t link) {
+  if (!node->is_coordinator) return;
   uint32_t first = mlfab__node_of_server(node, 0);
   for (uint32_t s = 1; node->config.dedicated && s < node->config.servers; s++) {
     const mlfab__peer *peer = &node->peers[first + s];
     mlfab__member member;
     int gone = !peer->joined && peer->incarnation;
     if ((!gone && !(peer->joined && peer->late)) || node->links[link].self) continue;
-    mlfab__growth_member(node, s, gone ? MLFAB_EVENT_LEFT : MLFAB_EVENT_JOINED, &member);
-    mlfab__growth_post(node, link, &member);
+    growth_describe(node, s, gone ? MLFAB_EVENT_LEFT : MLFAB_EVENT_JOINED, &member);
+    growth_post(node, link, &member);
   }
 }
 
-MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server) {
+static int growth_holds(const mlfab_node *node, uint32_t server) {
   const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
   if (!node->config.dedicated) return 1;
-  return peer->joined && (!peer->late || mlfab__growth_counts(node, server));
+  return peer->joined && (!peer->late || !growth_spares(node, server));
 }
 
-MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
+static void growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
   mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
   if (!node->config.dedicated || !peer->joined) return;
   peer->leaves = incarnation;
-  node->servers_left = 1;
+  node->growing->servers_left = 1;
 }
+
+/* Tells everybody, this node included, that a server has come or gone. */
+static void growth_tell_all(mlfab_node *node, uint32_t server, uint32_t kind) {
+  mlfab__member member;
+  growth_describe(node, server, kind, &member);
+  growth_member(node, &member);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    int told = link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
+               (link->kind == MLFAB__LINK_RESHARD && link->peer != server);
+    if (told && link->greeted && !link->self && !link->closing) growth_post(node, i, &member);
+  }
+}
+
+static void growth_settle(mlfab_node *node) {
+  if (!node->growing->servers_left) return;
+  node->growing->servers_left = 0;
+  for (uint32_t s = 1; s < node->config.servers; s++) {
+    mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
+    int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
+    peer->leaves = 0;
+    if (!left) continue;
+    peer->joined = peer->late = 0;
+    growth_tell_all(node, s, MLFAB_EVENT_LEFT);
+  }
+}
+
+/* A process has taken the number of a server whose state nobody misses: it begins without slices, as a late one. */
+static void growth_came(mlfab_node *node, uint32_t server) {
+  node->peers[mlfab__node_of_server(node, server)].late = 1;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) growth_tell_all(node, server, MLFAB_EVENT_JOINED);
+}
+
+static void growth_free(mlfab_node *node) {
+  mlfab__free(&node->env, node->growing, sizeof *node->growing);
+}
+
+MLFAB__INTERNAL int mlfab__growth_attach(mlfab_node *node) {
+  static const mlfab__growth growth = {.asks = growth_asks,
+                                       .told = growth_told,
+                                       .spares = growth_spares,
+                                       .came = growth_came,
+                                       .left = growth_left,
+                                       .settle = growth_settle,
+                                       .judge = growth_judge,
+                                       .holds = growth_holds,
+                                       .tell = growth_tell,
+                                       .member = growth_member,
+                                       .known = growth_known,
+                                       .free = growth_free};
+  node->growing = mlfab__alloc(&node->env, sizeof *node->growing);
+  if (!node->growing) return MLFAB_ERR_MEMORY;
+  node->growth = &growth;
+  return 0;
+}
+#endif /* MLFAB_WITH_GROWTH */
 
 /* ==============================================================================================
  * core/node/server_link.c
@@ -11450,73 +11731,10 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   if (!link->greeted) server_link_say_where(node, index);
   link->greeted = route->greeted = 1;
   if (kind == MLFAB__LINK_RESHARD || kind == MLFAB__LINK_VOTER) link->nonce = ack->nonce;
-  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator) mlfab__growth_tell(node, index);
+  if (kind == MLFAB__LINK_RESHARD && node->growth) node->growth->tell(node, index);
   mlfab__roles_up(node, kind, server, &greeting);
   if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
   mlfab__server_link_check(node);
-}
-
-/* --- servers that come --- */
-
-/* Opens the routes to a server that has joined. */
-static void server_link_came(mlfab_node *node, uint32_t server, const mlfab__member *member) {
-  mlfab__place *place = &node->places[server];
-  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
-    mlfab__route *route = &node->routes[r];
-    if (route->link != MLFAB__NO_LINK)
-      mlfab__node_hang_up(node, route->link, "another process has its number");
-    route->dead = route->greeted = 0;
-    route->heard_ns = node->now_ns;
-    route->why[0] = route->died[0] = 0;
-  }
-  place->vacant = 0;
-  place->late = 1;
-  place->hand = member->hand != 0;
-  place->incarnation = member->incarnation;
-  place->nonce = member->nonce;
-  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
-  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
-  mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
-                   "joined; it has no slices yet");
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
-    if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
-      mlfab__server_link_call(node, r);
-  }
-}
-
-/* A server has gone, and nobody misses it: its number is vacant. */
-static void server_link_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
-  mlfab__place *place = &node->places[server];
-  if (place->vacant || place->incarnation > incarnation) return;
-  place->vacant = 1;
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
-    mlfab__route *route = &node->routes[r];
-    if (route->link != MLFAB__NO_LINK)
-      mlfab__node_hang_up(node, route->link, "the server has gone");
-    route->dead = route->greeted = 0;
-  }
-  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
-  mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
-                   "has gone; it had no slices");
-}
-
-MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member) {
-  uint32_t first = mlfab__node_of_server(node, 0), server = member->node - first;
-  if (!node->config.dedicated || member->node < first || server >= node->config.servers ||
-      server == node->server_number || server == 0)
-    return;
-  if (member->kind == MLFAB_EVENT_JOINED)
-    server_link_came(node, server, member);
-  else
-    server_link_left(node, server, member->incarnation);
-}
-
-MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node) {
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    if (node->places[s].vacant || node->places[s].late)
-      mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
-  }
 }
 
 MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server) {
@@ -11528,7 +11746,7 @@ MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t ser
 static void server_link_told(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
   if (member->node >= node->config.workers) {
-    mlfab__server_link_member(node, member);
+    if (node->growth) node->growth->member(node, member);
     return;
   }
   if (node->is_server) return; /* a server sees it by itself */
@@ -11975,7 +12193,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
-  if (node->is_coordinator) mlfab__growth_tell(node, index);
+  if (node->growth) node->growth->tell(node, index);
   if (node->voter != MLFAB__NO_NODE && (node->is_server || kind == MLFAB__LINK_VOTER_IN))
     caller_tell_places(node, index);
   return 0;
@@ -12212,12 +12430,12 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
       break;
     case MLFAB__MEMBER:
       if (kind == MLFAB__LINK_RESHARD_IN && peer == 0 &&
-          !mlfab__decode_member(frame->meta, frame->meta_bytes, &member))
-        mlfab__server_link_member(node, &member);
-      else if (kind == MLFAB__LINK_VOTER_IN
-                   ? caller_voter_member(node, peer, frame)
-                   : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
-                         !node->is_coordinator || caller_member(node, peer, frame))
+          !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
+        if (node->growth) node->growth->member(node, &member);
+      } else if (kind == MLFAB__LINK_VOTER_IN
+                     ? caller_voter_member(node, peer, frame)
+                     : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
+                           !node->is_coordinator || caller_member(node, peer, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
       break;
     case MLFAB__WHERE:
@@ -12251,8 +12469,7 @@ static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   return c->dedicated && id >= c->workers && id - c->workers < (1 + c->replicas) * c->servers;
 }
 
-/* Does the fabric begin without this node? */
-static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
+MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
   if (bootstrap_is_dedicated(node, id)) return (id - c->workers) % c->servers >= node->founding;
   return id >= node->founders && id < c->workers;
@@ -12298,7 +12515,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   node->missing[0] = 0;
   for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
     char name[32];
-    if (node->peers[id].joined || bootstrap_may_be_absent(node, id)) continue;
+    if (node->peers[id].joined || mlfab__bootstrap_may_be_absent(node, id)) continue;
     int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
                      mlfab__node_name(node, id, name));
     at += (size_t)n;
@@ -12342,7 +12559,7 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   mlfab__caller_await(node);
-  mlfab__server_link_known(node);
+  if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -12515,128 +12732,6 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   return 0;
 }
 
-/* How well this number suits a process that asks for one. 0: not at all; -1: perhaps soon: it is offered to another, or
- * its process may be dead; else less is better. A number that a dead process leaves is the last choice, because its
- * launcher may start it again. */
-static int bootstrap_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
-  const mlfab__peer *peer = &node->peers[id];
-  const mlfab__caller *caller = &node->callers[id];
-  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
-  int serves = !node->config.dedicated && id < node->config.servers;
-  if (id == 0 || serves || peer->link != MLFAB__NO_LINK || caller->link != MLFAB__NO_LINK) return 0;
-  if (offered && peer->offered_to == nonce) return 1;
-  if (offered) return -1;
-  if (node->phase == MLFAB__BOOTSTRAP_JOINING && peer->joined) return 0;
-  if (!peer->joined) return bootstrap_may_be_absent(node, id) ? 2 : 0;
-  if (caller->left) return 3;
-  return !bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
-}
-
-/* Likewise, the number of a dedicated server: one that no process has, or whose process has gone and is not missed. */
-static int bootstrap_suits_server(const mlfab_node *node, uint32_t server, uint64_t nonce) {
-  uint32_t id = mlfab__node_of_server(node, server);
-  const mlfab__peer *peer = &node->peers[id];
-  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
-  if (!node->config.dedicated || peer->joined || peer->link != MLFAB__NO_LINK) return 0;
-  if (node->phase == MLFAB__BOOTSTRAP_JOINING && !bootstrap_may_be_absent(node, id)) return 0;
-  if (offered) return peer->offered_to == nonce ? 1 : -1;
-  return peer->incarnation ? 3 : 2;
-}
-
-static void bootstrap_no_number(mlfab_node *node, uint32_t link, int serves) {
-  const mlfab_config *c = &node->config;
-  char text[160];
-  if (serves && !c->dedicated)
-    snprintf(text, sizeof text, "no server can join: in this fabric workers serve");
-  else if (serves)
-    snprintf(text, sizeof text,
-             "there is no number for one more server: servers is %u, servers_max %u",
-             node->founding, c->servers);
-  else
-    snprintf(text, sizeof text,
-             "there is no number for one more worker: workers is %u, workers_max %u",
-             node->founders, c->workers);
-  mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
-}
-
-/* Answers a process that asks for a number: offers one, and tells the world. */
-static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
-  const mlfab_config *c = &node->config;
-  int serves = ask->roles == MLFAB_ROLE_SERVER;
-  uint32_t best = 0, numbers = serves ? c->servers : c->workers;
-  int how = 5, soon = 0;
-  for (uint32_t i = 0; i < numbers && how > 1; i++) {
-    int suits =
-        serves ? bootstrap_suits_server(node, i, ask->nonce) : bootstrap_suits(node, i, ask->nonce);
-    soon |= suits < 0;
-    if (suits <= 0 || suits >= how) continue;
-    how = suits;
-    best = i;
-  }
-  if (how == 5 && soon) { /* it calls again, until its deadline */
-    node->links[link].closing = 1;
-    mlfab__node_ready_link(node, link);
-    return;
-  }
-  if (how == 5) {
-    bootstrap_no_number(node, link, serves);
-    return;
-  }
-  uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
-  node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
-  node->peers[id].offered_to = ask->nonce;
-  mlfab__join told;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
-  memset(&told, 0, sizeof told);
-  told.rank = (int32_t)best;
-  told.workers = c->workers;
-  told.founders = node->founders;
-  told.servers = c->servers;
-  told.founding = node->founding;
-  told.dedicated = c->dedicated;
-  told.replicas = c->replicas;
-  told.scheduler = c->scheduler;
-  told.kernels = c->kernels;
-  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
-  node->links[link].peer = id;
-  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
-  node->links[link].closing = 1;
-}
-
-/* --- servers that join the running fabric --- */
-
-/* Tells everybody, this node included, that a server has come or gone. */
-static void bootstrap_tell_all(mlfab_node *node, uint32_t server, uint32_t kind) {
-  mlfab__member member;
-  mlfab__growth_member(node, server, kind, &member);
-  mlfab__server_link_member(node, &member);
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    const mlfab__link *link = &node->links[i];
-    int told = link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
-               (link->kind == MLFAB__LINK_RESHARD && link->peer != server);
-    if (told && link->greeted && !link->self && !link->closing)
-      mlfab__growth_post(node, i, &member);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node) {
-  node->servers_left = 0;
-  for (uint32_t s = 1; s < node->config.servers; s++) {
-    mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
-    int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
-    peer->leaves = 0;
-    if (!left) continue;
-    peer->joined = peer->late = 0;
-    bootstrap_tell_all(node, s, MLFAB_EVENT_LEFT);
-  }
-}
-
-/* A process has taken the number of a server whose state nobody misses: it begins without slices, as a late one. */
-static void bootstrap_server_came(mlfab_node *node, uint32_t server) {
-  node->peers[mlfab__node_of_server(node, server)].late = 1;
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) bootstrap_tell_all(node, server, MLFAB_EVENT_JOINED);
-}
-
 /* Refuses a process whose settings are not this node's: the log, and an error of this node, tell whom. */
 static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                              const char *text) {
@@ -12659,12 +12754,16 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
-  if (asks && bootstrap_judge_alike(node, &join, text, sizeof text)) {
-    bootstrap_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
+  if (asks && (!node->growth || bootstrap_judge_alike(node, &join, text, sizeof text))) {
+    if (!node->growth)
+      snprintf(text, sizeof text,
+               "no process can join: server 0 was built without MLFAB_WITH_GROWTH");
+    bootstrap_refuse(node, link, node->growth ? MLFAB_ERR_WORLD : MLFAB_ERR_UNSUPPORTED,
+                     MLFAB_NO_RANK, text);
     return;
   }
   if (asks) {
-    bootstrap_offer(node, link, &join);
+    node->growth->asks(node, link, &join);
     return;
   }
   int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
@@ -12701,11 +12800,11 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (server != MLFAB__NO_NODE) server %= node->config.servers;
   int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
   int comes = server != MLFAB__NO_NODE && !node->config.replicas && !again && !begins &&
-              !mlfab__growth_counts(node, server);
+              node->growth && node->growth->spares(node, server);
   if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
-  if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
+  if (!peer->joined && !mlfab__bootstrap_may_be_absent(node, id)) node->joined++;
   if (!again) {
     peer->incarnation = ++node->incarnations;
     peer->fresh = 0;
@@ -12720,7 +12819,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].peer = id;
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
-  if (comes) bootstrap_server_came(node, server);
+  if (comes) node->growth->came(node, server);
   mlfab__touched(node->peers_touch, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     if (bootstrap_make_welcome(node)) {
@@ -12751,7 +12850,7 @@ static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   }
   /* It died while other nodes were still missing, so it counts as missing again. */
   peer->joined = 0;
-  if (!bootstrap_may_be_absent(node, id)) node->joined--;
+  if (!mlfab__bootstrap_may_be_absent(node, id)) node->joined--;
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
@@ -12880,27 +12979,6 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
-/* Server 0 offers a number: this node's work is done. */
-static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
-  mlfab__join in;
-  int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
-              in.rank >= 0 && in.workers <= 65536 && in.founders <= in.workers && in.servers > 0 &&
-              in.servers <= 4096 && in.founding > 0 && in.founding <= in.servers;
-  uint32_t numbers = node->config.roles == MLFAB_ROLE_SERVER ? in.servers : in.workers;
-  valid = valid && (uint32_t)in.rank < numbers;
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (!valid) {
-    mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
-    return;
-  }
-  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,   in.founding,
-                                       in.servers, in.dedicated, in.scheduler, in.replicas};
-  node->phase = MLFAB__BOOTSTRAP_READY;
-  node->links[link].closing = 1;
-  node->join_link = MLFAB__NO_LINK;
-  mlfab__node_ready_link(node, link);
-}
-
 /* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
 static void bootstrap_place_self(mlfab_node *node) {
   if (node->voter == MLFAB__NO_NODE) return;
@@ -12954,7 +13032,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
   node->late = own && (own->late || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
-  mlfab__server_link_known(node);
+  if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -12969,7 +13047,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
     mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve says why */
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
-    if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
+    if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) node->growth->told(node, link, frame);
   } else if (frame->type == MLFAB__JOIN && node->standby &&
              !(node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) {
     mlfab__copy_turn_away(node, link, node->standby_why);
@@ -13022,7 +13100,8 @@ static void bootstrap_timeout(mlfab_node *node) {
   if (node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     uint32_t id = 0;
     bootstrap_list_missing(node);
-    while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
+    while (id + 1 < node->nodes &&
+           (node->peers[id].joined || mlfab__bootstrap_may_be_absent(node, id)))
       id++;
     is_server = bootstrap_is_dedicated(node, id); /* or its replica */
     rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);
@@ -13512,9 +13591,6 @@ typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
-/* A pull is about to write these bytes, for the first time or again. */
-typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
-
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
@@ -13524,7 +13600,9 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
-  mlfab__arrives_fn *arrives; /* or NULL */
+  /* It is about to write this stretch, for the first time or again: feed.c. Or NULL. */
+  void (*arrives)(const struct mlfab__fetch *fetch, uint64_t offset, uint64_t bytes);
+  void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
   struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
 } mlfab__fetch;
@@ -13543,14 +13621,12 @@ typedef struct mlfab__stream { /* to a server */
   /* Mergeable updates announced and not decided: that ask for no more than APPLIED, and DURABLE ones, which may wait
    * long for a replica. */
   uint32_t small[2];
-  uint64_t round;  /* progress of the first update undecided here: see push.c */
-  uint64_t taken;  /* updates (members) that this worker knows to be applied there */
-  uint32_t term;   /* of the copy that answers: see ../node/node.h, Copies */
-  uint32_t epoch;  /* of its layout, from its answer; 0: not told yet */
-  uint8_t stopped; /* it has answered STOP */
-  /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
-  uint8_t late, absent;
-  uint8_t comes;        /* the move under way will give it its first slices */
+  uint64_t round; /* progress of the first update undecided here: see push.c */
+  uint64_t taken; /* updates (members) that this worker knows to be applied there */
+  uint32_t term;  /* of the copy that answers: see ../node/node.h, Copies */
+  uint32_t epoch; /* of its layout, from its answer; 0: not told yet */
+  uint8_t
+      absent; /* it counts for nothing here, because it has no slices, and came late or has gone: reshard.h */
   uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
 } mlfab__stream;
 
@@ -13574,39 +13650,21 @@ typedef struct mlfab__sync_change {
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_change;
 
-/* Slices move between servers: see reshard_worker.c. */
-enum mlfab__pause_state {
-  MLFAB__PAUSE_RUNS,
-  MLFAB__PAUSE_STOPPING,
-  MLFAB__PAUSE_DRAINING,
-  MLFAB__PAUSE_FROZEN
-};
-
-typedef struct mlfab__pause {
-  enum mlfab__pause_state state;
-  uint32_t attempt;
-  int late;         /* the move is over; adopt its layout when the servers have stopped */
-  uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
-  uint32_t *owners; /* owners and epoch of the last RESUME */
-  uint32_t nowners, epoch;
-} mlfab__pause;
-
-typedef struct mlfab__resize { /* mlfab_set_servers under way */
-  uint64_t request;            /* 0: none */
-  uint64_t ask, timeout_ns;
-  uint32_t *servers;
-  uint32_t n;
-} mlfab__resize;
-
-/* The functions that lead the worker through a move of slices, if attached: they pause the worker by means
- * of `pause`. `decided`: while draining, a server may have decided something. */
+/* Moves of slices, and servers that come later, if the reshard group is attached. */
 typedef struct mlfab__worker_mover {
+  /* The owners of slices, if slices have moved before there was a model. */
+  void (*assign)(const mlfab__worker *worker, mlfab__layout *layout);
   void (*hello)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack,
                 uint64_t now_ns);
+  /* The server is dead. spares: 1 if nobody misses it. dead: nothing waits for it any more. */
+  int (*spares)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
   void (*dead)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+  /* No process has had this server's number, or another one has taken it: it is absent until slices move there. */
+  void (*vacant)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
   /* 1 if the frame belongs to it. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                uint64_t now_ns);
+  /* While the worker does not announce all: a server may have decided something. */
   void (*decided)(mlfab__worker *worker, uint64_t now_ns);
   void (*withdraw)(mlfab__worker *worker, mlfab__request *request, int code, uint64_t now_ns);
   void (*free)(mlfab__worker *worker);
@@ -13668,10 +13726,9 @@ struct mlfab__worker {
   const mlfab__worker_viewer *viewer; /* or NULL */
   struct mlfab__worker_views *views;  /* its state */
   mlfab__sync_change change;
-  uint32_t founding; /* servers that the fabric begins with */
-  uint32_t epoch;    /* of the layout */
-  mlfab__pause pause;
-  mlfab__resize resize;
+  uint32_t founding;  /* servers that the fabric begins with */
+  uint32_t epoch;     /* of the layout */
+  uint64_t announces; /* the last update that may be announced; MLFAB__NEVER: all may */
   mlfab__cache cache;
   mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
   uint32_t nsieves;     /* number of residuals */
@@ -13687,6 +13744,7 @@ struct mlfab__worker {
   size_t came_bytes;
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
+  struct mlfab__moving *moving;     /* its state */
   const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
   /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
    * malformed or of another stretch; MEMORY. */
@@ -13717,17 +13775,6 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
- * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
- * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
- * caller runs the node's epilogue. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *options);
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
-                                       const void *from, const void *to);
-/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user);
 /* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
@@ -13754,12 +13801,12 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* No process has had this server's number, or another one has taken it: absent until slices move there. */
-MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* A move has ended: servers that died meanwhile are missed, or not. */
-MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns);
-/* Counts a late server from now on, or no more; before updates are divided anew. */
-MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts);
+/* What waits for this server fails: it is dead. */
+MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* The change of consistency does not wait for this server any more. */
+MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
+                                                uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -13798,12 +13845,6 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, u
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
- * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
-MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
-                                                 uint32_t *align_p);
-/* The bytes of an element of this tensor; 0: there is no such tensor. */
-MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
 /* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
@@ -13857,9 +13898,16 @@ MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a dead server. spare: forgets the parts at one that has gone without slices: they had no bytes. */
+/* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* settle: ends the update once it is over. parts_begin: determines the servers that get a part. After slices have moved it is called
+ * again: bulks still lent come back under the same token, and a late grant of an aggregator has an old number. parts_end: call it
+ * when the update's bytes are known. */
+MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
+                                            mlfab_error *error);
+MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update);
 /* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,
@@ -13909,13 +13957,14 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* The layout has changed: divides undecided updates and pulls anew; sends a change of consistency to all
- * servers again. */
-MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
-/* Ends an update: servers that have not decided it never will. */
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+/* The pull of this request, or NULL. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+/* Does a filter change the bytes of this buffer? */
+MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
+/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
+/* Ends an update with this code: servers that have not decided it never will. */
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);
 /* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
@@ -14007,42 +14056,6 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   return 0;
 }
 
-/* A tensor as it was added, or NULL. The layout finds it faster. */
-static const mlfab__tensor_info *sources_added(const mlfab__worker *worker, uint32_t id) {
-  for (uint32_t i = 0; i < worker->ntensors; i++)
-    if (worker->tensors[i].id == id) return &worker->tensors[i];
-  return NULL;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
-                                                 uint32_t *align_p) {
-  const mlfab__tensor *tensor = NULL;
-  const mlfab__tensor_info *added = NULL;
-  uint64_t count = 0;
-  uint32_t width = 0;
-  if (worker->stands && worker->define.options.ghost) return 0;
-  if (buf->tensor == MLFAB_ALL) {
-    for (uint32_t i = 0; i < worker->ntensors; i++) {
-      count += worker->tensors[i].count;
-      if (i > 0 && worker->tensors[i].dtype != worker->tensors[0].dtype) return 0;
-    }
-    if (worker->ntensors > 0) width = mlfab__dtype_bytes((int)worker->tensors[0].dtype);
-  } else if (worker->stands) {
-    tensor = mlfab__layout_find(&worker->layout, buf->tensor);
-    if (tensor) count = tensor->count, width = mlfab__dtype_bytes((int)tensor->dtype);
-  } else {
-    added = sources_added(worker, buf->tensor);
-    if (added) count = added->count, width = mlfab__dtype_bytes((int)added->dtype);
-  }
-  *align_p = width;
-  return buf->count == count ? count * width : 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor) {
-  const mlfab__tensor_info *added = sources_added(worker, tensor);
-  return added ? mlfab__dtype_bytes((int)added->dtype) : 0;
-}
-
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
@@ -14093,15 +14106,12 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
 }
 
 MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server) {
-  return worker->pause.state == MLFAB__PAUSE_RUNS && worker->streams[server].epoch == worker->epoch;
+  return worker->announces == MLFAB__NEVER && worker->streams[server].epoch == worker->epoch;
 }
 
 MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_t server,
                                             uint64_t seq) {
-  const mlfab__pause *pause = &worker->pause;
-  if (pause->state == MLFAB__PAUSE_DRAINING && seq <= pause->last)
-    return worker->streams[server].epoch == worker->epoch;
-  return mlfab__worker_sends(worker, server);
+  return seq <= worker->announces && worker->streams[server].epoch == worker->epoch;
 }
 
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
@@ -14487,26 +14497,6 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return mlfab__pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user) {
-  mlfab__fetch *fetch = mlfab__pull_find(worker, request);
-  if (!fetch || fetch->view || worker->cache.bytes) return 0;
-  fetch->arrives = fn;
-  fetch->arrives_user = user;
-  return 1;
-}
-
-/* Tells that a stretch is about to be written. */
-static void pull_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t bytes) {
-  for (uint32_t i = 0; fetch->arrives && i < fetch->nsources; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    uint64_t at = mlfab__max(offset, source->offset);
-    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
-    if (at < end && source->data)
-      fetch->arrives(fetch->arrives_user, source->data + (at - source->offset), end - at);
-  }
-}
-
 /* The source that contains this byte, or NULL. */
 static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
@@ -14583,7 +14573,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
   int code = 0;
-  pull_arrives(fetch, model->offset, model->bytes);
+  if (fetch->arrives) fetch->arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
@@ -14734,36 +14724,6 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->parts[server].waiting)
       mlfab__pull_begin(worker, server, fetch);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__cache_void(worker, MLFAB_ALL);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    mlfab__pull_cancel cancel = {fetch->request};
-    uint64_t bytes;
-    uint32_t segments = 0;
-    if (fetch->request == 0) continue;
-    if (fetch->view) worker->viewer->forget(worker, fetch, MLFAB_ALL);
-    fetch->nwaiting = 0;
-    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
-      mlfab__fetch_part *part = &fetch->parts[s];
-      /* A server that has told has a view under this number. */
-      if (pull_maps(worker, fetch) && part->asked)
-        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !pull_maps(worker, fetch))
-        segments = segments > 0; /* a pull asks for whole slices */
-      part->waiting = segments > 0;
-      part->begun = part->asked = 0;
-      part->hop = MLFAB__NO_NODE;
-      fetch->nwaiting += part->waiting;
-    }
-    if (segments == UINT32_MAX)
-      mlfab__request_finish(
-          worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0,
-          now_ns, "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 
@@ -15183,7 +15143,8 @@ static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int co
 }
 
 /* Ends the update once it is over. */
-static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint64_t now_ns) {
   mlfab__request verdict;
   uint32_t server, at = 0;
   if (update->seq == 0 || !push_over(worker, update)) return;
@@ -15232,7 +15193,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
     stream->round = next;
   }
   worker->port.ready(worker->port.self, server);
-  push_settle(worker, update, now_ns);
+  mlfab__push_settle(worker, update, now_ns);
   worker->due = 1;
 }
 
@@ -15286,7 +15247,7 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
       push_leave_hop(worker, update, server);
       push_rewind(part);
     }
-    push_settle(worker, update, now_ns);
+    mlfab__push_settle(worker, update, now_ns);
   }
 }
 
@@ -15304,7 +15265,7 @@ MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggreg
       part->way++;
       if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
     }
-    push_settle(worker, update, now_ns);
+    mlfab__push_settle(worker, update, now_ns);
   }
 }
 
@@ -15356,28 +15317,12 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
-      --*push_under_way(&worker->streams[server], update);
-    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
-    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
-      part->state = MLFAB__PART_NONE;
-    push_settle(worker, update, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
+      push_decide(worker, update, s, code, now_ns);
   }
 }
 
@@ -15504,9 +15449,8 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
- * under the same token, and a late grant of an aggregator has an old number. */
-static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
+                                            mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s], former = *part;
@@ -15530,8 +15474,7 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
   return 0;
 }
 
-/* Completes the parts once the update's bytes are known. */
-static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
+MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
   /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
   int planned = push_plans(worker) && !worker->define.options.deterministic &&
                 !(update->flags & MLFAB__PUSH_INIT);
@@ -15542,29 +15485,6 @@ static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
     /* The scheduler places, or drops, each one separately. */
     if (part->planned) update->mergeable = 0;
   }
-}
-
-MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  mlfab_error error;
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    int decided = 0;
-    for (uint32_t s = 0; s < worker->servers; s++)
-      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
-    if (decided || update->withdrawn) continue; /* it only waits for its loans */
-    if (!push_parts_begin(worker, update, &error)) {
-      push_parts_end(worker, update);
-      continue;
-    }
-    /* Its stretches no longer fit into a frame. */
-    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
-    update->parts[0].state = MLFAB__PART_QUEUED;
-    push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
-  }
-  mlfab__push_align(worker); /* other servers have parts of the updates now */
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -15656,7 +15576,7 @@ static int push_filtered(const mlfab__worker *worker, const mlfab__source *sourc
   return worker->packed && worker->packed->wanted(worker, sources, n);
 }
 
-static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
   mlfab__source source = {0, worker->layout.bytes, NULL};
   if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
@@ -15675,7 +15595,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq) return NULL;
-  if (push_sifts(worker, bufs)) return NULL;
+  if (mlfab__push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->iteration ||
@@ -15819,10 +15739,10 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   if (options->clip_norm > 0.0 && !worker->define.options.ghost) {
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
-  code = push_parts_begin(worker, update, error);
+  code = mlfab__push_parts_begin(worker, update, error);
   if (!code) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
-  if (!code) push_parts_end(worker, update);
+  if (!code) mlfab__push_parts_end(worker, update);
   assert(code || !update->lacks || push_is_callers(worker, update));
   return code;
 }
@@ -15937,43 +15857,6 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
 }
 
 /* --- updates that lack bytes --- */
-
-/* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
- * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *given) {
-  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
-  uint64_t bytes = 0;
-  uint32_t align;
-  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
-  if (!worker->stands || !bufs || push_plans(worker) || options.clip_norm > 0.0 ||
-      options.retry_seq != 0)
-    return 0;
-  for (uint32_t i = 0; i < n; i++) {
-    bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
-    if (push_sifts(worker, &bufs[i])) return 0;
-  }
-  return bytes > MLFAB__WORKER_PACK;
-}
-
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
-                                       const void *to) {
-  const mlfab__request *request = mlfab__request_find(worker->requests, id);
-  if (id == 0) {
-    worker->lacks = from;
-    worker->lacks_end = to;
-  }
-  if (!request || request->done || request->slot >= MLFAB__WORKER_UPDATES) return;
-  mlfab__outgoing *update = &worker->updates[request->slot];
-  if (update->seq != request->result.seq || update->withdrawn) return;
-  update->lacks = from;
-  update->lacks_end = to;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      worker->port.ready(worker->port.self, s);
-  }
-}
 
 /* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
@@ -16169,7 +16052,7 @@ MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, ui
   mlfab__outgoing *update = &worker->updates[slot];
   if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
   if (update->parts[server].lent > 0) update->parts[server].lent--;
-  push_settle(worker, update, now_ns);
+  mlfab__push_settle(worker, update, now_ns);
 }
 
 /* --- frames to aggregators --- */
@@ -16221,7 +16104,7 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
   mlfab__part *part = &update->parts[server];
   if (part->aggregator != aggregator || part->lent_hop == 0) return;
   part->lent_hop--;
-  push_settle(worker, update, now_ns);
+  mlfab__push_settle(worker, update, now_ns);
 }
 
 /* --- withdrawing --- */
@@ -16293,7 +16176,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
                        : lacked   ? "; no server has got all of it"
                                   : "; it is not known yet whether it was");
   mlfab__request_expire(worker->requests, request, code, now_ns);
-  if (!shared) push_settle(worker, update, now_ns);
+  if (!shared) mlfab__push_settle(worker, update, now_ns);
   worker->due = 1;
 }
 
@@ -16324,6 +16207,137 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
 }
 
 /* ==============================================================================================
+ * core/worker/feed.h
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* feed.h - the worker role: copies between a device and the buffers of calls that are under way. Layer 4. */
+
+/* A pull is about to write these bytes, for the first time or again. */
+typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
+
+/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
+ * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
+ * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
+ * caller runs the node's epilogue. */
+MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
+                                         uint32_t n, const mlfab_push_options *options);
+MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
+                                       const void *from, const void *to);
+/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
+MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
+                                      mlfab__arrives_fn *fn, void *user);
+
+/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
+ * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
+MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
+                                                 uint32_t *align_p);
+/* The bytes of an element of this tensor; 0: there is no such tensor. */
+MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
+
+#endif /* MLFAB_WITH_DEVICE */
+
+/* ==============================================================================================
+ * core/worker/feed.c
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* feed.c - the worker role: updates that begin before all bytes are there, and pulls that are watched. See feed.h. */
+
+/* A tensor as it was added, or NULL. The layout finds it faster. */
+static const mlfab__tensor_info *feed_added(const mlfab__worker *worker, uint32_t id) {
+  for (uint32_t i = 0; i < worker->ntensors; i++)
+    if (worker->tensors[i].id == id) return &worker->tensors[i];
+  return NULL;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
+                                                 uint32_t *align_p) {
+  const mlfab__tensor *tensor = NULL;
+  const mlfab__tensor_info *added = NULL;
+  uint64_t count = 0;
+  uint32_t width = 0;
+  if (worker->stands && worker->define.options.ghost) return 0;
+  if (buf->tensor == MLFAB_ALL) {
+    for (uint32_t i = 0; i < worker->ntensors; i++) {
+      count += worker->tensors[i].count;
+      if (i > 0 && worker->tensors[i].dtype != worker->tensors[0].dtype) return 0;
+    }
+    if (worker->ntensors > 0) width = mlfab__dtype_bytes((int)worker->tensors[0].dtype);
+  } else if (worker->stands) {
+    tensor = mlfab__layout_find(&worker->layout, buf->tensor);
+    if (tensor) count = tensor->count, width = mlfab__dtype_bytes((int)tensor->dtype);
+  } else {
+    added = feed_added(worker, buf->tensor);
+    if (added) count = added->count, width = mlfab__dtype_bytes((int)added->dtype);
+  }
+  *align_p = width;
+  return buf->count == count ? count * width : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor) {
+  const mlfab__tensor_info *added = feed_added(worker, tensor);
+  return added ? mlfab__dtype_bytes((int)added->dtype) : 0;
+}
+
+/* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
+ * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
+MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
+                                         uint32_t n, const mlfab_push_options *given) {
+  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
+  uint64_t bytes = 0;
+  uint32_t align;
+  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
+  if (!worker->stands || !bufs || worker->config->scheduler != MLFAB_SCHEDULER_NONE ||
+      options.clip_norm > 0.0 || options.retry_seq != 0)
+    return 0;
+  for (uint32_t i = 0; i < n; i++) {
+    bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
+    if (mlfab__push_sifts(worker, &bufs[i])) return 0;
+  }
+  return bytes > MLFAB__WORKER_PACK;
+}
+
+MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
+                                       const void *to) {
+  const mlfab__request *request = mlfab__request_find(worker->requests, id);
+  if (id == 0) {
+    worker->lacks = from;
+    worker->lacks_end = to;
+  }
+  if (!request || request->done || request->slot >= MLFAB__WORKER_UPDATES) return;
+  mlfab__outgoing *update = &worker->updates[request->slot];
+  if (update->seq != request->result.seq || update->withdrawn) return;
+  update->lacks = from;
+  update->lacks_end = to;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    uint8_t state = update->parts[s].state;
+    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
+      worker->port.ready(worker->port.self, s);
+  }
+}
+
+/* Tells that a stretch is about to be written. */
+static void feed_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t bytes) {
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    uint64_t at = mlfab__max(offset, source->offset);
+    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
+    if (at < end && source->data)
+      fetch->arrives_fn(fetch->arrives_user, source->data + (at - source->offset), end - at);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
+                                      mlfab__arrives_fn *fn, void *user) {
+  mlfab__fetch *fetch = mlfab__pull_find(worker, request);
+  if (!fetch || fetch->view || worker->cache.bytes) return 0;
+  fetch->arrives = feed_arrives;
+  fetch->arrives_fn = fn;
+  fetch->arrives_user = user;
+  return 1;
+}
+#endif /* MLFAB_WITH_DEVICE */
+
+/* ==============================================================================================
  * core/worker/worker.c
  * ============================================================================================== */
 /* worker.c - the worker role: its model, its streams. See worker.h. */
@@ -16345,6 +16359,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->servers = worker->founding = config->servers;
   worker->next_seq = 1;
   worker->epoch = 1;
+  worker->announces = MLFAB__NEVER;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
   worker->lists = mlfab__alloc_aligned(env, sizeof *worker->lists);
   if (worker->streams && worker->lists) return 0;
@@ -16509,8 +16524,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
                           options->active, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
   /* Slices may have moved before this process joined. */
-  if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
-    mlfab__layout_assign(&worker->layout, worker->pause.owners);
+  if (worker->mover) worker->mover->assign(worker, &worker->layout);
   if (options->slices > MLFAB__SLICES_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %d slices", MLFAB__SLICES_MAX);
   worker_options(options, &worker->define.options);
@@ -16589,8 +16603,7 @@ static int worker_recut(mlfab__worker *worker, uint32_t cut) {
     mlfab__layout_free(env, &layout);
     return MLFAB_ERR_MEMORY;
   }
-  if (worker->pause.owners && worker->pause.nowners == layout.nslices)
-    mlfab__layout_assign(&layout, worker->pause.owners);
+  if (worker->mover) worker->mover->assign(worker, &layout);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
   mlfab__layout_free(env, &worker->layout);
   worker->layout = layout;
@@ -16854,7 +16867,7 @@ static uint64_t worker_debt(const mlfab__worker *worker) {
 }
 
 /* Does the work for which other files have set `due`; once after each event. */
-static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
@@ -16866,8 +16879,7 @@ static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
       mlfab__push_align(worker);
       worker->debt = worker_debt(worker);
     }
-    if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
-      worker->mover->decided(worker, now_ns);
+    if (worker->mover && worker->announces != MLFAB__NEVER) worker->mover->decided(worker, now_ns);
   }
 }
 
@@ -16884,7 +16896,7 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
   worker->join_request = request->id;
   *request_p = request->id;
   worker->due = 1;
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
   return 0;
 }
 
@@ -16949,18 +16961,6 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
-  mlfab__sync_change *change = &worker->change;
-  if (!change->request || !change->all) return;
-  /* Otherwise slices that move from a server without the change to one with it would miss it. */
-  change->ask.ask++;
-  change->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    worker->streams[s].changes = !worker->streams[s].dead && !worker->streams[s].absent;
-    change->nwaiting += worker->streams[s].changes;
-  }
-}
-
 /* Ends the change at this worker, and returns its request. Servers that have not answered may still make it. */
 static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
@@ -16969,8 +16969,8 @@ static mlfab__request *worker_change_end(mlfab__worker *worker) {
   return request;
 }
 
-/* The change does not wait for this server any more. */
-static void worker_change_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
+                                                uint64_t now_ns) {
   mlfab__sync_change *change = &worker->change;
   if (!worker->streams[server].changes) return;
   worker->streams[server].changes = 0;
@@ -17001,7 +17001,7 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
     change->server = server;
     snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
   }
-  worker_change_spare(worker, server, now_ns);
+  mlfab__worker_change_spare(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
@@ -17040,7 +17040,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
       mlfab__request_expire(worker->requests, request, code, now_ns);
   }
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 /* --- links and frames --- */
@@ -17056,93 +17056,14 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
-/* --- servers that come and go --- */
-
-/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
- * will. */
-static int worker_owns(const mlfab__worker *worker, uint32_t server) {
-  const mlfab__layout *layout = &worker->layout;
-  const mlfab__pause *pause = &worker->pause;
-  for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
-    if (pause->owners[i] == server) return 1;
-  if (layout->nslices == 0) return pause->nowners == 0 && !worker->streams[server].late;
-  return layout->owned_at[server] < layout->owned_at[server + 1];
-}
-
-static void worker_model_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server,
+                                           uint64_t now_ns) {
+  mlfab__push_dead(worker, server, now_ns);
+  mlfab__pull_dead(worker, server, now_ns);
+  worker_change_dead(worker, server, now_ns);
   if (!worker->model_request) return;
   mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
-}
-
-/* This server is absent now: what waited for it goes on. */
-static void worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  worker->due = 1;
-  worker_advance(worker, now_ns);
-}
-
-/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
-static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  mlfab__stream *stream = &worker->streams[server];
-  int knows = worker->stands || worker->pause.nowners > 0;
-  if (server == 0 || !knows) return 0;
-  /* Its slices may have moved: the end of the move tells. */
-  if (worker->pause.state == MLFAB__PAUSE_FROZEN) {
-    stream->up = 0;
-    mlfab__push_lost(worker, server, now_ns);
-    return 1;
-  }
-  if (worker_owns(worker, server)) return 0;
-  stream->up = 0;
-  stream->late = stream->absent = 1;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_spare(worker, server, now_ns);
-  worker_change_spare(worker, server, now_ns);
-  worker_without(worker, server, now_ns);
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns) {
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->dead || stream->absent || worker_spare(worker, s, now_ns)) continue;
-    mlfab__push_dead(worker, s, now_ns);
-    mlfab__pull_dead(worker, s, now_ns);
-    worker_change_dead(worker, s, now_ns);
-    worker_model_dead(worker, s, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  mlfab__stream *stream = &worker->streams[server];
-  int comes = stream->comes;
-  if (!stream->absent && worker->stands && worker_owns(worker, server)) {
-    mlfab__worker_dead(worker, server, now_ns); /* its slices are lost */
-    return;
-  }
-  if (!stream->absent) worker_spare(worker, server, now_ns);
-  memset(stream, 0, sizeof *stream);
-  stream->late = stream->absent = 1;
-  stream->comes = (uint8_t)comes;
-  worker_without(worker, server, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
-  mlfab__stream *stream = &worker->streams[server];
-  stream->comes = 0;
-  if (counts == !stream->absent || !stream->late) return;
-  stream->absent = !counts;
-  if (!counts) return;
-  stream->packets = worker->streams[0].packets;
-  stream->counts = worker->streams[0].counts;
-  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
-  int agreed = worker->stands || worker->model_pull || worker->enters;
-  stream->defined = agreed != 0;
-  stream->define = worker->table && !agreed;
-  stream->done_told = stream->done_acked = 0;
-  stream->round = 0;
-  worker->due = 1;
 }
 
 /* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
@@ -17186,13 +17107,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     return;
   }
   if (worker->stands && !ack->model_stands) {
-    stream->dead = 1;
-    if (worker_spare(worker, server, now_ns)) return;
-    mlfab__push_dead(worker, server, now_ns);
-    mlfab__pull_dead(worker, server, now_ns);
-    worker_change_dead(worker, server, now_ns);
-    if (worker->mover) worker->mover->dead(worker, server, now_ns);
-    worker_advance(worker, now_ns);
+    mlfab__worker_dead(worker, server, now_ns);
     return;
   }
   stream->up = 1;
@@ -17216,31 +17131,24 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   if (stream->changes) worker_change_ask(worker, server);
   if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
   worker->port.ready(worker->port.self, server);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
-  if (worker->streams[server].absent) {
-    if (worker->mover) worker->mover->dead(worker, server, now_ns);
-    return;
-  }
-  if (worker_spare(worker, server, now_ns)) return;
+  if (worker->mover && worker->mover->spares(worker, server, now_ns)) return;
   mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_dead(worker, server, now_ns);
-  mlfab__pull_dead(worker, server, now_ns);
-  worker_change_dead(worker, server, now_ns);
+  mlfab__worker_bereave(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  worker_model_dead(worker, server, now_ns);
   worker->due = 1;
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -17303,7 +17211,7 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
   if (!worker->mover || !worker->mover->frame(worker, server, frame, now_ns))
     worker_take(worker, server, frame, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -17334,7 +17242,7 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns) {
   mlfab__push_sent(worker, server, token, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 /* --- links to aggregators --- */
@@ -17342,14 +17250,14 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns) {
   mlfab__push_hop_sent(worker, aggregator, token, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t now_ns) {
   mlfab__pull_hop_lost(worker, aggregator);
   mlfab__push_hop_lost(worker, aggregator, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
@@ -17365,7 +17273,7 @@ MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t agg
       worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
                        "a frame that no aggregator sends");
   }
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
@@ -17433,8 +17341,9 @@ static void worker_role_lost(void *self, mlfab__at at) {
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
   if (at.kind != MLFAB__LINK_SERVER) return;
-  if (left == MLFAB__NEVER_HERE)
-    mlfab__worker_vacant(self, at.peer, at.now_ns);
+  const mlfab__worker *worker = self;
+  if (left == MLFAB__NEVER_HERE && worker->mover)
+    worker->mover->vacant(self, at.peer, at.now_ns);
   else
     mlfab__worker_dead(self, at.peer, at.now_ns);
 }
@@ -17846,6 +17755,8 @@ typedef struct mlfab__server_lender {
 typedef struct mlfab__server_mover {
   void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
   void (*tick)(mlfab__server *server);
+  /* Must this round be closed without workers that have stopped for the move? Moves those on. */
+  int (*forces)(mlfab__server *server, const mlfab__clock *clock);
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
@@ -18079,15 +17990,15 @@ MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server 
  * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error);
+/* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
+                                              const uint8_t *table, uint32_t cut,
+                                              const uint32_t *owners, uint32_t nowners,
+                                              mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
-/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
- * text; there is no model then. */
-MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
-                                        const uint32_t *words, const uint8_t *table,
-                                        mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
@@ -18159,6 +18070,11 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 /* clock.c - the clocks of a new model; returns their memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
+/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: whether norms are
+ * taken. */
+MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
+MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train);
+MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
 /* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
 MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
                                            const mlfab__segment *segments, uint32_t n);
@@ -18215,37 +18131,6 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 /* Merges clocks with the same model and the same state, and frees clocks without slices. 1 when a slice has
  * another clock now. */
 MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
-/* Describes a clock for the server that gets some of its slices. `words` has room for
- * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words);
-/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
-/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
-                                       const uint32_t *words);
-/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-/* The same, but creates a clock if there is none and there is room for one. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-
-/* The same for a stored clock. The first one replaces the clock of a new model. */
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words);
-
-/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
- * that are here. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
@@ -18397,10 +18282,6 @@ MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
-/* Is no block lent and no pull open? */
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server);
-/* The slices have changed: frees the arrays sized for the old ones. */
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
 
@@ -18542,7 +18423,7 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
 #include <math.h>
 #include <stdio.h>
 
-static int clock_live(const mlfab__server_peer *peer) {
+MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer) {
   if (peer->guest) return 0;
   return !peer->dead && !peer->left && !peer->done;
 }
@@ -18554,7 +18435,7 @@ static int clock_significant(const mlfab__server *server) {
   return 0;
 }
 
-static void clock_measure(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server) {
   server->significant = clock_significant(server);
   server->measures = server->significant || server->keeper;
 }
@@ -18567,7 +18448,7 @@ MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync 
   mlfab__sync_complete(&clock->sync);
   clock->tuner.threshold = (uint64_t)clock->sync.staleness;
   server->ngates = 1;
-  clock_measure(server);
+  mlfab__clock_measure(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
@@ -18630,7 +18511,7 @@ static void clock_count(mlfab__server *server) {
     const mlfab__server_peer *peer = &server->peers[w];
     tally->stopped += peer->stopped != 0;
     tally->most = mlfab__max(tally->most, peer->pushed);
-    if (!clock_live(peer)) continue;
+    if (!mlfab__clock_lives(peer)) continue;
     if (tally->members++ == 0 || peer->pushed < tally->slowest) {
       tally->slowest = peer->pushed;
       tally->lowest = 0;
@@ -18651,7 +18532,7 @@ static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   clock->arrived = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
-    clock->arrived += clock_live(peer) && peer->pushed > clock->v_train;
+    clock->arrived += mlfab__clock_lives(peer) && peer->pushed > clock->v_train;
   }
   return clock->arrived;
 }
@@ -18662,7 +18543,7 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
   mlfab__clock_tally *tally = &server->tally;
   if (!tally->counted) return;
   tally->most = mlfab__max(tally->most, peer->pushed);
-  if (!clock_live(peer) || peer->pushed == before) return;
+  if (!mlfab__clock_lives(peer) || peer->pushed == before) return;
   tally->fastest = mlfab__max(tally->fastest, peer->pushed);
   if (before == tally->slowest && --tally->lowest == 0) tally->counted = 0;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -18676,7 +18557,7 @@ MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   clock_count(server);
   for (; tally->first < server->workers; tally->first++) {
     const mlfab__server_peer *peer = &server->peers[tally->first];
-    if (clock_live(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
+    if (mlfab__clock_lives(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
   }
   return MLFAB_NO_RANK;
 }
@@ -18710,7 +18591,7 @@ MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t 
     if (!server->options.deterministic) continue;
     for (uint32_t w = 0; w < worker; w++) {
       const mlfab__server_peer *peer = &server->peers[w];
-      if (peer->pushed <= clock->v_train && clock_live(peer) && !peer->drained) return 0;
+      if (peer->pushed <= clock->v_train && mlfab__clock_lives(peer) && !peer->drained) return 0;
     }
   }
   return 1;
@@ -18873,34 +18754,13 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
 }
 
-/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
- * workers that will push nothing more before the move. This happens when servers have different models, or
- * when workers joined while the servers were at different rounds. The round is closed without them. If the
- * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
- * the round before, so their updates come here first. */
-static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
-  int waits = 0;
-  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
-    if (clock_live(peer) && !peer->drained && peer->pushed <= clock->v_train) return 0;
-  }
-  for (uint32_t w = 0; waits && w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
-    server->tally.counted = 0;
-  }
-  return waits;
-}
-
 /* Number of live workers whose update of the open round is here. Others may be past the round because they
  * were late in it at another server. */
 static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
   uint32_t n = 0, bit = 1u << (clock - server->clocks);
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
-    n += clock_live(peer) && peer->pushed > clock->v_train &&
+    n += mlfab__clock_lives(peer) && peer->pushed > clock->v_train &&
          (peer->decided > clock->v_train || (peer->contributed & bit));
   }
   return n;
@@ -18920,7 +18780,8 @@ static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members &&
       state.arrived >= clock->sync.need)
     state.arrived = clock_came(server, clock);
-  return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
+  return mlfab__sync_complete_round(&clock->sync, &state) ||
+         (server->move.hooks && server->move.hooks->forces(server, clock));
 }
 
 /* Number of live workers whose decided updates here reach this progress. */
@@ -18928,7 +18789,7 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
   uint32_t n = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
-    n += clock_live(peer) && mlfab__min(peer->pushed, peer->decided) >= progress;
+    n += mlfab__clock_lives(peer) && mlfab__min(peer->pushed, peer->decided) >= progress;
   }
   return n;
 }
@@ -19152,8 +19013,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
-/* Allocates a clock: its index, or MLFAB__CLOCKS when all are used. */
-static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
+MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train) {
   uint32_t g = 0;
   while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
   if (g == MLFAB__CLOCKS) return g;
@@ -19208,7 +19068,7 @@ static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *
     clock_slices(server, g, change->tensor, &touched);
     if (touched > 0) v_train = mlfab__min(v_train, server->clocks[g].v_train);
   }
-  return clock_new(server, v_train);
+  return mlfab__clock_new(server, v_train);
 }
 
 MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
@@ -19240,9 +19100,115 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
   return merged;
 }
 
+/* Must an open round be applied first, because slices leave it? */
+static int clock_must_flush(const mlfab__server *server, uint32_t g,
+                            const mlfab__sync_ask *change) {
+  const mlfab__clock *clock = &server->clocks[g];
+  uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
+  if (!clock->used || !mlfab__sync_rounds(clock->sync.kind) || clock->round_members == 0) return 0;
+  int stays = touched == n && g == clock_target(server, change);
+  return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
+}
+
+static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
+  uint32_t target = clock_make_target(server, change);
+  if (target == MLFAB__CLOCKS) return MLFAB_ERR_LIMIT;
+  mlfab__clock *clock = &server->clocks[target];
+  clock->sync = change->consistency;
+  clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
+  if (!mlfab__sync_rounds(clock->sync.kind)) {
+    /* On a server without slices, the round has nothing to apply. */
+    clock->contributors = clock->round_members = 0;
+    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
+  }
+  for (uint32_t i = 0; i < server->store.nslices; i++) {
+    if (!clock_touches(server, i, change->tensor)) continue;
+    server->store.slices[i].clock = (uint8_t)target;
+    mlfab__store_change(&server->store, i);
+  }
+  mlfab__clock_tidy(server);
+  mlfab__clock_measure(server);
+  mlfab__clock_members(server);
+  server->serve.changed = 1;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
+  while (server->nchanges > 0) {
+    const mlfab__sync_ask change = server->changes[0].change;
+    uint32_t worker = server->changes[0].worker;
+    for (uint32_t g = 0; g < server->ngates; g++) {
+      if (!clock_must_flush(server, g, &change)) continue;
+      if (clock_held(server, g)) return 0;
+      server->clocks[g].flush = 1;
+      clock_close(server, g);
+      return 1;
+    }
+    int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
+    int code = clock_install(server, &change);
+    if (absolute != mlfab__clock_absolute(server)) server->regroups = 1;
+    memmove(&server->changes[0], &server->changes[1],
+            (server->nchanges - 1) * sizeof server->changes[0]);
+    server->nchanges--;
+    if (!code) server->peers[worker].changed = change.ask;
+    clock_answer(server, worker, change.ask, code,
+                 code ? "a server has at most 8 consistency models at a time" : "");
+    for (uint32_t w = 0; counted != mlfab__clock_counts(server) && w < server->workers; w++)
+      mlfab__clock_tell(server, w);
+    server->retold = 1;
+  }
+  return 0;
+}
+
+/* ==============================================================================================
+ * core/server/clock_copy.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
+/* clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. Layer 4. */
+
+/* Describes a clock for the server that gets some of its slices. `words` has room for
+ * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
+MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
+                                       mlfab__reshard_server_clock *out, uint32_t *words);
+/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
+/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
+MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
+                                       const mlfab__reshard_server_clock *clock,
+                                       const uint32_t *clock_words,
+                                       const mlfab__reshard_server_clock *in,
+                                       const uint32_t *words);
+/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
+MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
+                                            const mlfab__reshard_server_clock *in,
+                                            const uint32_t *words);
+/* The same, but creates a clock if there is none and there is room for one. */
+MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
+                                            const mlfab__reshard_server_clock *in,
+                                            const uint32_t *words);
+
+/* The same for a stored clock. The first one replaces the clock of a new model. */
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words);
+
+/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
+ * that are here. There are no delayed pulls. */
+MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
+                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
+                                         const uint32_t *words);
+
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
+ * core/server/clock_copy.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
+/* clock_copy.c - the server role: clocks as records. See clock_copy.h. */
+
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
  * what it has in an open round before the round is closed. */
-static uint64_t clock_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
+static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
     if (server->clocks[g].used) least = mlfab__min(least, server->clocks[g].v_train);
@@ -19272,7 +19238,7 @@ MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
 MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
   memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
   for (uint32_t w = 0; w < server->workers; w++)
-    words[w / 32] |= (uint32_t)clock_live(&server->peers[w]) << w % 32;
+    words[w / 32] |= (uint32_t)mlfab__clock_lives(&server->peers[w]) << w % 32;
 }
 
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
@@ -19307,10 +19273,10 @@ MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
 MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
                                             const mlfab__reshard_server_clock *in,
                                             const uint32_t *words) {
-  uint64_t v_train = clock_here(server, in);
+  uint64_t v_train = copy_here(server, in);
   uint32_t g = mlfab__clock_match(server, in, words);
   if (g < MLFAB__CLOCKS) return g;
-  g = clock_new(server, v_train);
+  g = mlfab__clock_new(server, v_train);
   if (g == MLFAB__CLOCKS) return g;
   mlfab__clock *clock = &server->clocks[g];
   clock->sync = in->consistency;
@@ -19322,13 +19288,13 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   clock->refused_round = v_train == in->v_train ? in->refused_round : 0;
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  clock_measure(server);
+  mlfab__clock_measure(server);
   server->untidy = 1;
   return g;
 }
 
 /* Takes over a whole state. */
-static void clock_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
+static void copy_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
   clock->sync = in->consistency;
   clock->sync.size = sizeof clock->sync;
   clock->v_train = in->v_train;
@@ -19343,10 +19309,10 @@ MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
                                               const mlfab__reshard_server_clock *in,
                                               const uint32_t *words) {
   if (!first) return mlfab__clock_adopt(server, in, words);
-  clock_take(&server->clocks[0], in);
+  copy_take(&server->clocks[0], in);
   for (uint32_t w = 0; w < server->workers; w++)
     server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
-  server->significant = clock_significant(server);
+  mlfab__clock_measure(server);
   return 0;
 }
 
@@ -19359,75 +19325,16 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
   for (uint32_t i = 0; i < n; i++, words += nwords) {
     uint32_t g = clocks[i].clock;
     server->clocks[g].used = 1;
-    clock_take(&server->clocks[g], &clocks[i]);
+    copy_take(&server->clocks[g], &clocks[i]);
     if (g >= server->ngates) server->ngates = g + 1;
     for (uint32_t w = 0; w < server->workers; w++)
       server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
   }
-  server->significant = clock_significant(server);
+  mlfab__clock_measure(server);
   server->untidy = n > 1;
   mlfab__clock_members(server);
 }
-
-/* Must an open round be applied first, because slices leave it? */
-static int clock_must_flush(const mlfab__server *server, uint32_t g,
-                            const mlfab__sync_ask *change) {
-  const mlfab__clock *clock = &server->clocks[g];
-  uint32_t touched, n = clock_slices(server, g, change->tensor, &touched);
-  if (!clock->used || !mlfab__sync_rounds(clock->sync.kind) || clock->round_members == 0) return 0;
-  int stays = touched == n && g == clock_target(server, change);
-  return touched > 0 && (!stays || !mlfab__sync_rounds(change->consistency.kind));
-}
-
-static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
-  uint32_t target = clock_make_target(server, change);
-  if (target == MLFAB__CLOCKS) return MLFAB_ERR_LIMIT;
-  mlfab__clock *clock = &server->clocks[target];
-  clock->sync = change->consistency;
-  clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
-  if (!mlfab__sync_rounds(clock->sync.kind)) {
-    /* On a server without slices, the round has nothing to apply. */
-    clock->contributors = clock->round_members = 0;
-    for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
-  }
-  for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (!clock_touches(server, i, change->tensor)) continue;
-    server->store.slices[i].clock = (uint8_t)target;
-    mlfab__store_change(&server->store, i);
-  }
-  mlfab__clock_tidy(server);
-  clock_measure(server);
-  mlfab__clock_members(server);
-  server->serve.changed = 1;
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
-  while (server->nchanges > 0) {
-    const mlfab__sync_ask change = server->changes[0].change;
-    uint32_t worker = server->changes[0].worker;
-    for (uint32_t g = 0; g < server->ngates; g++) {
-      if (!clock_must_flush(server, g, &change)) continue;
-      if (clock_held(server, g)) return 0;
-      server->clocks[g].flush = 1;
-      clock_close(server, g);
-      return 1;
-    }
-    int counted = mlfab__clock_counts(server), absolute = mlfab__clock_absolute(server);
-    int code = clock_install(server, &change);
-    if (absolute != mlfab__clock_absolute(server)) server->regroups = 1;
-    memmove(&server->changes[0], &server->changes[1],
-            (server->nchanges - 1) * sizeof server->changes[0]);
-    server->nchanges--;
-    if (!code) server->peers[worker].changed = change.ask;
-    clock_answer(server, worker, change.ask, code,
-                 code ? "a server has at most 8 consistency models at a time" : "");
-    for (uint32_t w = 0; counted != mlfab__clock_counts(server) && w < server->workers; w++)
-      mlfab__clock_tell(server, w);
-    server->retold = 1;
-  }
-  return 0;
-}
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/server/queue.c
@@ -21350,18 +21257,6 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   return 1;
 }
 
-/* There is no pinned memory to copy the pull's bytes to. */
-static void serve_poor(mlfab__server *server, mlfab__server_pull *pull) {
-  if (pull->request &
-      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
-    mlfab__serve_end(server, pull);
-    return;
-  }
-  mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
-                    "the server is out of pinned memory for what it copies from its device");
-  mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
-}
-
 MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
                                        mlfab__frame_out *frame, uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
@@ -21473,40 +21368,9 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
   if (server->lender) server->lender->lost(server, worker);
 }
 
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
-  if (server->serve.first) return 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].nsends > 0) return 0;
-  }
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      mlfab__free(server->env, pull->pinned,
-                  server->store.positions_per_slice * sizeof *pull->pinned);
-      pull->pinned = NULL;
-    }
-  }
-}
-
-/* Pulls wait for copies: asks again; or could not have any. */
-static void serve_copies(mlfab__server *server) {
-  mlfab__serve_walk walk = {NULL, 0};
-  server->serve.copies = 0;
-  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
-    if (pull->poor)
-      serve_poor(server, pull);
-    else if (mlfab__server_goes(pull))
-      server->port.ready(server->port.self, pull->worker);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
-  if (server->serve.copies) serve_copies(server);
+  if (server->serve.copies) server->memory->on->again(server->memory);
   mlfab__blocks_late(server);
   if (server->lender) server->lender->tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
@@ -21895,32 +21759,24 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
 
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) { server_free_model(server); }
 
-/* A definition of the model. owners: of its slices, or NULL: as the options say. */
-typedef struct server_definition {
-  const uint8_t *table;
-  uint32_t tensors, cut;
-  const mlfab_model_options *options;
-  const uint32_t *owners;
-  uint32_t nowners;
-} server_definition;
-
-static int server_build(mlfab__server *server, const server_definition *from, mlfab_error *error) {
-  const mlfab_model_options *options = from->options;
-  uint32_t cut = from->cut;
+MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
+                                              const uint8_t *table, uint32_t cut,
+                                              const uint32_t *owners, uint32_t nowners,
+                                              mlfab_error *error) {
+  const mlfab_model_options *options = &define->options;
   int code = server_unsupported(server, options, error);
   if (code) return code;
-  server->definition = mlfab__alloc_array(server->env, from->tensors, sizeof *server->definition);
+  server->definition = mlfab__alloc_array(server->env, define->tensors, sizeof *server->definition);
   if (!server->definition) return server_no_memory(server, MLFAB_ERR_MEMORY, error);
-  server->ndefinition = from->tensors;
-  for (uint32_t i = 0; i < from->tensors; i++) {
-    mlfab__decode_tensor_info(from->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
-                              &server->definition[i]);
+  server->ndefinition = define->tensors;
+  for (uint32_t i = 0; i < define->tensors; i++) {
+    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
   code = server_layout(server, options, cut, error);
-  if (!code && from->owners && from->nowners != server->layout.nslices)
+  if (!code && owners && nowners != server->layout.nslices)
     code = MLFAB__FAIL(error, MLFAB_ERR_FRAME, "server %u: not the owners of its slices",
                        server->number);
-  if (!code && from->owners) mlfab__layout_assign(&server->layout, from->owners);
+  if (!code && owners) mlfab__layout_assign(&server->layout, owners);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
@@ -21938,33 +21794,7 @@ static int server_build(mlfab__server *server, const server_definition *from, ml
 
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error) {
-  const server_definition from = {table, define->tensors, cut, &define->options, NULL, 0};
-  return server_build(server, &from, error);
-}
-
-MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
-                                        const uint32_t *words, const uint8_t *table,
-                                        mlfab_error *error) {
-  const server_definition from = {table, in->tensors, in->cut, &in->options, words, in->slices};
-  const uint32_t *counted = words + in->slices;
-  if (in->packets && !server->sparse)
-    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                        "server %u was built without MLFAB_WITH_SPARSE, and server 0 with it",
-                        server->number);
-  server_free_model(server);
-  int code = server_build(server, &from, error);
-  if (code) {
-    server_free_model(server);
-    return code;
-  }
-  server->phase = MLFAB__MODEL_STANDS;
-  server->save.restored = in->restored;
-  server->save.restored_version = in->restored_version;
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1);
-  mlfab__clock_members(server);
-  if (server->policy) server->policy->told(server);
-  return 0;
+  return mlfab__server_build_owned(server, define, table, cut, NULL, 0, error);
 }
 
 /* The model of worker 0's definition, with its first weights if it has said that they follow, else with zeros. */
@@ -22187,7 +22017,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
-      /* It may need a round to be closed: see clock_forced. */
+      /* It may need a round to be closed: see mlfab__server_mover. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);
       break;
@@ -46996,18 +46826,28 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, u
 /* The link to a server stands: send from the first slice again. wants: is a link to it needed? */
 MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
+/* The slices have changed: frees the arrays of pulls that are sized for the old ones. */
+MLFAB__INTERNAL void mlfab__serve_resize(struct mlfab__server *server);
 /* Takes the next step if nothing stands in its way any more. Called after everything that may have changed state. */
 MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
 
 /* --- at a worker (reshard_worker.c) --- */
 
 struct mlfab__worker;
-/* Enables moves at this worker. */
-MLFAB__INTERNAL void mlfab__reshard_worker_attach(struct mlfab__worker *worker);
+/* Enables moves at this worker. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__reshard_worker_attach(struct mlfab__worker *worker);
 /* Only these servers shall own slices. */
 MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, const uint32_t *servers,
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error);
+
+/* recut.c: the layout has other owners. push, pull: divide undecided updates, and pulls, anew. change: sends a change of
+ * consistency to all servers again. spare: forgets the parts at a server that has gone without slices: they had no bytes. */
+MLFAB__INTERNAL void mlfab__push_spare(struct mlfab__worker *worker, uint32_t server,
+                                       uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_recut(struct mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_recut(struct mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_change_again(struct mlfab__worker *worker);
 
 #endif /* MLFAB_WITH_RESHARD */
 
@@ -47135,7 +46975,7 @@ static int reshard_counts(void *self, uint32_t server) {
 static void reshard_spare(mlfab__reshard *r, uint32_t server) {
   r->at[server].member = 0;
   r->at[server].away = 1;
-  mlfab__growth_left(r->node, server, r->at[server].gone);
+  if (r->node->growth) r->node->growth->left(r->node, server, r->at[server].gone);
 }
 
 /* Late servers are members while they own slices. Server 0 keeps a link to those that do not, to notice when they go. */
@@ -47679,8 +47519,7 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   r->at = mlfab__alloc_array(env, r->servers, sizeof *r->at);
   if (!r->seats || !r->at) return MLFAB_ERR_MEMORY;
   for (uint32_t s = 0; s < node->founding; s++) r->at[s].member = 1;
-  node->counts = reshard_counts;
-  node->counts_self = r;
+  if (node->growth) node->growth->judge(node, reshard_counts, r);
   return 0;
 }
 #endif /* MLFAB_WITH_RESHARD */
@@ -48124,6 +47963,17 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   }
 }
 
+MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      mlfab__free(server->env, pull->pinned,
+                  server->store.positions_per_slice * sizeof *pull->pinned);
+      pull->pinned = NULL;
+    }
+  }
+}
+
 /* Replaces everything whose size depends on the old shard. */
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
@@ -48209,10 +48059,40 @@ static void reshard_server_end(mlfab__server *server) {
 
 /* --- steps --- */
 
+/* Is no block lent and no pull open? */
+static int reshard_server_unread(const mlfab__server *server) {
+  if (server->serve.first) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].nsends > 0) return 0;
+  }
+  return 1;
+}
+
 /* Is nothing under way into or out of the blocks? */
 static int reshard_server_quiet(const mlfab__server *server) {
   return server->apply.applying == MLFAB__APPLY_NONE && !server->apply.head &&
-         !server->queue.first && !server->queue.unplaced_first && mlfab__serve_quiet(server);
+         !server->queue.first && !server->queue.unplaced_first && reshard_server_unread(server);
+}
+
+/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
+ * workers that will push nothing more before the move. This happens when servers have different models, or
+ * when workers joined while the servers were at different rounds. The round is closed without them. If the
+ * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
+ * the round before, so their updates come here first. */
+static int reshard_server_forces(mlfab__server *server, const mlfab__clock *clock) {
+  int waits = 0;
+  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
+    if (mlfab__clock_lives(peer) && !peer->drained && peer->pushed <= clock->v_train) return 0;
+  }
+  for (uint32_t w = 0; waits && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
+    server->tally.counted = 0;
+  }
+  return waits;
 }
 
 static void reshard_server_prepare(mlfab__server *server) {
@@ -48393,6 +48273,32 @@ MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t f
 
 /* --- a server that gets its first slices --- */
 
+/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
+ * text; there is no model then. */
+static int reshard_server_model(mlfab__server *server, const mlfab__adopt *in,
+                                const uint32_t *words, const uint8_t *table, mlfab_error *error) {
+  const mlfab__define define = {.options = in->options, .tensors = in->tensors};
+  const uint32_t *counted = words + in->slices;
+  if (in->packets && !server->sparse)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "server %u was built without MLFAB_WITH_SPARSE, and server 0 with it",
+                        server->number);
+  mlfab__server_unbuild(server);
+  int code = mlfab__server_build_owned(server, &define, table, in->cut, words, in->slices, error);
+  if (code) {
+    mlfab__server_unbuild(server);
+    return code;
+  }
+  server->phase = MLFAB__MODEL_STANDS;
+  server->save.restored = in->restored;
+  server->save.restored_version = in->restored_version;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1);
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlfab__frame_in *frame,
                                                 uint64_t now_ns) {
   uint32_t words[MLFAB__ADOPT_WORDS_MAX];
@@ -48415,7 +48321,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlf
   reshard_server_drop(server);
   for (uint32_t w = 0; w < server->workers; w++) reshard_server_stop_worker(server, w);
   server->move.late = 1;
-  int code = mlfab__server_adopt(server, &in, words, frame->bulk, &error);
+  int code = reshard_server_model(server, &in, words, frame->bulk, &error);
   if (code) reshard_server_done(server, in.attempt, MLFAB__MOVE_PREPARE, code, error.text);
   return 0;
 }
@@ -48488,8 +48394,100 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
 
 MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
   static const mlfab__server_mover mover = {reshard_server_stop, reshard_server_tick,
-                                            reshard_server_drop};
+                                            reshard_server_forces, reshard_server_drop};
   server->move.hooks = &mover;
+}
+#endif /* MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
+ * core/reshard/recut.c
+ * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
+/* recut.c - the worker role: what a layout with other owners does to updates, pulls and changes of consistency. See reshard.h. */
+
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
+      --worker->streams[server].small[(update->flags & MLFAB__PUSH_DURABLE) != 0];
+    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
+    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
+      part->state = MLFAB__PART_NONE;
+    mlfab__push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab_error error;
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    int decided = 0;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
+    if (decided || update->withdrawn) continue; /* it only waits for its loans */
+    if (!mlfab__push_parts_begin(worker, update, &error)) {
+      mlfab__push_parts_end(worker, update);
+      continue;
+    }
+    /* Its stretches no longer fit into a frame. */
+    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
+    update->parts[0].state = MLFAB__PART_QUEUED;
+    mlfab__push_lose(worker, update, MLFAB_ERR_LIMIT, now_ns);
+  }
+  mlfab__push_align(worker); /* other servers have parts of the updates now */
+}
+
+static int recut_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return fetch->view && worker->viewer->maps(fetch);
+}
+
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__cache_void(worker, MLFAB_ALL);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    uint64_t bytes;
+    uint32_t segments = 0;
+    if (fetch->request == 0) continue;
+    if (fetch->view) worker->viewer->forget(worker, fetch, MLFAB_ALL);
+    fetch->nwaiting = 0;
+    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      /* A server that has told has a view under this number. */
+      if (recut_maps(worker, fetch) && part->asked)
+        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      if (worker->cache.bytes && !recut_maps(worker, fetch))
+        segments = segments > 0; /* a pull asks for whole slices */
+      part->waiting = segments > 0;
+      part->begun = part->asked = 0;
+      part->hop = MLFAB__NO_NODE;
+      fetch->nwaiting += part->waiting;
+    }
+    if (segments == UINT32_MAX)
+      mlfab__request_finish(
+          worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0,
+          now_ns, "pull: too many separate stretches of the model, since slices have moved");
+  }
+}
+
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
+  mlfab__sync_change *change = &worker->change;
+  if (!change->request || !change->all) return;
+  /* Otherwise slices that move from a server without the change to one with it would miss it. */
+  change->ask.ask++;
+  change->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].changes = !worker->streams[s].dead && !worker->streams[s].absent;
+    change->nwaiting += worker->streams[s].changes;
+  }
 }
 #endif /* MLFAB_WITH_RESHARD */
 
@@ -48515,7 +48513,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
  * its own draining; in either case x does not finish before s has decided it, too. By induction over r, every
  * update that s waits for arrives. The argument fails if t has another model than s and did not make w wait, or if
  * x became a member while the servers stood at different rounds. Then x is drained, and s closes the round without
- * it (clock_forced in clock.c). The answer to the end of its STOP tells x, which tells the other servers (push.c).
+ * it (reshard_server_forces). The answer to the end of its STOP tells x, which tells the other servers (push.c).
  *
  * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout when the
  * move is over. It stops first, to learn what is decided. A partly decided update stays so (PARTIAL), because the
@@ -48526,13 +48524,46 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
 
 #include <stdio.h>
 
+enum mlfab__pause_state {
+  MLFAB__PAUSE_RUNS,
+  MLFAB__PAUSE_STOPPING,
+  MLFAB__PAUSE_DRAINING,
+  MLFAB__PAUSE_FROZEN
+};
+
+typedef struct mlfab__pause {
+  enum mlfab__pause_state state;
+  uint32_t attempt;
+  int late;         /* the move is over; adopt its layout when the servers have stopped */
+  uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
+  uint32_t *owners; /* owners and epoch of the last RESUME */
+  uint32_t nowners, epoch;
+} mlfab__pause;
+
+typedef struct mlfab__resize { /* mlfab_set_servers under way */
+  uint64_t request;            /* 0: none */
+  uint64_t ask, timeout_ns;
+  uint32_t *servers;
+  uint32_t n;
+} mlfab__resize;
+
+struct mlfab__moving {
+  mlfab__pause pause;
+  mlfab__resize resize;
+  struct moving_server {
+    uint8_t stopped; /* it has answered STOP */
+    uint8_t late;    /* it came late, or has gone: it counts only while it has slices */
+    uint8_t comes;   /* the move under way will give it its first slices */
+  } * servers;
+};
+
 static void reshard_worker_stop(mlfab__worker *worker, uint32_t server, uint32_t kind) {
-  mlfab__stop stop = {worker->pause.attempt, kind};
+  mlfab__stop stop = {worker->moving->pause.attempt, kind};
   if (worker->streams[server].up) MLFAB__POST(&worker->port, server, MLFAB__STOP, stop, &stop);
 }
 
 static void reshard_worker_tell_frozen(mlfab__worker *worker, uint32_t unreached) {
-  mlfab__frozen frozen = {worker->pause.attempt, unreached};
+  mlfab__frozen frozen = {worker->moving->pause.attempt, unreached};
   MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, frozen, &frozen);
 }
 
@@ -48542,7 +48573,7 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
   int all = 1;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->comes || stream->up) continue;
+    if (!worker->moving->servers[s].comes || stream->up) continue;
     *server_p = s;
     if (stream->dead) return -1;
     all = 0;
@@ -48550,16 +48581,107 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
   return all;
 }
 
+/* --- servers that come and go --- */
+
+static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns);
+static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+
+/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
+ * will. */
+static int reshard_worker_owns(const mlfab__worker *worker, uint32_t server) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__pause *pause = &worker->moving->pause;
+  for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
+    if (pause->owners[i] == server) return 1;
+  if (layout->nslices == 0) return pause->nowners == 0 && !worker->moving->servers[server].late;
+  return layout->owned_at[server] < layout->owned_at[server + 1];
+}
+
+/* This server is absent now: what waited for it goes on. */
+static void reshard_worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  reshard_worker_dead(worker, server, now_ns);
+  worker->due = 1;
+  mlfab__worker_advance(worker, now_ns);
+}
+
+/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
+static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  int knows = worker->stands || worker->moving->pause.nowners > 0;
+  if (server == 0 || !knows) return 0;
+  /* Its slices may have moved: the end of the move tells. */
+  if (worker->moving->pause.state == MLFAB__PAUSE_FROZEN) {
+    stream->up = 0;
+    mlfab__push_lost(worker, server, now_ns);
+    return 1;
+  }
+  if (reshard_worker_owns(worker, server)) return 0;
+  stream->up = 0;
+  stream->absent = worker->moving->servers[server].late = 1;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_spare(worker, server, now_ns);
+  mlfab__worker_change_spare(worker, server, now_ns);
+  reshard_worker_without(worker, server, now_ns);
+  return 1;
+}
+
+static int reshard_worker_spares(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  if (!worker->streams[server].absent) return reshard_worker_spare(worker, server, now_ns);
+  reshard_worker_dead(worker, server, now_ns);
+  return 1;
+}
+
+/* A move has ended: servers that died meanwhile are missed, or not. */
+static void reshard_worker_bury(mlfab__worker *worker, uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->dead && !stream->absent && !reshard_worker_spare(worker, s, now_ns))
+      mlfab__worker_bereave(worker, s, now_ns);
+  }
+}
+
+static void reshard_worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (!stream->absent && worker->stands && reshard_worker_owns(worker, server)) {
+    mlfab__worker_dead(worker, server, now_ns); /* its slices are lost */
+    return;
+  }
+  if (!stream->absent) reshard_worker_spare(worker, server, now_ns);
+  memset(stream, 0, sizeof *stream);
+  stream->absent = worker->moving->servers[server].late = 1;
+  worker->moving->servers[server].stopped = 0;
+  reshard_worker_without(worker, server, now_ns);
+}
+
+/* Counts a late server from now on, or no more; before updates are divided anew. */
+static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int counts) {
+  mlfab__stream *stream = &worker->streams[server];
+  worker->moving->servers[server].comes = 0;
+  if (counts == !stream->absent) return;
+  stream->absent = !counts;
+  if (!counts) return;
+  stream->packets = worker->streams[0].packets;
+  stream->counts = worker->streams[0].counts;
+  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
+  int agreed = worker->stands || worker->model_pull || worker->enters;
+  stream->defined = agreed != 0;
+  stream->define = worker->table && !agreed;
+  stream->done_told = stream->done_acked = 0;
+  stream->round = 0;
+  worker->due = 1;
+}
+
 /* --- stopping --- */
 
 static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int late) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   pause->state = MLFAB__PAUSE_STOPPING;
+  worker->announces = 0;
   pause->attempt = attempt;
   pause->late = late;
   pause->last = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    worker->streams[s].stopped = 0;
+    worker->moving->servers[s].stopped = 0;
     if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
   }
 }
@@ -48578,7 +48700,7 @@ static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outg
 static int reshard_worker_stopped(const mlfab__worker *worker) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->stopped && !stream->dead && !stream->absent) return 0;
+    if (!worker->moving->servers[s].stopped && !stream->dead && !stream->absent) return 0;
   }
   return 1;
 }
@@ -48586,7 +48708,7 @@ static int reshard_worker_stopped(const mlfab__worker *worker) {
 static int reshard_worker_drained(const mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) {
     const mlfab__outgoing *update = &worker->updates[worker->order[i]];
-    if (update->seq > worker->pause.last) break;
+    if (update->seq > worker->moving->pause.last) break;
     for (uint32_t s = 0; s < worker->servers; s++) {
       uint8_t state = update->parts[s].state;
       if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 0;
@@ -48598,13 +48720,14 @@ static int reshard_worker_drained(const mlfab__worker *worker) {
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns);
 
 static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   if (pause->state == MLFAB__PAUSE_STOPPING && reshard_worker_stopped(worker)) {
     if (pause->late) {
       reshard_worker_adopt(worker, now_ns);
       return;
     }
     pause->state = MLFAB__PAUSE_DRAINING;
+    worker->announces = pause->last;
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   if (pause->state != MLFAB__PAUSE_DRAINING || !reshard_worker_drained(worker)) return;
@@ -48612,6 +48735,7 @@ static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
   int reaches = reshard_worker_reaches(worker, &unreached);
   if (reaches == 0) return;
   pause->state = MLFAB__PAUSE_FROZEN;
+  worker->announces = 0;
   for (uint32_t s = 0; s < worker->servers; s++)
     if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
   reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
@@ -48619,7 +48743,7 @@ static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
 
 static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *frame,
                                   uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   mlfab__freeze freeze;
   uint32_t servers[MLFAB__SLICES_MAX], unreached = MLFAB__NO_NODE;
   int bad = mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze, servers) != 0;
@@ -48631,8 +48755,8 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
     reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
     return;
   }
-  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].comes = 0;
-  for (uint32_t i = 0; i < freeze.servers; i++) worker->streams[servers[i]].comes = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) worker->moving->servers[s].comes = 0;
+  for (uint32_t i = 0; i < freeze.servers; i++) worker->moving->servers[servers[i]].comes = 1;
   reshard_worker_begin(worker, freeze.attempt, 0);
   reshard_worker_check(worker, now_ns);
 }
@@ -48647,37 +48771,39 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   memcpy(slots, worker->order, n);
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
-    int passed = update->seq <= worker->pause.last;
-    if (passed || reshard_worker_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
+    int passed = update->seq <= worker->moving->pause.last;
+    if (passed || reshard_worker_partial(worker, update))
+      mlfab__push_lose(worker, update, MLFAB_ERR_WITHDRAWN, now_ns);
   }
 }
 
 /* Tells the servers to go on. They answer with their epoch, credit and progress. */
 static void reshard_worker_run(mlfab__worker *worker) {
-  worker->pause.state = MLFAB__PAUSE_RUNS;
-  worker->pause.late = 0;
+  worker->moving->pause.state = MLFAB__PAUSE_RUNS;
+  worker->announces = MLFAB__NEVER;
+  worker->moving->pause.late = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].epoch = 0;
-    worker->streams[s].comes = 0;
+    worker->moving->servers[s].comes = 0;
     if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
   }
 }
 
 /* A late server counts while it owns slices. */
-static void reshard_worker_count(mlfab__worker *worker) {
-  const mlfab__pause *pause = &worker->pause;
+static void reshard_worker_count_all(mlfab__worker *worker) {
+  const mlfab__pause *pause = &worker->moving->pause;
   uint8_t owns[4096] = {0};
   for (uint32_t i = 0; i < pause->nowners; i++) owns[pause->owners[i] % sizeof owns] = 1;
   for (uint32_t s = 0; s < worker->servers; s++)
-    if (worker->streams[s].late) mlfab__worker_count(worker, s, owns[s]);
+    if (worker->moving->servers[s].late) reshard_worker_count(worker, s, owns[s]);
 }
 
 /* Adopts the layout of RESUME. */
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   reshard_worker_lose(worker, now_ns);
   worker->epoch = pause->epoch;
-  reshard_worker_count(worker);
+  reshard_worker_count_all(worker);
   if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
     mlfab__layout_assign(&worker->layout, pause->owners);
     mlfab__push_recut(worker, now_ns);
@@ -48685,13 +48811,13 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__worker_change_again(worker);
   }
   reshard_worker_run(worker);
-  mlfab__worker_bury(worker, now_ns);
+  reshard_worker_bury(worker, now_ns);
 }
 
 /* Stores the owners, also for a model that is not defined yet. */
 static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resume,
                                const uint32_t *owners) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   if (resume->slices != pause->nowners) {
     mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *owners);
     pause->owners = mlfab__alloc_array(worker->env, resume->slices, sizeof *owners);
@@ -48705,7 +48831,7 @@ static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resum
 
 static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
                                   const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   mlfab__resume resume;
   uint32_t owners[MLFAB__SLICES_MAX];
   int bad =
@@ -48745,7 +48871,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
 
 /* Asks server 0, if a call of set_servers is under way. */
 static void reshard_worker_ask(mlfab__worker *worker) {
-  const mlfab__resize *resize = &worker->resize;
+  const mlfab__resize *resize = &worker->moving->resize;
   mlfab__reshard_ask ask = {resize->ask, resize->timeout_ns, resize->n};
   if (resize->request == 0) return;
   MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &worker->port, 0, MLFAB__RESHARD, reshard_ask, &ask,
@@ -48754,7 +48880,7 @@ static void reshard_worker_ask(mlfab__worker *worker) {
 
 static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
                                  const mlfab__hello_ack *ack, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
   if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
@@ -48767,22 +48893,22 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
         worker, server,
         pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
   } else if (pause->state == MLFAB__PAUSE_STOPPING) {
-    worker->streams[server].stopped = 1;
+    worker->moving->servers[server].stopped = 1;
     pause->last = mlfab__max(pause->last, ack->top);
   }
   reshard_worker_check(worker, now_ns);
 }
 
 static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  mlfab__request *request = mlfab__request_find(worker->requests, worker->resize.request);
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->moving->resize.request);
   if (server != 0) {
     reshard_worker_check(worker, now_ns);
     return;
   }
   /* Without server 0 nobody leads: go on with the known layout. */
-  if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
-  mlfab__worker_bury(worker, now_ns);
-  worker->resize.request = 0;
+  if (worker->moving->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
+  reshard_worker_bury(worker, now_ns);
+  worker->moving->resize.request = 0;
   mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
 
@@ -48805,7 +48931,7 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
   if (!worker->stands)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "set_servers: there is no model yet: call mlfab_model_start first");
-  if (worker->resize.request)
+  if (worker->moving->resize.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_servers: another call of this worker is under way");
   int code = mlfab__worker_reaches(worker, MLFAB_ALL, "set_servers", error);
@@ -48815,7 +48941,7 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
 MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error) {
-  mlfab__resize *resize = &worker->resize;
+  mlfab__resize *resize = &worker->moving->resize;
   int code = reshard_worker_refuse(worker, servers, n, error);
   if (code) return code;
   if (!resize->servers)
@@ -48837,14 +48963,14 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
 
 static void reshard_worker_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                     uint64_t now_ns) {
-  if (worker->resize.request == request->id) worker->resize.request = 0;
+  if (worker->moving->resize.request == request->id) worker->moving->resize.request = 0;
   mlfab__request_blame(request, 0, 1, "; slices may still move");
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *frame,
                                 uint64_t now_ns) {
-  mlfab__resize *resize = &worker->resize;
+  mlfab__resize *resize = &worker->moving->resize;
   mlfab__reshard_done done;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, reshard_done, &done)) return;
   mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
@@ -48875,20 +49001,41 @@ static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
   }
 }
 
-static void reshard_worker_free(mlfab__worker *worker) {
-  mlfab__pause *pause = &worker->pause;
-  mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *pause->owners);
-  mlfab__free(worker->env, worker->resize.servers,
-              worker->resize.servers ? worker->servers * sizeof *worker->resize.servers : 0);
-  pause->owners = worker->resize.servers = NULL;
-  pause->nowners = 0;
+static void reshard_worker_assign(const mlfab__worker *worker, mlfab__layout *layout) {
+  const mlfab__pause *pause = &worker->moving->pause;
+  if (pause->owners && pause->nowners == layout->nslices)
+    mlfab__layout_assign(layout, pause->owners);
 }
 
-MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
-  static const mlfab__worker_mover mover = {reshard_worker_hello,    reshard_worker_dead,
-                                            reshard_worker_frame,    reshard_worker_check,
-                                            reshard_worker_withdraw, reshard_worker_free};
+static void reshard_worker_free(mlfab__worker *worker) {
+  struct mlfab__moving *moving = worker->moving;
+  mlfab__pause *pause = &moving->pause;
+  mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *pause->owners);
+  mlfab__free(worker->env, moving->resize.servers,
+              moving->resize.servers ? worker->servers * sizeof *moving->resize.servers : 0);
+  mlfab__free(worker->env, moving->servers,
+              moving->servers ? worker->servers * sizeof *moving->servers : 0);
+  mlfab__free(worker->env, moving, sizeof *moving);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_worker_attach(mlfab__worker *worker) {
+  static const mlfab__worker_mover mover = {
+      .assign = reshard_worker_assign,
+      .hello = reshard_worker_hello,
+      .spares = reshard_worker_spares,
+      .dead = reshard_worker_dead,
+      .vacant = reshard_worker_vacant,
+      .frame = reshard_worker_frame,
+      .decided = reshard_worker_check,
+      .withdraw = reshard_worker_withdraw,
+      .free = reshard_worker_free,
+  };
+  worker->moving = mlfab__alloc(worker->env, sizeof *worker->moving);
+  if (!worker->moving) return MLFAB_ERR_MEMORY;
   worker->mover = &mover;
+  worker->moving->servers =
+      mlfab__alloc_array(worker->env, worker->servers, sizeof *worker->moving->servers);
+  return worker->moving->servers ? 0 : MLFAB_ERR_MEMORY;
 }
 #endif /* MLFAB_WITH_RESHARD */
 
@@ -53471,7 +53618,7 @@ static const mlfab__role checkpoint_row = {
 
 static int checkpoint_asks(void *self, uint32_t server) {
   const mlfab__checkpoint *c = self;
-  return mlfab__growth_holds(c->node, server);
+  return !c->node->growth || c->node->growth->holds(c->node, server);
 }
 
 static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
@@ -54009,10 +54156,35 @@ static void resident_free(mlfab__memory *memory) {
 
 static void resident_disown(mlfab__memory *memory) { resident_of(memory)->broken = 2; }
 
+/* There is no pinned memory to copy the pull's bytes to. */
+static void resident_poor(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->request &
+      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
+    mlfab__serve_end(server, pull);
+    return;
+  }
+  mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
+                    "the server is out of pinned memory for what it copies from its device");
+  mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
+}
+
+/* Pulls wait for copies: asks again; or could not have any. */
+static void resident_again(mlfab__memory *memory) {
+  mlfab__server *server = resident_of(memory)->server;
+  mlfab__serve_walk walk = {NULL, 0};
+  server->serve.copies = 0;
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if (pull->poor)
+      resident_poor(server, pull);
+    else if (mlfab__server_goes(pull))
+      server->port.ready(server->port.self, pull->worker);
+  }
+}
+
 static const mlfab__memory_table resident_table = {
-    resident_take,   resident_give,   resident_zero,  resident_copy, resident_write,
-    resident_see,    resident_add,    resident_scale, resident_step, resident_lend,
-    resident_forget, resident_disown, resident_free};
+    resident_take,   resident_give,  resident_zero,   resident_copy, resident_write,
+    resident_see,    resident_add,   resident_scale,  resident_step, resident_lend,
+    resident_forget, resident_again, resident_disown, resident_free};
 
 /* The first function that is missing, or NULL. */
 static const char *resident_missing(const mlfab_device *d) {
@@ -59213,18 +59385,16 @@ MLFAB_API size_t mlfab_struct_size(const char *name) {
 
 typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
-/* A buffer of a call: memory of the caller that the library borrows. The call reads the first of the two stretches, and
- * has written the second when it has succeeded. */
-typedef struct mlfab__extent {
-  const void *at;
-  uint64_t bytes;
-  uint64_t in, in_bytes, out, out_bytes;
-  uint32_t align; /* bytes of an element */
-} mlfab__extent;
-enum { MLFAB__EXTENT_IN = 1, MLFAB__EXTENT_OUT = 2 };
-
-/* Gets a buffer, and returns the address that takes its place. */
-typedef void *mlfab__extent_fn(void *user, const mlfab__extent *extent);
+/* Flags of a kind of call. */
+enum {
+  CALLS_AT_ONCE = 1,  /* has no request */
+  CALLS_UNASKED = 2,  /* request_p may be NULL */
+  CALLS_EARLY = 4,    /* allowed before the fabric is complete */
+  CALLS_OPENS = 8,    /* needs id_p */
+  CALLS_BUFFERS = 16, /* borrows buffers */
+  CALLS_MEETS =
+      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
+};
 
 /* A call that is being submitted at node->now_ns. */
 typedef struct mlfab__call_in {
@@ -59233,16 +59403,18 @@ typedef struct mlfab__call_in {
   mlfab_request *request_p;
   mlfab_error *error;
   mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
-  /* Unless NULL: the call does not begin. `visit` gets its buffers, as far as they are what they should be; where it
-   * returns another address, that is written into the call and its lists. */
-  mlfab__extent_fn *visit;
-  void *user;
+  /* Unless NULL: the call does not begin, and shows its buffers, as far as they are what they should be: extent.h. */
+  const struct mlfab__call_visit *visit;
   /* Unless NULL: the call does not begin, and never will, for this reason. Workers that wait for it are told. */
   const mlfab_error *forgone;
 } mlfab__call_in;
 
 /* Carries out a call, or begins it: 0, or the code of *in->error. */
 typedef int mlfab__call_begin(const mlfab__call_in *in);
+
+/* Checks the call itself, not the members of its kind. 0, with what carries it out and its flags; or ARGUMENT. */
+MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_begin **begin_p,
+                                       uint32_t *flags_p);
 
 /* The calls of optional groups. */
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
@@ -59259,72 +59431,12 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 
-/* Shows the buffers of a call to `fn`, which may replace them. The lists of the call, and its options, must be the
- * caller's own when it does. Errors: a call that no node would begin. */
-MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
-                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
-                                      mlfab_error *error);
-/* The caller has been told that this call failed before it began. Errors: AGAIN (later). */
-MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
-                                      const mlfab_error *why, uint64_t now_ns);
-/* What takes the place of a buffer that is read, written or both (MLFAB__EXTENT_*), as a whole. NULL stays. */
-MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *at, uint64_t bytes,
-                                         uint32_t align, int ways);
-/* The same for the member `data` of the call. */
-MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent);
-
 
 /* ==============================================================================================
  * core/api/calls.c
  * ============================================================================================== */
 /* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
  * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
-
-/* --- the model, pushes, pulls --- */
-
-/* --- the buffers of a call --- */
-
-MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *at, uint64_t bytes,
-                                         uint32_t align, int ways) {
-  mlfab__extent extent = {.at = at, .bytes = bytes, .align = align};
-  if (!at || bytes == 0) return (void *)(uintptr_t)at;
-  if (ways & MLFAB__EXTENT_IN) extent.in_bytes = bytes;
-  if (ways & MLFAB__EXTENT_OUT) extent.out_bytes = bytes;
-  return in->visit(in->user, &extent);
-}
-
-MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent) {
-  if (!extent->at || extent->bytes == 0) return;
-  void *at = in->visit(in->user, extent);
-  if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
-}
-
-static int calls_visit_bufs(const mlfab__call_in *e, int ways) {
-  const mlfab_call *c = e->call;
-  for (uint32_t i = 0; c->bufs && i < c->n; i++) {
-    const mlfab_buf *buf = &c->bufs[i];
-    uint32_t align = 1;
-    uint64_t bytes = mlfab__worker_buf_bytes(e->node->parts->worker, buf, &align);
-    void *at = mlfab__call_extent(e, buf->data, bytes, align, ways);
-    if (at != buf->data) ((mlfab_buf *)(uintptr_t)buf)->data = at;
-  }
-  return 0;
-}
-
-/* A pull writes all of a buffer, unless only what has changed is pulled. */
-static int calls_visit_core(const mlfab__call_in *e) {
-  const mlfab_pull_options *o = e->call->options;
-  int kept = 0;
-  switch (e->call->kind) {
-    case MLFAB_CALL_MODEL_START:
-      return calls_visit_bufs(e, MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT);
-    case MLFAB_CALL_PUSH:
-      return calls_visit_bufs(e, MLFAB__EXTENT_IN);
-    default:
-      kept = o && MLFAB__HAS(o, mlfab_pull_options, flags) && o->flags & MLFAB_PULL_KEPT;
-      return calls_visit_bufs(e, MLFAB__EXTENT_OUT | (kept ? MLFAB__EXTENT_IN : 0));
-  }
-}
 
 /* --- the model, pushes, pulls --- */
 
@@ -59361,7 +59473,6 @@ static int calls_core(const mlfab__call_in *e) {
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
-  if (e->visit) return calls_visit_core(e);
   switch (c->kind) {
     case MLFAB_CALL_TENSOR_ADD:
       return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
@@ -59386,16 +59497,6 @@ static int calls_core(const mlfab__call_in *e) {
 }
 
 /* --- submitting --- */
-
-enum {
-  CALLS_AT_ONCE = 1,  /* has no request */
-  CALLS_UNASKED = 2,  /* request_p may be NULL */
-  CALLS_EARLY = 4,    /* allowed before the fabric is complete */
-  CALLS_OPENS = 8,    /* needs id_p */
-  CALLS_BUFFERS = 16, /* borrows buffers */
-  CALLS_MEETS =
-      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
-};
 
 /* By kind. */
 static const struct {
@@ -59429,8 +59530,8 @@ static const struct {
                    [MLFAB_CALL_PULL_VIEW] = {mlfab__calls_lend, 0},
                    [MLFAB_CALL_VIEW_RELEASE] = {mlfab__calls_lend, CALLS_AT_ONCE}};
 
-/* Checks the call itself, not the members of its kind. */
-static int calls_check(const mlfab__call_in *e) {
+MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *e, mlfab__call_begin **begin_p,
+                                       uint32_t *flags_p) {
   const mlfab_call *c = e->call;
   const char *wrong = NULL;
   uint32_t flags = 0;
@@ -59443,6 +59544,8 @@ static int calls_check(const mlfab__call_in *e) {
   if (!wrong && !e->request_p && !(flags & (CALLS_AT_ONCE | CALLS_UNASKED)))
     wrong = "request_p is NULL";
   if (!wrong && flags & CALLS_OPENS && !c->id_p) wrong = "id_p is NULL";
+  if (!wrong) *begin_p = calls_kinds[c->kind].begin;
+  *flags_p = flags;
   return wrong ? MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s", wrong) : 0;
 }
 
@@ -59452,36 +59555,15 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   if (!node) return MLFAB_ERR_ARGUMENT;
   mlfab__call_in e = {
       .node = node, .call = call, .request_p = request_p, .error = &error, .shared = shared};
-  int code = calls_check(&e);
-  int early = !code && calls_kinds[call->kind].flags & CALLS_EARLY && node->is_worker;
+  mlfab__call_begin *begin;
+  uint32_t flags;
+  int code = mlfab__calls_check(&e, &begin, &flags);
+  int early = !code && flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
-  if (!code) code = calls_kinds[call->kind].begin(&e);
+  if (!code) code = begin(&e);
   return mlfab__node_return(node, code, &error);
 }
 
-MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
-                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
-                                      mlfab_error *error) {
-  const mlfab__call_in e = {.node = node,
-                            .call = call,
-                            .request_p = request_p,
-                            .error = error,
-                            .visit = fn,
-                            .user = user};
-  int code = calls_check(&e);
-  if (code || !node->is_worker || !(calls_kinds[call->kind].flags & CALLS_BUFFERS)) return code;
-  return calls_kinds[call->kind].begin(&e);
-}
-
-MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
-                                      const mlfab_error *why, uint64_t now_ns) {
-  mlfab_error error;
-  const mlfab__call_in e = {.node = node, .call = call, .error = &error, .forgone = why};
-  if (!node->is_worker || !(calls_kinds[call->kind].flags & CALLS_MEETS)) return 0;
-  if (mlfab__node_enter(node, now_ns, 1, &error)) return 0; /* the node has ended */
-  int code = calls_kinds[call->kind].begin(&e);
-  (void)mlfab__node_return(node, 0, &error);
-  return code;
 }
 
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
@@ -59510,6 +59592,142 @@ MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status
                             (unsigned long long)seq)
               : 0;
 }
+
+/* ==============================================================================================
+ * core/api/extent.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL || MLFAB_WITH_DEVICE || MLFAB_WITH_SPARSE
+/* extent.h - the buffers of a call, for those who visit them. */
+
+/* A buffer of a call: memory of the caller that the library borrows. The call reads the first of the two stretches, and
+ * has written the second when it has succeeded. */
+typedef struct mlfab__extent {
+  const void *at;
+  uint64_t bytes;
+  uint64_t in, in_bytes, out, out_bytes;
+  uint32_t align; /* bytes of an element */
+} mlfab__extent;
+enum { MLFAB__EXTENT_IN = 1, MLFAB__EXTENT_OUT = 2 };
+
+/* Visits the buffers of a call (visit.c). If a buffer gets another address, the visit writes it into the call and its lists. */
+struct mlfab__call_visit {
+  /* Returns the new address of a buffer that is read, written or both (MLFAB__EXTENT_*), as a whole. NULL stays. */
+  void *(*extent)(const mlfab__call_in *in, const void *at, uint64_t bytes, uint32_t align,
+                  int ways);
+  /* The same for the member `data` of the call. */
+  void (*data)(const mlfab__call_in *in, const mlfab__extent *extent);
+  /* The bytes of an element of this tensor; 0: there is no such tensor. */
+  uint32_t (*width)(const mlfab__call_in *in, uint32_t tensor);
+  /* Gets a buffer, and returns its new address. */
+  void *(*fn)(void *user, const mlfab__extent *extent);
+  void *user;
+};
+
+#endif /* MLFAB_WITH_COLL || MLFAB_WITH_DEVICE || MLFAB_WITH_SPARSE */
+
+/* ==============================================================================================
+ * core/api/visit.h
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* visit.h - the buffers of a call that does not begin: they are on a device. */
+
+/* Gets a buffer, and returns the address that takes its place. */
+typedef void *mlfab__extent_fn(void *user, const mlfab__extent *extent);
+
+/* Shows the buffers of a call to `fn`, which may replace them. The lists of the call, and its options, must be the
+ * caller's own when it does. Errors: a call that no node would begin. */
+MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
+                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
+                                      mlfab_error *error);
+/* The caller has been told that this call failed before it began. Errors: AGAIN (later). */
+MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
+                                      const mlfab_error *why, uint64_t now_ns);
+
+#endif /* MLFAB_WITH_DEVICE */
+
+/* ==============================================================================================
+ * core/api/visit.c
+ * ============================================================================================== */
+#if MLFAB_WITH_DEVICE
+/* visit.c - the buffers of a call that does not begin. See visit.h. */
+
+static void *visit_extent(const mlfab__call_in *in, const void *at, uint64_t bytes, uint32_t align,
+                          int ways) {
+  mlfab__extent extent = {.at = at, .bytes = bytes, .align = align};
+  if (!at || bytes == 0) return (void *)(uintptr_t)at;
+  if (ways & MLFAB__EXTENT_IN) extent.in_bytes = bytes;
+  if (ways & MLFAB__EXTENT_OUT) extent.out_bytes = bytes;
+  return in->visit->fn(in->visit->user, &extent);
+}
+
+static void visit_data(const mlfab__call_in *in, const mlfab__extent *extent) {
+  if (!extent->at || extent->bytes == 0) return;
+  void *at = in->visit->fn(in->visit->user, extent);
+  if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
+}
+
+static uint32_t visit_width(const mlfab__call_in *in, uint32_t tensor) {
+  return mlfab__worker_element_bytes(in->node->parts->worker, tensor);
+}
+
+static int visit_bufs(const mlfab__call_in *e, int ways) {
+  const mlfab_call *c = e->call;
+  for (uint32_t i = 0; c->bufs && i < c->n; i++) {
+    const mlfab_buf *buf = &c->bufs[i];
+    uint32_t align = 1;
+    uint64_t bytes = mlfab__worker_buf_bytes(e->node->parts->worker, buf, &align);
+    void *at = visit_extent(e, buf->data, bytes, align, ways);
+    if (at != buf->data) ((mlfab_buf *)(uintptr_t)buf)->data = at;
+  }
+  return 0;
+}
+
+/* A pull writes all of a buffer, unless only what has changed is pulled. */
+static int visit_push(const mlfab__call_in *e) {
+  const mlfab_pull_options *o = e->call->options;
+  int kept = 0;
+  switch (e->call->kind) {
+    case MLFAB_CALL_MODEL_START:
+      return visit_bufs(e, MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT);
+    case MLFAB_CALL_PUSH:
+      return visit_bufs(e, MLFAB__EXTENT_IN);
+    default:
+      kept = o && MLFAB__HAS(o, mlfab_pull_options, flags) && o->flags & MLFAB_PULL_KEPT;
+      return visit_bufs(e, MLFAB__EXTENT_OUT | (kept ? MLFAB__EXTENT_IN : 0));
+  }
+}
+
+MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
+                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
+                                      mlfab_error *error) {
+  const struct mlfab__call_visit visit = {visit_extent, visit_data, visit_width, fn, user};
+  const mlfab__call_in e = {
+      .node = node, .call = call, .request_p = request_p, .error = error, .visit = &visit};
+  mlfab__call_begin *begin;
+  uint32_t flags;
+  int code = mlfab__calls_check(&e, &begin, &flags);
+  if (code || !node->is_worker || !(flags & CALLS_BUFFERS)) return code;
+  int push = call->kind == MLFAB_CALL_MODEL_START || call->kind == MLFAB_CALL_PUSH ||
+             call->kind == MLFAB_CALL_PULL;
+  return push ? visit_push(&e) : begin(&e);
+}
+
+MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
+                                      const mlfab_error *why, uint64_t now_ns) {
+  mlfab_error error;
+  mlfab_request none;
+  const mlfab__call_in e = {
+      .node = node, .call = call, .request_p = &none, .error = &error, .forgone = why};
+  mlfab__call_begin *begin;
+  uint32_t flags;
+  if (!node->is_worker || mlfab__calls_check(&e, &begin, &flags) || !(flags & CALLS_MEETS))
+    return 0;
+  if (mlfab__node_enter(node, now_ns, 1, &error)) return 0; /* the node has ended */
+  int code = begin(&e);
+  (void)mlfab__node_return(node, 0, &error);
+  return code;
+}
+#endif /* MLFAB_WITH_DEVICE */
 
 /* ==============================================================================================
  * core/api/thread.h
@@ -63250,7 +63468,7 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
 static void coll_visit_input(const mlfab__call_in *e, const mlfab_collective *options, uint32_t i,
                              uint64_t bytes, uint32_t width) {
   const void **inputs = (const void **)(uintptr_t)options->inputs;
-  const void *at = mlfab__call_extent(e, inputs[i], bytes, width, MLFAB__EXTENT_IN);
+  const void *at = e->visit->extent(e, inputs[i], bytes, width, MLFAB__EXTENT_IN);
   if (at != inputs[i]) inputs[i] = at;
 }
 
@@ -63262,8 +63480,7 @@ static void coll_visit_vecs(const mlfab__call_in *e, const mlfab_collective *opt
     const mlfab_vec *vec = &c->vecs[i];
     uint64_t bytes = mlfab__mul_sat(vec->count, width);
     if (apart) coll_visit_input(e, options, i, bytes, width);
-    void *at =
-        mlfab__call_extent(e, vec->data, bytes, width, apart ? MLFAB__EXTENT_OUT : CALLS_BOTH);
+    void *at = e->visit->extent(e, vec->data, bytes, width, apart ? MLFAB__EXTENT_OUT : CALLS_BOTH);
     if (at != vec->data) ((mlfab_vec *)(uintptr_t)vec)->data = at;
   }
 }
@@ -63285,7 +63502,7 @@ static void coll_visit_blocks(const mlfab__call_in *e, const mlfab_collective *o
   if (gathers && !apart) extent.in = before, extent.in_bytes = own;
   if (!gathers) extent.out = before, extent.out_bytes = own;
   if (!gathers && !apart) extent.in_bytes = all;
-  mlfab__call_data(e, &extent);
+  e->visit->data(e, &extent);
 }
 
 static int coll_visit(const mlfab__call_in *e, const mlfab_collective *options) {
@@ -63303,7 +63520,7 @@ static int coll_visit(const mlfab__call_in *e, const mlfab_collective *options) 
       extent.in_bytes = c->count;
     else
       extent.out_bytes = c->count;
-    mlfab__call_data(e, &extent);
+    e->visit->data(e, &extent);
   } else {
     coll_visit_blocks(e, options, width);
   }
@@ -63450,7 +63667,7 @@ static int partial_visit(const mlfab__call_in *e) {
   extent.bytes = extent.out_bytes = mlfab__partial_run_bytes(e->node->parts->comm, c->id, &width);
   if (c->kind == MLFAB_CALL_PARTIAL_REDUCE) extent.in_bytes = extent.bytes;
   extent.align = width;
-  mlfab__call_data(e, &extent);
+  e->visit->data(e, &extent);
   return 0;
 }
 
@@ -63530,7 +63747,7 @@ static int stochastic_visit(const mlfab__call_in *e) {
   extent.bytes = extent.in_bytes = extent.out_bytes =
       mlfab__stochastic_bytes(e->node->parts->comm, c->id, &width);
   extent.align = width;
-  mlfab__call_data(e, &extent);
+  e->visit->data(e, &extent);
   return 0;
 }
 
@@ -63926,14 +64143,14 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
 
 static int sparse_visit(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  uint32_t width = mlfab__worker_element_bytes(in->node->parts->worker, c->tensor);
+  uint32_t width = in->visit->width(in, c->tensor);
   uint64_t bytes = mlfab__mul_sat(c->count, width);
   const mlfab__extent values = {.at = c->data, .bytes = bytes, .in_bytes = bytes, .align = width};
   if (width == 0) return 0;
-  const void *indices = mlfab__call_extent(
+  const void *indices = in->visit->extent(
       in, c->indices, mlfab__mul_sat(c->count, sizeof *c->indices), 8, MLFAB__EXTENT_IN);
   if (indices != c->indices) ((mlfab_call *)(uintptr_t)c)->indices = indices;
-  mlfab__call_data(in, &values);
+  in->visit->data(in, &values);
   return 0;
 }
 
@@ -74787,14 +75004,15 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 #endif
 
 /* Every switch; `of` is BUILD_ON or BUILD_OFF. */
-#define BUILD_SWITCHES(of)                                                                      \
-  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_COLL, " coll")            \
-      of(MLFAB_WITH_PARTIAL, " partial") of(MLFAB_WITH_STOCHASTIC, " stochastic")               \
-          of(MLFAB_WITH_DAG, " dag") of(MLFAB_WITH_SCHED, " sched")                             \
-              of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")               \
-                  of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")               \
-                      of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
-                          of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
+#define BUILD_SWITCHES(of)                                                                       \
+  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_COLL, " coll")             \
+      of(MLFAB_WITH_PARTIAL, " partial") of(MLFAB_WITH_STOCHASTIC, " stochastic")                \
+          of(MLFAB_WITH_DAG, " dag") of(MLFAB_WITH_SCHED, " sched")                              \
+              of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")                \
+                  of(MLFAB_WITH_GROWTH, " growth") of(MLFAB_WITH_REPLICA, " replica")            \
+                      of(MLFAB_WITH_KEYS, " keys") of(MLFAB_WITH_CHECKPOINT, " checkpoint")      \
+                          of(MLFAB_WITH_DEVICE, " device") of(MLFAB_WITH_TELEMETRY, " telemetry") \
+                              of(MLFAB_WITH_LEND, " lend")
 
 MLFAB_API const char *mlfab_build_info(void) {
   return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(
@@ -74868,6 +75086,8 @@ MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
 #endif
 #if MLFAB_WITH_DEVICE
 #endif
+#if MLFAB_WITH_GROWTH
+#endif
 #if MLFAB_WITH_KEYS
 #endif
 #if MLFAB_WITH_LEND
@@ -74902,6 +75122,14 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_GROWTH && (config->join || config->workers_max > config->workers ||
+                             config->servers_max > config->servers))
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: %s needs growth, which was left out (MLFAB_WITH_GROWTH is 0)",
+        config->join                            ? "join (MLFAB_JOIN)"
+        : config->workers_max > config->workers ? "workers_max (MLFAB_WORKERS_MAX)"
+                                                : "servers_max (MLFAB_SERVERS_MAX)");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
@@ -74983,9 +75211,9 @@ static int compose_worker(mlfab_node *node) {
   mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
-  mlfab__reshard_worker_attach(parts->worker);
+  code = mlfab__reshard_worker_attach(parts->worker);
 #endif
-  return 0;
+  return code;
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
@@ -75028,8 +75256,11 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = 0;
+#if MLFAB_WITH_GROWTH
+  code = mlfab__growth_attach(node);
+#endif
 #if MLFAB_WITH_KEYS
-  if (node->config.key[0]) code = mlfab__guard_attach(node);
+  if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
 #endif
   if (!code && node->is_worker) code = compose_worker(node);
   if (!code && node->is_server) code = compose_server(node, error);
@@ -75077,6 +75308,71 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 }
 
 /* ==============================================================================================
+ * core/open/join.h
+ * ============================================================================================== */
+#if MLFAB_WITH_GROWTH
+/* join.h - opens a context of a process that has no number (config.join). */
+
+/* Steps of open.c: finds the key; opens, and waits until the fabric is complete (`ask`: or server 0 has told a number); wipes the
+ * key. */
+typedef struct mlfab__open_steps {
+  int (*key)(mlfab_config *config, mlfab_error *error);
+  int (*wait)(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p);
+  void (*forget)(mlfab_config *config);
+} mlfab__open_steps;
+
+/* Asks server 0 for a number, and opens with it. Another process may take the number in between: then again. */
+MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__open_steps *steps,
+                                     mlfab **ctx_p, mlfab_error *error_p);
+
+#endif /* MLFAB_WITH_GROWTH */
+
+/* ==============================================================================================
+ * core/open/join.c
+ * ============================================================================================== */
+#if MLFAB_WITH_GROWTH
+/* join.c - opens a context of a process that has no number. See join.h. */
+
+enum { JOIN_ATTEMPTS = 8 };
+
+MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__open_steps *steps,
+                                     mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_error error;
+  mlfab_config asking = *config;
+  int code = steps->key(&asking, &error); /* once: from here on it is in `key` */
+  if (!code) code = MLFAB_ERR_RANK_TAKEN;
+  asking.key_from = NULL;
+  asking.key_file[0] = 0;
+  mlfab_config whole = asking;
+  /* The name of this node, and so of its files, is not known yet. */
+  asking.log[0] = asking.metrics[0] = asking.trace[0] = 0;
+  for (int attempt = 0; attempt < JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
+    mlfab *asker = NULL;
+    code = steps->wait(&asking, 1, &asker, &error);
+    if (code) break;
+    const struct mlfab__joining told = asker->node->growing->told;
+    mlfab_abandon(&asker);
+    mlfab_config full = whole;
+    full.join = 0;
+    full.rank = told.rank;
+    full.workers = told.workers;
+    full.workers_max = told.workers_max;
+    full.servers = told.servers;
+    full.servers_max = told.servers_max;
+    full.dedicated = told.dedicated;
+    full.scheduler = told.scheduler;
+    full.replicas = told.replicas;
+    code = steps->wait(&full, 0, ctx_p, &error);
+    steps->forget(&full);
+  }
+  steps->forget(&asking);
+  steps->forget(&whole);
+  if (error_p) *error_p = error;
+  return code;
+}
+#endif /* MLFAB_WITH_GROWTH */
+
+/* ==============================================================================================
  * core/open/open.c
  * ============================================================================================== */
 /* open.c - opens a context over the transports that are compiled in. Top floor: the one file that names them; a context
@@ -75118,6 +75414,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #if MLFAB_WITH_DEVICE
 #endif
 
+#if MLFAB_WITH_GROWTH
+#endif
+
 #if MLFAB_WITH_TELEMETRY
 #define OPEN_OBSERVER mlfab__telemetry_observer()
 #else
@@ -75148,7 +75447,7 @@ static const open_transport open_list[] = {
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
 };
 
-enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
+enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
 _Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS,
                "the configuration has too many transports");
 
@@ -75413,7 +75712,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   int code = ctx_p ? open_world(&config, &world, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = mlfab__config_complete(config, &c, &error);
-  if (!code && c.join && !ask)
+  if (!code && c.join && !ask && MLFAB_WITH_GROWTH)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
@@ -75465,47 +75764,15 @@ static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_e
   return code;
 }
 
-/* Asks server 0 for a number, and opens with it. Another process may take the number in between: then again. */
-static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
-  mlfab_error error;
-  mlfab_config asking = *config;
-  int code = open_key(&asking, &error); /* once: from here on it is in `key` */
-  if (!code) code = MLFAB_ERR_RANK_TAKEN;
-  asking.key_from = NULL;
-  asking.key_file[0] = 0;
-  mlfab_config whole = asking;
-  /* The name of this node, and so of its files, is not known yet. */
-  asking.log[0] = asking.metrics[0] = asking.trace[0] = 0;
-  for (int attempt = 0; attempt < OPEN_JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
-    mlfab *asker = NULL;
-    code = open_wait(&asking, 1, &asker, &error);
-    if (code) break;
-    const struct mlfab__joining told = asker->node->told;
-    mlfab_abandon(&asker);
-    mlfab_config full = whole;
-    full.join = 0;
-    full.rank = told.rank;
-    full.workers = told.workers;
-    full.workers_max = told.workers_max;
-    full.servers = told.servers;
-    full.servers_max = told.servers_max;
-    full.dedicated = told.dedicated;
-    full.scheduler = told.scheduler;
-    full.replicas = told.replicas;
-    code = open_wait(&full, 0, ctx_p, &error);
-    open_forget(&full);
-  }
-  open_forget(&asking);
-  open_forget(&whole);
-  if (error_p) *error_p = error;
-  return code;
-}
-
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
   if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+#if MLFAB_WITH_GROWTH
+  static const mlfab__open_steps steps = {open_key, open_wait, open_forget};
   /* An older header's configuration has no `join`. */
-  int joins = config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1;
-  return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
+  if (config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1)
+    return mlfab__open_join(config, &steps, ctx_p, error_p);
+#endif
+  return open_wait(config, 0, ctx_p, error_p);
 }
 
 extern char **environ;

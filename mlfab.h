@@ -154,6 +154,7 @@
  *    MLFAB_WITH_SCHED                 the scheduler, aggregators, measured links
  *    MLFAB_WITH_SPARSE                filters, sparse updates, version tags
  *    MLFAB_WITH_RESHARD               moving slices between servers
+ *    MLFAB_WITH_GROWTH                processes that join the running fabric (join, workers_max, servers_max)
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
  *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT

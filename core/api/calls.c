@@ -7,52 +7,6 @@
 
 /* --- the model, pushes, pulls --- */
 
-/* --- the buffers of a call --- */
-
-MLFAB__INTERNAL void *mlfab__call_extent(const mlfab__call_in *in, const void *at, uint64_t bytes,
-                                         uint32_t align, int ways) {
-  mlfab__extent extent = {.at = at, .bytes = bytes, .align = align};
-  if (!at || bytes == 0) return (void *)(uintptr_t)at;
-  if (ways & MLFAB__EXTENT_IN) extent.in_bytes = bytes;
-  if (ways & MLFAB__EXTENT_OUT) extent.out_bytes = bytes;
-  return in->visit(in->user, &extent);
-}
-
-MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__extent *extent) {
-  if (!extent->at || extent->bytes == 0) return;
-  void *at = in->visit(in->user, extent);
-  if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
-}
-
-static int calls_visit_bufs(const mlfab__call_in *e, int ways) {
-  const mlfab_call *c = e->call;
-  for (uint32_t i = 0; c->bufs && i < c->n; i++) {
-    const mlfab_buf *buf = &c->bufs[i];
-    uint32_t align = 1;
-    uint64_t bytes = mlfab__worker_buf_bytes(e->node->parts->worker, buf, &align);
-    void *at = mlfab__call_extent(e, buf->data, bytes, align, ways);
-    if (at != buf->data) ((mlfab_buf *)(uintptr_t)buf)->data = at;
-  }
-  return 0;
-}
-
-/* A pull writes all of a buffer, unless only what has changed is pulled. */
-static int calls_visit_core(const mlfab__call_in *e) {
-  const mlfab_pull_options *o = e->call->options;
-  int kept = 0;
-  switch (e->call->kind) {
-    case MLFAB_CALL_MODEL_START:
-      return calls_visit_bufs(e, MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT);
-    case MLFAB_CALL_PUSH:
-      return calls_visit_bufs(e, MLFAB__EXTENT_IN);
-    default:
-      kept = o && MLFAB__HAS(o, mlfab_pull_options, flags) && o->flags & MLFAB_PULL_KEPT;
-      return calls_visit_bufs(e, MLFAB__EXTENT_OUT | (kept ? MLFAB__EXTENT_IN : 0));
-  }
-}
-
-/* --- the model, pushes, pulls --- */
-
 /* Ghost tensors need transports that carry them. */
 static int calls_check_ghost(const mlfab__call_in *e) {
   const mlfab_node *node = e->node;
@@ -86,7 +40,6 @@ static int calls_core(const mlfab__call_in *e) {
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
-  if (e->visit) return calls_visit_core(e);
   switch (c->kind) {
     case MLFAB_CALL_TENSOR_ADD:
       return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
@@ -111,16 +64,6 @@ static int calls_core(const mlfab__call_in *e) {
 }
 
 /* --- submitting --- */
-
-enum {
-  CALLS_AT_ONCE = 1,  /* has no request */
-  CALLS_UNASKED = 2,  /* request_p may be NULL */
-  CALLS_EARLY = 4,    /* allowed before the fabric is complete */
-  CALLS_OPENS = 8,    /* needs id_p */
-  CALLS_BUFFERS = 16, /* borrows buffers */
-  CALLS_MEETS =
-      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
-};
 
 /* By kind. */
 static const struct {
@@ -154,8 +97,8 @@ static const struct {
                    [MLFAB_CALL_PULL_VIEW] = {mlfab__calls_lend, 0},
                    [MLFAB_CALL_VIEW_RELEASE] = {mlfab__calls_lend, CALLS_AT_ONCE}};
 
-/* Checks the call itself, not the members of its kind. */
-static int calls_check(const mlfab__call_in *e) {
+MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *e, mlfab__call_begin **begin_p,
+                                       uint32_t *flags_p) {
   const mlfab_call *c = e->call;
   const char *wrong = NULL;
   uint32_t flags = 0;
@@ -168,6 +111,8 @@ static int calls_check(const mlfab__call_in *e) {
   if (!wrong && !e->request_p && !(flags & (CALLS_AT_ONCE | CALLS_UNASKED)))
     wrong = "request_p is NULL";
   if (!wrong && flags & CALLS_OPENS && !c->id_p) wrong = "id_p is NULL";
+  if (!wrong) *begin_p = calls_kinds[c->kind].begin;
+  *flags_p = flags;
   return wrong ? MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s", wrong) : 0;
 }
 
@@ -177,36 +122,13 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   if (!node) return MLFAB_ERR_ARGUMENT;
   mlfab__call_in e = {
       .node = node, .call = call, .request_p = request_p, .error = &error, .shared = shared};
-  int code = calls_check(&e);
-  int early = !code && calls_kinds[call->kind].flags & CALLS_EARLY && node->is_worker;
+  mlfab__call_begin *begin;
+  uint32_t flags;
+  int code = mlfab__calls_check(&e, &begin, &flags);
+  int early = !code && flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
-  if (!code) code = calls_kinds[call->kind].begin(&e);
+  if (!code) code = begin(&e);
   return mlfab__node_return(node, code, &error);
-}
-
-MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
-                                      mlfab_request *request_p, mlfab__extent_fn *fn, void *user,
-                                      mlfab_error *error) {
-  const mlfab__call_in e = {.node = node,
-                            .call = call,
-                            .request_p = request_p,
-                            .error = error,
-                            .visit = fn,
-                            .user = user};
-  int code = calls_check(&e);
-  if (code || !node->is_worker || !(calls_kinds[call->kind].flags & CALLS_BUFFERS)) return code;
-  return calls_kinds[call->kind].begin(&e);
-}
-
-MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
-                                      const mlfab_error *why, uint64_t now_ns) {
-  mlfab_error error;
-  const mlfab__call_in e = {.node = node, .call = call, .error = &error, .forgone = why};
-  if (!node->is_worker || !(calls_kinds[call->kind].flags & CALLS_MEETS)) return 0;
-  if (mlfab__node_enter(node, now_ns, 1, &error)) return 0; /* the node has ended */
-  int code = calls_kinds[call->kind].begin(&e);
-  (void)mlfab__node_return(node, 0, &error);
-  return code;
 }
 
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,

@@ -1,5 +1,6 @@
 /* calls_coll.c - collectives: reads the options of a call. The communicator checks the rest (comm.h). */
 #include "calls_coll.h"
+#include "extent.h"
 
 #include "../kernels/kernels_combine.h"
 
@@ -83,7 +84,7 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
 static void coll_visit_input(const mlfab__call_in *e, const mlfab_collective *options, uint32_t i,
                              uint64_t bytes, uint32_t width) {
   const void **inputs = (const void **)(uintptr_t)options->inputs;
-  const void *at = mlfab__call_extent(e, inputs[i], bytes, width, MLFAB__EXTENT_IN);
+  const void *at = e->visit->extent(e, inputs[i], bytes, width, MLFAB__EXTENT_IN);
   if (at != inputs[i]) inputs[i] = at;
 }
 
@@ -95,8 +96,7 @@ static void coll_visit_vecs(const mlfab__call_in *e, const mlfab_collective *opt
     const mlfab_vec *vec = &c->vecs[i];
     uint64_t bytes = mlfab__mul_sat(vec->count, width);
     if (apart) coll_visit_input(e, options, i, bytes, width);
-    void *at =
-        mlfab__call_extent(e, vec->data, bytes, width, apart ? MLFAB__EXTENT_OUT : CALLS_BOTH);
+    void *at = e->visit->extent(e, vec->data, bytes, width, apart ? MLFAB__EXTENT_OUT : CALLS_BOTH);
     if (at != vec->data) ((mlfab_vec *)(uintptr_t)vec)->data = at;
   }
 }
@@ -118,7 +118,7 @@ static void coll_visit_blocks(const mlfab__call_in *e, const mlfab_collective *o
   if (gathers && !apart) extent.in = before, extent.in_bytes = own;
   if (!gathers) extent.out = before, extent.out_bytes = own;
   if (!gathers && !apart) extent.in_bytes = all;
-  mlfab__call_data(e, &extent);
+  e->visit->data(e, &extent);
 }
 
 static int coll_visit(const mlfab__call_in *e, const mlfab_collective *options) {
@@ -136,7 +136,7 @@ static int coll_visit(const mlfab__call_in *e, const mlfab_collective *options) 
       extent.in_bytes = c->count;
     else
       extent.out_bytes = c->count;
-    mlfab__call_data(e, &extent);
+    e->visit->data(e, &extent);
   } else {
     coll_visit_blocks(e, options, width);
   }

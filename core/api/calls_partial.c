@@ -1,6 +1,7 @@
 /* calls_partial.c - partial reductions. */
 #include "../coll/partial_run.h"
 #include "calls_coll.h"
+#include "extent.h"
 
 static int partial_visit(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
@@ -9,7 +10,7 @@ static int partial_visit(const mlfab__call_in *e) {
   extent.bytes = extent.out_bytes = mlfab__partial_run_bytes(e->node->parts->comm, c->id, &width);
   if (c->kind == MLFAB_CALL_PARTIAL_REDUCE) extent.in_bytes = extent.bytes;
   extent.align = width;
-  mlfab__call_data(e, &extent);
+  e->visit->data(e, &extent);
   return 0;
 }
 

@@ -2,17 +2,18 @@
 #include "../sparse/sparse_push.h"
 #include "../worker/worker.h"
 #include "context.h"
+#include "extent.h"
 
 static int sparse_visit(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  uint32_t width = mlfab__worker_element_bytes(in->node->parts->worker, c->tensor);
+  uint32_t width = in->visit->width(in, c->tensor);
   uint64_t bytes = mlfab__mul_sat(c->count, width);
   const mlfab__extent values = {.at = c->data, .bytes = bytes, .in_bytes = bytes, .align = width};
   if (width == 0) return 0;
-  const void *indices = mlfab__call_extent(
+  const void *indices = in->visit->extent(
       in, c->indices, mlfab__mul_sat(c->count, sizeof *c->indices), 8, MLFAB__EXTENT_IN);
   if (indices != c->indices) ((mlfab_call *)(uintptr_t)c)->indices = indices;
-  mlfab__call_data(in, &values);
+  in->visit->data(in, &values);
   return 0;
 }
 

@@ -1,6 +1,7 @@
 /* calls_stochastic.c - stochastic reductions. */
 #include "../coll/stochastic.h"
 #include "calls_coll.h"
+#include "extent.h"
 
 static int stochastic_visit(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
@@ -9,7 +10,7 @@ static int stochastic_visit(const mlfab__call_in *e) {
   extent.bytes = extent.in_bytes = extent.out_bytes =
       mlfab__stochastic_bytes(e->node->parts->comm, c->id, &width);
   extent.align = width;
-  mlfab__call_data(e, &extent);
+  e->visit->data(e, &extent);
   return 0;
 }
 

@@ -41,9 +41,9 @@
  * devices. */
 #include "staging.h"
 
-#include "../worker/worker.h"
-#include "calls.h"
+#include "../worker/feed.h"
 #include "direct_table.h"
+#include "visit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

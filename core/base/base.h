@@ -55,6 +55,9 @@
 #ifndef MLFAB_WITH_RESHARD
 #define MLFAB_WITH_RESHARD 1
 #endif
+#ifndef MLFAB_WITH_GROWTH
+#define MLFAB_WITH_GROWTH 1
+#endif
 #ifndef MLFAB_WITH_CHECKPOINT
 #define MLFAB_WITH_CHECKPOINT 1
 #endif

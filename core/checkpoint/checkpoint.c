@@ -185,7 +185,7 @@ static const mlfab__role checkpoint_row = {
 
 static int checkpoint_asks(void *self, uint32_t server) {
   const mlfab__checkpoint *c = self;
-  return mlfab__growth_holds(c->node, server);
+  return !c->node->growth || c->node->growth->holds(c->node, server);
 }
 
 static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {

@@ -1,7 +1,7 @@
 /* collect.c - a copy of a server takes over its moments. See collect.h. */
 #include "collect.h"
 
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 
 #include <stdio.h>
 

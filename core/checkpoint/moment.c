@@ -1,7 +1,7 @@
 /* moment.c - a server's state of one moment. See moment.h. */
 #include "moment.h"
 
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 
 enum {
   MOMENT_HEAD,

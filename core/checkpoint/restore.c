@@ -1,7 +1,7 @@
 /* restore.c - a server loads the newest whole checkpoint of a directory. See restore.h. */
 #include "restore.h"
 
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 
 #include <stdio.h>
 

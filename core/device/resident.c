@@ -299,10 +299,35 @@ static void resident_free(mlfab__memory *memory) {
 
 static void resident_disown(mlfab__memory *memory) { resident_of(memory)->broken = 2; }
 
+/* There is no pinned memory to copy the pull's bytes to. */
+static void resident_poor(mlfab__server *server, mlfab__server_pull *pull) {
+  if (pull->request &
+      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
+    mlfab__serve_end(server, pull);
+    return;
+  }
+  mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
+                    "the server is out of pinned memory for what it copies from its device");
+  mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
+}
+
+/* Pulls wait for copies: asks again; or could not have any. */
+static void resident_again(mlfab__memory *memory) {
+  mlfab__server *server = resident_of(memory)->server;
+  mlfab__serve_walk walk = {NULL, 0};
+  server->serve.copies = 0;
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if (pull->poor)
+      resident_poor(server, pull);
+    else if (mlfab__server_goes(pull))
+      server->port.ready(server->port.self, pull->worker);
+  }
+}
+
 static const mlfab__memory_table resident_table = {
-    resident_take,   resident_give,   resident_zero,  resident_copy, resident_write,
-    resident_see,    resident_add,    resident_scale, resident_step, resident_lend,
-    resident_forget, resident_disown, resident_free};
+    resident_take,   resident_give,  resident_zero,   resident_copy, resident_write,
+    resident_see,    resident_add,   resident_scale,  resident_step, resident_lend,
+    resident_forget, resident_again, resident_disown, resident_free};
 
 /* The first function that is missing, or NULL. */
 static const char *resident_missing(const mlfab_device *d) {

@@ -78,6 +78,14 @@ static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t positi
   return 0;
 }
 
+/* From memory of the host, which the caller may then use again. */
+static void image_put(mlfab__memory *memory, uint8_t *to, const uint8_t *from, uint64_t bytes) {
+  if (memory)
+    memory->on->write(memory, to, from, bytes);
+  else
+    memcpy(to, from, bytes);
+}
+
 static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_chunk *chunk,
                        const uint8_t *from) {
   const mlfab__shard_slice *slice = &store->slices[chunk->slice];
@@ -90,7 +98,7 @@ static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_
       return MLFAB_ERR_MEMORY;
     uint8_t *data = image_bytes(store, chunk->kind, position);
     if (!data || !from) continue;
-    mlfab__memory_write(store->memory, data + at, from, n);
+    image_put(store->memory, data + at, from, n);
     from += n;
   }
   return 0;

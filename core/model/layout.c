@@ -3,8 +3,6 @@
 
 #include "../kernels/kernels.h"
 
-#define LAYOUT_NOBODY 0xffffffffu
-
 enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
 
 /* Assigns offsets to the tensors; 8-byte types first. */
@@ -36,10 +34,8 @@ static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t ma
   return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a tensor has an unknown element type");
 }
 
-typedef int (*layout_before_fn)(const void *of, uint32_t i, uint32_t k);
-
-/* Sorts indexes by heapsort: no recursion, and no libc-dependent order. */
-static void layout_sort(uint32_t *a, uint32_t n, layout_before_fn before, const void *of) {
+MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
+                                        const void *of) {
   for (uint32_t end = n, start = n / 2; end > 1;) {
     uint32_t value;
     if (start > 0) {
@@ -69,7 +65,7 @@ static int layout_index(mlfab__layout *layout, mlfab_error *error) {
   uint32_t n = layout->ntensors, *a = layout->by_id;
   const mlfab__tensor *t = layout->tensors;
   for (uint32_t i = 0; i < n; i++) a[i] = i;
-  layout_sort(a, n, layout_before_id, t);
+  mlfab__layout_sort(a, n, layout_before_id, t);
   for (uint32_t i = 0; i < n; i++) {
     if (t[a[i]].id == MLFAB_ALL || (i + 1 < n && t[a[i]].id == t[a[i + 1]].id)) {
       return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "tensor id %u is used twice or reserved",
@@ -235,91 +231,4 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
   return segment->offset == begin && begin < end && segment->bytes <= end - begin &&
          layout_between_elements(layout, segment->offset) &&
          layout_between_elements(layout, segment->offset + segment->bytes);
-}
-
-/* --- balance --- */
-
-typedef struct layout_balance {
-  const mlfab__slice *slices;
-  uint32_t n, servers;
-  const uint8_t *active;
-  uint32_t *owner;
-  uint64_t *load;
-  uint32_t *order; /* all slices, ascending by bytes and number */
-  uint32_t *mine;  /* the slices of one server, in the same order */
-} layout_balance;
-
-static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
-  const mlfab__slice *s = of;
-  return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
-}
-
-/* Takes slices from a server until its load is at most `cap`. It keeps as many slices as possible and, for
- * that number, the largest that fit, so that the fewest bytes move. */
-static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
-  uint32_t n = 0, keep = 0;
-  uint64_t least = 0; /* sum of the `keep` smallest */
-  for (uint32_t i = 0; i < b->n; i++) {
-    if (b->owner[b->order[i]] == server) b->mine[n++] = b->order[i];
-  }
-  while (keep < n && least + b->slices[b->mine[keep]].bytes <= cap)
-    least += b->slices[b->mine[keep++]].bytes;
-  for (uint32_t i = n; i-- > 0;) {
-    uint64_t bytes = b->slices[b->mine[i]].bytes;
-    uint64_t others = keep > 0 ? least - b->slices[b->mine[keep - 1]].bytes : 0;
-    if (keep > 0 && bytes + others <= cap) {
-      cap -= bytes;
-      least = others;
-      keep--;
-    } else {
-      b->owner[b->mine[i]] = LAYOUT_NOBODY;
-      b->load[server] -= bytes;
-    }
-  }
-}
-
-/* Assigns owners so that no server is above `cap`, if possible. Returns the largest load. */
-static uint64_t layout_level(layout_balance *b, uint64_t cap) {
-  uint64_t largest = 0;
-  memset(b->load, 0, b->servers * sizeof *b->load);
-  for (uint32_t i = 0; i < b->n; i++) {
-    uint32_t server = b->slices[i].server;
-    int stays = server < b->servers && b->active[server];
-    b->owner[i] = stays ? server : LAYOUT_NOBODY;
-    if (stays) b->load[server] += b->slices[i].bytes;
-  }
-  for (uint32_t s = 0; s < b->servers; s++) {
-    if (b->load[s] > cap) layout_shed(b, s, cap);
-  }
-  /* The largest slices first, each to the server with the smallest load. */
-  for (uint32_t i = b->n; i-- > 0;) {
-    uint32_t slice = b->order[i], to = LAYOUT_NOBODY;
-    if (b->owner[slice] != LAYOUT_NOBODY) continue;
-    for (uint32_t s = 0; s < b->servers; s++) {
-      if (b->active[s] && (to == LAYOUT_NOBODY || b->load[s] < b->load[to])) to = s;
-    }
-    b->owner[slice] = to;
-    b->load[to] += b->slices[slice].bytes;
-  }
-  for (uint32_t s = 0; s < b->servers; s++) largest = mlfab__max(largest, b->load[s]);
-  return largest;
-}
-
-MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
-                                           const uint8_t *active, uint32_t servers, uint32_t *owner,
-                                           uint64_t *load, uint32_t *order) {
-  layout_balance b = {slices, n, servers, active, owner, load, order, order + n};
-  uint64_t total = 0, members = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    order[i] = i;
-    total += slices[i].bytes;
-  }
-  for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
-  assert(members > 0);
-  layout_sort(order, n, layout_before_bytes, slices);
-  /* 21/20 of the mean, computed without overflow. */
-  uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
-  uint64_t largest = layout_level(&b, cap);
-  /* There are too few slices: keeps slices in place if the result is within 1/64 of the best. */
-  if (largest > cap) layout_level(&b, largest + largest / 64);
 }

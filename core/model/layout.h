@@ -71,13 +71,9 @@ MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t ser
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment);
 
-/* New owners of slices when servers come or go (active[s] is non-zero for those that stay or come, at least
- * one). No server gets more than 1.05 times the mean of the active ones, in bytes, and the fewest bytes
- * move. If there are too few slices for that, balances as well as possible, to within 1/64. Ties: the lower
- * number. `load` has room for `servers`, `order` for 2 n. The result depends on the arguments only. O(n
- * (log n + servers)). */
-MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
-                                           const uint8_t *active, uint32_t servers, uint32_t *owner,
-                                           uint64_t *load, uint32_t *order);
+/* Sorts n indexes by heapsort: no recursion, and no libc-dependent order. before: does i come before k? */
+typedef int mlfab__layout_before_fn(const void *of, uint32_t i, uint32_t k);
+MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
+                                        const void *of);
 
 #endif

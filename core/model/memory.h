@@ -32,7 +32,10 @@ typedef struct mlfab__memory_table {
                const mlfab__optimizer_step *step, int dtype, uint8_t *dst, const uint8_t *w,
                const uint8_t *u, uint8_t *s0, uint8_t *s1, uint64_t n);
   int (*lend)(mlfab__memory *memory, mlfab__block *block, uint64_t bytes, const uint8_t **at_p);
+  /* lend: the block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied,
+   * ask again. Errors: MEMORY. forget: nobody asks for them any more. again: asks again for all pulls that wait for such copies. */
   void (*forget)(mlfab__memory *memory, mlfab__block *block);
+  void (*again)(mlfab__memory *memory);
   void (*disown)(mlfab__memory *memory); /* the device is not called again */
   void (*free)(mlfab__memory *memory);   /* all has been given back */
 } mlfab__memory_table;
@@ -70,15 +73,6 @@ static inline void mlfab__memory_copy(mlfab__memory *memory, uint8_t *to, const 
     memcpy(to, from, bytes);
 }
 
-/* From memory of the host, which the caller may then use again. */
-MLFAB__UNUSED static inline void mlfab__memory_write(mlfab__memory *memory, uint8_t *to,
-                                                     const uint8_t *from, uint64_t bytes) {
-  if (memory)
-    memory->on->write(memory, to, from, bytes);
-  else
-    memcpy(to, from, bytes);
-}
-
 /* The bytes as the host can read them: `from` itself, or a copy in `room`. Waits for a device. */
 static inline const uint8_t *mlfab__memory_see(mlfab__memory *memory, const uint8_t *from,
                                                uint64_t bytes, uint8_t *room) {
@@ -103,18 +97,6 @@ static inline void mlfab__memory_scale(mlfab__memory *memory, uint32_t kernels, 
     memory->on->scale(memory, dtype, data, by, n);
   else
     (void)mlfab__kernel_add_by(kernels, dtype, data, NULL, data, by, n, 0);
-}
-
-/* The block's bytes in memory of the host, as long as nobody writes to the block: 1: at *at_p; 0: they are being copied, ask
- * again. Errors: MEMORY. For a memory that is not the host's. */
-static inline int mlfab__memory_lend(mlfab__memory *memory, mlfab__block *block, uint64_t bytes,
-                                     const uint8_t **at_p) {
-  return memory->on->lend(memory, block, bytes, at_p);
-}
-
-/* Nobody asks for them any more. */
-static inline void mlfab__memory_forget(mlfab__memory *memory, mlfab__block *block) {
-  memory->on->forget(memory, block);
 }
 
 /* mlfab__optimizer_apply. All are in this memory. */

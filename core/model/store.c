@@ -171,7 +171,7 @@ MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *sto
 
 MLFAB__INTERNAL void mlfab__store_free_block(mlfab__env *env, const mlfab__store *store,
                                              mlfab__block *block) {
-  if (block->shadow) mlfab__memory_forget(store->memory, block);
+  if (block->shadow) store->memory->on->forget(store->memory, block);
   store_give_data(env, store, block->data);
   block->data = NULL;
 }
@@ -366,7 +366,7 @@ MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block) {
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block) {
   assert(store->blocks[block].refs > 0);
   if (--store->blocks[block].refs > 0) return;
-  if (store->blocks[block].shadow) mlfab__memory_forget(store->memory, &store->blocks[block]);
+  if (store->blocks[block].shadow) store->memory->on->forget(store->memory, &store->blocks[block]);
   store->blocks[block].next_free = store->free_head;
   store->free_head = block;
   store->free_count++;

@@ -139,7 +139,7 @@ MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
  * they are being copied, ask again. Errors: MEMORY. The block is not a ghost. */
 static inline int mlfab__store_lend(mlfab__store *store, uint32_t block, const uint8_t **at_p) {
   mlfab__block *b = &store->blocks[block];
-  if (store->memory) return mlfab__memory_lend(store->memory, b, store->block_bytes, at_p);
+  if (store->memory) return store->memory->on->lend(store->memory, b, store->block_bytes, at_p);
   *at_p = b->data;
   return 1;
 }

@@ -17,8 +17,7 @@ static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   return c->dedicated && id >= c->workers && id - c->workers < (1 + c->replicas) * c->servers;
 }
 
-/* Does the fabric begin without this node? */
-static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
+MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
   if (bootstrap_is_dedicated(node, id)) return (id - c->workers) % c->servers >= node->founding;
   return id >= node->founders && id < c->workers;
@@ -64,7 +63,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   node->missing[0] = 0;
   for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
     char name[32];
-    if (node->peers[id].joined || bootstrap_may_be_absent(node, id)) continue;
+    if (node->peers[id].joined || mlfab__bootstrap_may_be_absent(node, id)) continue;
     int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
                      mlfab__node_name(node, id, name));
     at += (size_t)n;
@@ -108,7 +107,7 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   mlfab__caller_await(node);
-  mlfab__server_link_known(node);
+  if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -281,128 +280,6 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   return 0;
 }
 
-/* How well this number suits a process that asks for one. 0: not at all; -1: perhaps soon: it is offered to another, or
- * its process may be dead; else less is better. A number that a dead process leaves is the last choice, because its
- * launcher may start it again. */
-static int bootstrap_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
-  const mlfab__peer *peer = &node->peers[id];
-  const mlfab__caller *caller = &node->callers[id];
-  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
-  int serves = !node->config.dedicated && id < node->config.servers;
-  if (id == 0 || serves || peer->link != MLFAB__NO_LINK || caller->link != MLFAB__NO_LINK) return 0;
-  if (offered && peer->offered_to == nonce) return 1;
-  if (offered) return -1;
-  if (node->phase == MLFAB__BOOTSTRAP_JOINING && peer->joined) return 0;
-  if (!peer->joined) return bootstrap_may_be_absent(node, id) ? 2 : 0;
-  if (caller->left) return 3;
-  return !bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
-}
-
-/* Likewise, the number of a dedicated server: one that no process has, or whose process has gone and is not missed. */
-static int bootstrap_suits_server(const mlfab_node *node, uint32_t server, uint64_t nonce) {
-  uint32_t id = mlfab__node_of_server(node, server);
-  const mlfab__peer *peer = &node->peers[id];
-  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
-  if (!node->config.dedicated || peer->joined || peer->link != MLFAB__NO_LINK) return 0;
-  if (node->phase == MLFAB__BOOTSTRAP_JOINING && !bootstrap_may_be_absent(node, id)) return 0;
-  if (offered) return peer->offered_to == nonce ? 1 : -1;
-  return peer->incarnation ? 3 : 2;
-}
-
-static void bootstrap_no_number(mlfab_node *node, uint32_t link, int serves) {
-  const mlfab_config *c = &node->config;
-  char text[160];
-  if (serves && !c->dedicated)
-    snprintf(text, sizeof text, "no server can join: in this fabric workers serve");
-  else if (serves)
-    snprintf(text, sizeof text,
-             "there is no number for one more server: servers is %u, servers_max %u",
-             node->founding, c->servers);
-  else
-    snprintf(text, sizeof text,
-             "there is no number for one more worker: workers is %u, workers_max %u",
-             node->founders, c->workers);
-  mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
-}
-
-/* Answers a process that asks for a number: offers one, and tells the world. */
-static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
-  const mlfab_config *c = &node->config;
-  int serves = ask->roles == MLFAB_ROLE_SERVER;
-  uint32_t best = 0, numbers = serves ? c->servers : c->workers;
-  int how = 5, soon = 0;
-  for (uint32_t i = 0; i < numbers && how > 1; i++) {
-    int suits =
-        serves ? bootstrap_suits_server(node, i, ask->nonce) : bootstrap_suits(node, i, ask->nonce);
-    soon |= suits < 0;
-    if (suits <= 0 || suits >= how) continue;
-    how = suits;
-    best = i;
-  }
-  if (how == 5 && soon) { /* it calls again, until its deadline */
-    node->links[link].closing = 1;
-    mlfab__node_ready_link(node, link);
-    return;
-  }
-  if (how == 5) {
-    bootstrap_no_number(node, link, serves);
-    return;
-  }
-  uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
-  node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
-  node->peers[id].offered_to = ask->nonce;
-  mlfab__join told;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
-  memset(&told, 0, sizeof told);
-  told.rank = (int32_t)best;
-  told.workers = c->workers;
-  told.founders = node->founders;
-  told.servers = c->servers;
-  told.founding = node->founding;
-  told.dedicated = c->dedicated;
-  told.replicas = c->replicas;
-  told.scheduler = c->scheduler;
-  told.kernels = c->kernels;
-  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
-  node->links[link].peer = id;
-  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
-  node->links[link].closing = 1;
-}
-
-/* --- servers that join the running fabric --- */
-
-/* Tells everybody, this node included, that a server has come or gone. */
-static void bootstrap_tell_all(mlfab_node *node, uint32_t server, uint32_t kind) {
-  mlfab__member member;
-  mlfab__growth_member(node, server, kind, &member);
-  mlfab__server_link_member(node, &member);
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    const mlfab__link *link = &node->links[i];
-    int told = link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
-               (link->kind == MLFAB__LINK_RESHARD && link->peer != server);
-    if (told && link->greeted && !link->self && !link->closing)
-      mlfab__growth_post(node, i, &member);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node) {
-  node->servers_left = 0;
-  for (uint32_t s = 1; s < node->config.servers; s++) {
-    mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
-    int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
-    peer->leaves = 0;
-    if (!left) continue;
-    peer->joined = peer->late = 0;
-    bootstrap_tell_all(node, s, MLFAB_EVENT_LEFT);
-  }
-}
-
-/* A process has taken the number of a server whose state nobody misses: it begins without slices, as a late one. */
-static void bootstrap_server_came(mlfab_node *node, uint32_t server) {
-  node->peers[mlfab__node_of_server(node, server)].late = 1;
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) bootstrap_tell_all(node, server, MLFAB_EVENT_JOINED);
-}
-
 /* Refuses a process whose settings are not this node's: the log, and an error of this node, tell whom. */
 static void bootstrap_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                              const char *text) {
@@ -425,12 +302,16 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
-  if (asks && bootstrap_judge_alike(node, &join, text, sizeof text)) {
-    bootstrap_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
+  if (asks && (!node->growth || bootstrap_judge_alike(node, &join, text, sizeof text))) {
+    if (!node->growth)
+      snprintf(text, sizeof text,
+               "no process can join: server 0 was built without MLFAB_WITH_GROWTH");
+    bootstrap_refuse(node, link, node->growth ? MLFAB_ERR_WORLD : MLFAB_ERR_UNSUPPORTED,
+                     MLFAB_NO_RANK, text);
     return;
   }
   if (asks) {
-    bootstrap_offer(node, link, &join);
+    node->growth->asks(node, link, &join);
     return;
   }
   int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
@@ -467,11 +348,11 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (server != MLFAB__NO_NODE) server %= node->config.servers;
   int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
   int comes = server != MLFAB__NO_NODE && !node->config.replicas && !again && !begins &&
-              !mlfab__growth_counts(node, server);
+              node->growth && node->growth->spares(node, server);
   if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
-  if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
+  if (!peer->joined && !mlfab__bootstrap_may_be_absent(node, id)) node->joined++;
   if (!again) {
     peer->incarnation = ++node->incarnations;
     peer->fresh = 0;
@@ -486,7 +367,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].peer = id;
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
-  if (comes) bootstrap_server_came(node, server);
+  if (comes) node->growth->came(node, server);
   mlfab__touched(node->peers_touch, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     if (bootstrap_make_welcome(node)) {
@@ -517,7 +398,7 @@ static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   }
   /* It died while other nodes were still missing, so it counts as missing again. */
   peer->joined = 0;
-  if (!bootstrap_may_be_absent(node, id)) node->joined--;
+  if (!mlfab__bootstrap_may_be_absent(node, id)) node->joined--;
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
@@ -646,27 +527,6 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
-/* Server 0 offers a number: this node's work is done. */
-static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
-  mlfab__join in;
-  int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
-              in.rank >= 0 && in.workers <= 65536 && in.founders <= in.workers && in.servers > 0 &&
-              in.servers <= 4096 && in.founding > 0 && in.founding <= in.servers;
-  uint32_t numbers = node->config.roles == MLFAB_ROLE_SERVER ? in.servers : in.workers;
-  valid = valid && (uint32_t)in.rank < numbers;
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (!valid) {
-    mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
-    return;
-  }
-  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,   in.founding,
-                                       in.servers, in.dedicated, in.scheduler, in.replicas};
-  node->phase = MLFAB__BOOTSTRAP_READY;
-  node->links[link].closing = 1;
-  node->join_link = MLFAB__NO_LINK;
-  mlfab__node_ready_link(node, link);
-}
-
 /* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
 static void bootstrap_place_self(mlfab_node *node) {
   if (node->voter == MLFAB__NO_NODE) return;
@@ -720,7 +580,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
   const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
   node->late = own && (own->late || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
-  mlfab__server_link_known(node);
+  if (node->growth) node->growth->known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -735,7 +595,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
     mlfab__node_hang_up(node, link, bye.text); /* a copy that does not serve says why */
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
-    if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
+    if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) node->growth->told(node, link, frame);
   } else if (frame->type == MLFAB__JOIN && node->standby &&
              !(node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) {
     mlfab__copy_turn_away(node, link, node->standby_why);
@@ -788,7 +648,8 @@ static void bootstrap_timeout(mlfab_node *node) {
   if (node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     uint32_t id = 0;
     bootstrap_list_missing(node);
-    while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
+    while (id + 1 < node->nodes &&
+           (node->peers[id].joined || mlfab__bootstrap_may_be_absent(node, id)))
       id++;
     is_server = bootstrap_is_dedicated(node, id); /* or its replica */
     rank = (int32_t)(is_server ? (id - node->config.workers) % node->config.servers : id);

@@ -229,7 +229,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
-  if (node->is_coordinator) mlfab__growth_tell(node, index);
+  if (node->growth) node->growth->tell(node, index);
   if (node->voter != MLFAB__NO_NODE && (node->is_server || kind == MLFAB__LINK_VOTER_IN))
     caller_tell_places(node, index);
   return 0;
@@ -466,12 +466,12 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
       break;
     case MLFAB__MEMBER:
       if (kind == MLFAB__LINK_RESHARD_IN && peer == 0 &&
-          !mlfab__decode_member(frame->meta, frame->meta_bytes, &member))
-        mlfab__server_link_member(node, &member);
-      else if (kind == MLFAB__LINK_VOTER_IN
-                   ? caller_voter_member(node, peer, frame)
-                   : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
-                         !node->is_coordinator || caller_member(node, peer, frame))
+          !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
+        if (node->growth) node->growth->member(node, &member);
+      } else if (kind == MLFAB__LINK_VOTER_IN
+                     ? caller_voter_member(node, peer, frame)
+                     : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
+                           !node->is_coordinator || caller_member(node, peer, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
       break;
     case MLFAB__WHERE:

@@ -192,6 +192,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__requests_free(&node->requests);
   mlfab__node_free_links(node);
   if (node->guard) node->guard->free(node);
+  if (node->growth) node->growth->free(node);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
@@ -268,7 +269,7 @@ static void node_epilogue(mlfab_node *node) {
     role->settle(role->self);
   }
   node_settle(node);
-  if (node->servers_left) mlfab__bootstrap_settle(node);
+  if (node->growth) node->growth->settle(node);
   mlfab__claim_again(node);
   if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);

@@ -42,30 +42,7 @@
  *  (1) So no process of a start takes part in another one, and the address of server 0 becomes free for the newest.
  *  (2) In a fabric with a key only a process that has proved the key is heard.
  *
- * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
- * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
- * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
- * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
- *
- *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
- *      opens a node with that configuration --JOIN--> as any other process
- *
- * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
- *
- * Servers. There are config.servers_max numbers for dedicated servers, of which the fabric begins with the first
- * config.servers. A number is at each node in one of these states (mlfab__place):
- *
- *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, late --gone without slices; server 0 tells all--> VACANT
- *    HERE (a first server) --gone after its slices have moved away--------------------------------------------^
- *
- *  (1) Server 0 decides: it tells of a server on each link, before anything else that concerns it. MEMBER has an
- *      incarnation, and an older one is void. So a node has a route to a server before slices move there.
- *  (2) The roles of a worker treat a VACANT number, and a late server without slices, alike: as absent (gone with
- *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
- *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
- *      fabric would miss it: a process that takes the number of one that it would not miss comes late, and all nodes
- *      close their links to the former one.
- *  (4) A late server takes founders that have never called it for workers that have left, after 20 beats.
+ * Growth: see growth.h.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
@@ -448,6 +425,29 @@ typedef struct mlfab__filer {
   int busy;
 } mlfab__filer;
 
+/* Processes that come while the fabric runs, if they may: growth.h. */
+typedef struct mlfab__growth {
+  /* A process that has no number asks server 0 for one. told: server 0's answer to this process. */
+  void (*asks)(mlfab_node *node, uint32_t link, const mlfab__join *ask);
+  void (*told)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  /* Server 0. spares: would nobody miss the state of this server? came: another process has taken the number of such a server.
+   * left: the process with this incarnation has gone, and nobody misses it; for roles: takes effect in `settle`. */
+  int (*spares)(const mlfab_node *node, uint32_t server);
+  void (*came)(mlfab_node *node, uint32_t server);
+  void (*left)(mlfab_node *node, uint32_t server, uint32_t incarnation);
+  void (*settle)(mlfab_node *node);
+  /* Server 0: `counts` tells from now on whether the fabric would miss the state of a server. Without it: yes. */
+  void (*judge)(mlfab_node *node, int (*counts)(void *self, uint32_t server), void *self);
+  /* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
+  int (*holds)(const mlfab_node *node, uint32_t server);
+  /* tell: all that the node at the other end of this link has to know. member: server 0 says that a server has joined the running
+   * fabric (JOINED), or that nobody misses one that has gone (LEFT). known: the list of servers is complete. */
+  void (*tell)(mlfab_node *node, uint32_t link);
+  void (*member)(mlfab_node *node, const mlfab__member *member);
+  void (*known)(mlfab_node *node);
+  void (*free)(mlfab_node *node);
+} mlfab__growth;
+
 struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
@@ -457,10 +457,8 @@ struct mlfab_node {
   uint32_t founding;   /* servers that it begins with: the lowest numbers */
   int running;         /* the fabric had begun when this node joined */
   int late;            /* this server joined the running fabric */
-  /* Server 0: would the fabric miss the state of this server? NULL: yes. */
-  int (*counts)(void *self, uint32_t server);
-  void *counts_self;
-  int servers_left; /* server 0: some peer `leaves` */
+  const struct mlfab__growth *growth; /* NULL: nobody comes later */
+  struct mlfab__growing *growing;     /* its state */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;          /* a hash of its name, without the restarts, plus these: see Restarts */
@@ -520,11 +518,6 @@ struct mlfab_node {
   char join_address[256];
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
-  /* config.join: what server 0 has told. */
-  struct mlfab__joining {
-    int32_t rank;
-    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler, replicas;
-  } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
   uint64_t misfits; /* processes whose settings are not this node's; why the last one was refused */
@@ -777,11 +770,6 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uin
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
                                               const mlfab__frame_in *frame);
-/* Server 0 says that a server has joined the running fabric (JOINED), or has gone and nobody misses it (LEFT): opens
- * the routes to it, or closes them. */
-MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member);
-/* The list of servers, from WELCOME or at server 0, is complete: tells the worker role which ones it does not count. */
-MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node);
 /* Has a process this number, as far as this node knows? */
 MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
@@ -795,21 +783,6 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
 /* If the last error ends in "is dead" and names a server, appends the cause of death. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
-
-/* --- growth.c: server 0, and the servers that come and go --- */
-
-/* Would the fabric miss the state of this server? */
-MLFAB__INTERNAL int mlfab__growth_counts(const mlfab_node *node, uint32_t server);
-/* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
-MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server);
-/* The process with this incarnation has gone, and nobody misses it. For roles: takes effect when they have returned. */
-MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation);
-/* MEMBER about a server (kind: MLFAB_EVENT_*), and sent on a link. tell: all that the node at its other end has to know. */
-MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t server, uint32_t kind,
-                                          mlfab__member *member);
-MLFAB__INTERNAL void mlfab__growth_post(mlfab_node *node, uint32_t link,
-                                        const mlfab__member *member);
-MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link);
 
 /* --- caller.c: callers of our server role --- */
 
@@ -853,8 +826,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                            const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
-/* Carries out what mlfab__growth_left has noted. */
-MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node);
+/* Does the fabric begin without this node? */
+MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint32_t id);
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 

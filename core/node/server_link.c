@@ -152,73 +152,10 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   if (!link->greeted) server_link_say_where(node, index);
   link->greeted = route->greeted = 1;
   if (kind == MLFAB__LINK_RESHARD || kind == MLFAB__LINK_VOTER) link->nonce = ack->nonce;
-  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator) mlfab__growth_tell(node, index);
+  if (kind == MLFAB__LINK_RESHARD && node->growth) node->growth->tell(node, index);
   mlfab__roles_up(node, kind, server, &greeting);
   if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
   mlfab__server_link_check(node);
-}
-
-/* --- servers that come --- */
-
-/* Opens the routes to a server that has joined. */
-static void server_link_came(mlfab_node *node, uint32_t server, const mlfab__member *member) {
-  mlfab__place *place = &node->places[server];
-  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
-    mlfab__route *route = &node->routes[r];
-    if (route->link != MLFAB__NO_LINK)
-      mlfab__node_hang_up(node, route->link, "another process has its number");
-    route->dead = route->greeted = 0;
-    route->heard_ns = node->now_ns;
-    route->why[0] = route->died[0] = 0;
-  }
-  place->vacant = 0;
-  place->late = 1;
-  place->hand = member->hand != 0;
-  place->incarnation = member->incarnation;
-  place->nonce = member->nonce;
-  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
-  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
-  mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
-                   "joined; it has no slices yet");
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
-    if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
-      mlfab__server_link_call(node, r);
-  }
-}
-
-/* A server has gone, and nobody misses it: its number is vacant. */
-static void server_link_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
-  mlfab__place *place = &node->places[server];
-  if (place->vacant || place->incarnation > incarnation) return;
-  place->vacant = 1;
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
-    mlfab__route *route = &node->routes[r];
-    if (route->link != MLFAB__NO_LINK)
-      mlfab__node_hang_up(node, route->link, "the server has gone");
-    route->dead = route->greeted = 0;
-  }
-  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
-  mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
-                   "has gone; it had no slices");
-}
-
-MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member) {
-  uint32_t first = mlfab__node_of_server(node, 0), server = member->node - first;
-  if (!node->config.dedicated || member->node < first || server >= node->config.servers ||
-      server == node->server_number || server == 0)
-    return;
-  if (member->kind == MLFAB_EVENT_JOINED)
-    server_link_came(node, server, member);
-  else
-    server_link_left(node, server, member->incarnation);
-}
-
-MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node) {
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    if (node->places[s].vacant || node->places[s].late)
-      mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
-  }
 }
 
 MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server) {
@@ -230,7 +167,7 @@ MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t ser
 static void server_link_told(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
   if (member->node >= node->config.workers) {
-    mlfab__server_link_member(node, member);
+    if (node->growth) node->growth->member(node, member);
     return;
   }
   if (node->is_server) return; /* a server sees it by itself */

@@ -15,6 +15,9 @@
 #if MLFAB_WITH_DEVICE
 #include "../device/resident.h"
 #endif
+#if MLFAB_WITH_GROWTH
+#include "../node/growth.h"
+#endif
 #if MLFAB_WITH_KEYS
 #include "../keys/guard.h"
 #endif
@@ -58,6 +61,14 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_GROWTH && (config->join || config->workers_max > config->workers ||
+                             config->servers_max > config->servers))
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: %s needs growth, which was left out (MLFAB_WITH_GROWTH is 0)",
+        config->join                            ? "join (MLFAB_JOIN)"
+        : config->workers_max > config->workers ? "workers_max (MLFAB_WORKERS_MAX)"
+                                                : "servers_max (MLFAB_SERVERS_MAX)");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
@@ -139,9 +150,9 @@ static int compose_worker(mlfab_node *node) {
   mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
-  mlfab__reshard_worker_attach(parts->worker);
+  code = mlfab__reshard_worker_attach(parts->worker);
 #endif
-  return 0;
+  return code;
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
@@ -184,8 +195,11 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = 0;
+#if MLFAB_WITH_GROWTH
+  code = mlfab__growth_attach(node);
+#endif
 #if MLFAB_WITH_KEYS
-  if (node->config.key[0]) code = mlfab__guard_attach(node);
+  if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
 #endif
   if (!code && node->is_worker) code = compose_worker(node);
   if (!code && node->is_server) code = compose_server(node, error);

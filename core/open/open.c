@@ -46,6 +46,10 @@
 #include "../api/staging.h"
 #endif
 
+#if MLFAB_WITH_GROWTH
+#include "join.h"
+#endif
+
 #if MLFAB_WITH_TELEMETRY
 #include "../api/telemetry.h"
 #define OPEN_OBSERVER mlfab__telemetry_observer()
@@ -77,7 +81,7 @@ static const open_transport open_list[] = {
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL, NULL},
 };
 
-enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
+enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
 _Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS,
                "the configuration has too many transports");
 
@@ -342,7 +346,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   int code = ctx_p ? open_world(&config, &world, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = mlfab__config_complete(config, &c, &error);
-  if (!code && c.join && !ask)
+  if (!code && c.join && !ask && MLFAB_WITH_GROWTH)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_votes(&c, &error);
@@ -394,47 +398,15 @@ static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_e
   return code;
 }
 
-/* Asks server 0 for a number, and opens with it. Another process may take the number in between: then again. */
-static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
-  mlfab_error error;
-  mlfab_config asking = *config;
-  int code = open_key(&asking, &error); /* once: from here on it is in `key` */
-  if (!code) code = MLFAB_ERR_RANK_TAKEN;
-  asking.key_from = NULL;
-  asking.key_file[0] = 0;
-  mlfab_config whole = asking;
-  /* The name of this node, and so of its files, is not known yet. */
-  asking.log[0] = asking.metrics[0] = asking.trace[0] = 0;
-  for (int attempt = 0; attempt < OPEN_JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
-    mlfab *asker = NULL;
-    code = open_wait(&asking, 1, &asker, &error);
-    if (code) break;
-    const struct mlfab__joining told = asker->node->told;
-    mlfab_abandon(&asker);
-    mlfab_config full = whole;
-    full.join = 0;
-    full.rank = told.rank;
-    full.workers = told.workers;
-    full.workers_max = told.workers_max;
-    full.servers = told.servers;
-    full.servers_max = told.servers_max;
-    full.dedicated = told.dedicated;
-    full.scheduler = told.scheduler;
-    full.replicas = told.replicas;
-    code = open_wait(&full, 0, ctx_p, &error);
-    open_forget(&full);
-  }
-  open_forget(&asking);
-  open_forget(&whole);
-  if (error_p) *error_p = error;
-  return code;
-}
-
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
   if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+#if MLFAB_WITH_GROWTH
+  static const mlfab__open_steps steps = {open_key, open_wait, open_forget};
   /* An older header's configuration has no `join`. */
-  int joins = config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1;
-  return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
+  if (config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1)
+    return mlfab__open_join(config, &steps, ctx_p, error_p);
+#endif
+  return open_wait(config, 0, ctx_p, error_p);
 }
 
 extern char **environ;

@@ -1,6 +1,6 @@
 /* reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
 #include "../node/node.h"
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 #include "reshard.h"
 
 #include <stdio.h>
@@ -121,7 +121,7 @@ static int reshard_counts(void *self, uint32_t server) {
 static void reshard_spare(mlfab__reshard *r, uint32_t server) {
   r->at[server].member = 0;
   r->at[server].away = 1;
-  mlfab__growth_left(r->node, server, r->at[server].gone);
+  if (r->node->growth) r->node->growth->left(r->node, server, r->at[server].gone);
 }
 
 /* Late servers are members while they own slices. Server 0 keeps a link to those that do not, to notice when they go. */
@@ -665,7 +665,6 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   r->at = mlfab__alloc_array(env, r->servers, sizeof *r->at);
   if (!r->seats || !r->at) return MLFAB_ERR_MEMORY;
   for (uint32_t s = 0; s < node->founding; s++) r->at[s].member = 1;
-  node->counts = reshard_counts;
-  node->counts_self = r;
+  if (node->growth) node->growth->judge(node, reshard_counts, r);
   return 0;
 }

@@ -97,7 +97,7 @@
 #define MLFAB__RESHARD_H
 
 #include "../node/role.h"
-#include "../model/layout.h"
+#include "../model/balance.h"
 #include "reshard_wire.h"
 
 struct mlfab__server;
@@ -131,17 +131,27 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, u
 /* The link to a server stands: send from the first slice again. wants: is a link to it needed? */
 MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
+/* The slices have changed: frees the arrays of pulls that are sized for the old ones. */
+MLFAB__INTERNAL void mlfab__serve_resize(struct mlfab__server *server);
 /* Takes the next step if nothing stands in its way any more. Called after everything that may have changed state. */
 MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
 
 /* --- at a worker (reshard_worker.c) --- */
 
 struct mlfab__worker;
-/* Enables moves at this worker. */
-MLFAB__INTERNAL void mlfab__reshard_worker_attach(struct mlfab__worker *worker);
+/* Enables moves at this worker. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__reshard_worker_attach(struct mlfab__worker *worker);
 /* Only these servers shall own slices. */
 MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, const uint32_t *servers,
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error);
+
+/* recut.c: the layout has other owners. push, pull: divide undecided updates, and pulls, anew. change: sends a change of
+ * consistency to all servers again. spare: forgets the parts at a server that has gone without slices: they had no bytes. */
+MLFAB__INTERNAL void mlfab__push_spare(struct mlfab__worker *worker, uint32_t server,
+                                       uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_recut(struct mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__pull_recut(struct mlfab__worker *worker, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_change_again(struct mlfab__worker *worker);
 
 #endif

@@ -9,7 +9,7 @@
 #include "reshard.h"
 
 #include "../model/image.h"
-#include "../server/server.h"
+#include "../server/clock_copy.h"
 
 #include <stdio.h>
 
@@ -437,6 +437,17 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
   }
 }
 
+MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
+  for (uint32_t w = 0; w < server->workers; w++) {
+    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+      mlfab__server_pull *pull = &server->peers[w].pulls[k];
+      mlfab__free(server->env, pull->pinned,
+                  server->store.positions_per_slice * sizeof *pull->pinned);
+      pull->pinned = NULL;
+    }
+  }
+}
+
 /* Replaces everything whose size depends on the old shard. */
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
@@ -522,10 +533,40 @@ static void reshard_server_end(mlfab__server *server) {
 
 /* --- steps --- */
 
+/* Is no block lent and no pull open? */
+static int reshard_server_unread(const mlfab__server *server) {
+  if (server->serve.first) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].nsends > 0) return 0;
+  }
+  return 1;
+}
+
 /* Is nothing under way into or out of the blocks? */
 static int reshard_server_quiet(const mlfab__server *server) {
   return server->apply.applying == MLFAB__APPLY_NONE && !server->apply.head &&
-         !server->queue.first && !server->queue.unplaced_first && mlfab__serve_quiet(server);
+         !server->queue.first && !server->queue.unplaced_first && reshard_server_unread(server);
+}
+
+/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
+ * workers that will push nothing more before the move. This happens when servers have different models, or
+ * when workers joined while the servers were at different rounds. The round is closed without them. If the
+ * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
+ * the round before, so their updates come here first. */
+static int reshard_server_forces(mlfab__server *server, const mlfab__clock *clock) {
+  int waits = 0;
+  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
+    if (mlfab__clock_lives(peer) && !peer->drained && peer->pushed <= clock->v_train) return 0;
+  }
+  for (uint32_t w = 0; waits && w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
+    server->tally.counted = 0;
+  }
+  return waits;
 }
 
 static void reshard_server_prepare(mlfab__server *server) {
@@ -706,6 +747,32 @@ MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t f
 
 /* --- a server that gets its first slices --- */
 
+/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
+ * text; there is no model then. */
+static int reshard_server_model(mlfab__server *server, const mlfab__adopt *in,
+                                const uint32_t *words, const uint8_t *table, mlfab_error *error) {
+  const mlfab__define define = {.options = in->options, .tensors = in->tensors};
+  const uint32_t *counted = words + in->slices;
+  if (in->packets && !server->sparse)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "server %u was built without MLFAB_WITH_SPARSE, and server 0 with it",
+                        server->number);
+  mlfab__server_unbuild(server);
+  int code = mlfab__server_build_owned(server, &define, table, in->cut, words, in->slices, error);
+  if (code) {
+    mlfab__server_unbuild(server);
+    return code;
+  }
+  server->phase = MLFAB__MODEL_STANDS;
+  server->save.restored = in->restored;
+  server->save.restored_version = in->restored_version;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1);
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
+  return 0;
+}
+
 MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlfab__frame_in *frame,
                                                 uint64_t now_ns) {
   uint32_t words[MLFAB__ADOPT_WORDS_MAX];
@@ -728,7 +795,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlf
   reshard_server_drop(server);
   for (uint32_t w = 0; w < server->workers; w++) reshard_server_stop_worker(server, w);
   server->move.late = 1;
-  int code = mlfab__server_adopt(server, &in, words, frame->bulk, &error);
+  int code = reshard_server_model(server, &in, words, frame->bulk, &error);
   if (code) reshard_server_done(server, in.attempt, MLFAB__MOVE_PREPARE, code, error.text);
   return 0;
 }
@@ -801,6 +868,6 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
 
 MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
   static const mlfab__server_mover mover = {reshard_server_stop, reshard_server_tick,
-                                            reshard_server_drop};
+                                            reshard_server_forces, reshard_server_drop};
   server->move.hooks = &mover;
 }

@@ -16,7 +16,7 @@
  * its own draining; in either case x does not finish before s has decided it, too. By induction over r, every
  * update that s waits for arrives. The argument fails if t has another model than s and did not make w wait, or if
  * x became a member while the servers stood at different rounds. Then x is drained, and s closes the round without
- * it (clock_forced in clock.c). The answer to the end of its STOP tells x, which tells the other servers (push.c).
+ * it (reshard_server_forces). The answer to the end of its STOP tells x, which tells the other servers (push.c).
  *
  * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout when the
  * move is over. It stops first, to learn what is decided. A partly decided update stays so (PARTIAL), because the
@@ -30,13 +30,46 @@
 
 #include <stdio.h>
 
+enum mlfab__pause_state {
+  MLFAB__PAUSE_RUNS,
+  MLFAB__PAUSE_STOPPING,
+  MLFAB__PAUSE_DRAINING,
+  MLFAB__PAUSE_FROZEN
+};
+
+typedef struct mlfab__pause {
+  enum mlfab__pause_state state;
+  uint32_t attempt;
+  int late;         /* the move is over; adopt its layout when the servers have stopped */
+  uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
+  uint32_t *owners; /* owners and epoch of the last RESUME */
+  uint32_t nowners, epoch;
+} mlfab__pause;
+
+typedef struct mlfab__resize { /* mlfab_set_servers under way */
+  uint64_t request;            /* 0: none */
+  uint64_t ask, timeout_ns;
+  uint32_t *servers;
+  uint32_t n;
+} mlfab__resize;
+
+struct mlfab__moving {
+  mlfab__pause pause;
+  mlfab__resize resize;
+  struct moving_server {
+    uint8_t stopped; /* it has answered STOP */
+    uint8_t late;    /* it came late, or has gone: it counts only while it has slices */
+    uint8_t comes;   /* the move under way will give it its first slices */
+  } * servers;
+};
+
 static void reshard_worker_stop(mlfab__worker *worker, uint32_t server, uint32_t kind) {
-  mlfab__stop stop = {worker->pause.attempt, kind};
+  mlfab__stop stop = {worker->moving->pause.attempt, kind};
   if (worker->streams[server].up) MLFAB__POST(&worker->port, server, MLFAB__STOP, stop, &stop);
 }
 
 static void reshard_worker_tell_frozen(mlfab__worker *worker, uint32_t unreached) {
-  mlfab__frozen frozen = {worker->pause.attempt, unreached};
+  mlfab__frozen frozen = {worker->moving->pause.attempt, unreached};
   MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, frozen, &frozen);
 }
 
@@ -46,7 +79,7 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
   int all = 1;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->comes || stream->up) continue;
+    if (!worker->moving->servers[s].comes || stream->up) continue;
     *server_p = s;
     if (stream->dead) return -1;
     all = 0;
@@ -54,16 +87,107 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
   return all;
 }
 
+/* --- servers that come and go --- */
+
+static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns);
+static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+
+/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
+ * will. */
+static int reshard_worker_owns(const mlfab__worker *worker, uint32_t server) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__pause *pause = &worker->moving->pause;
+  for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
+    if (pause->owners[i] == server) return 1;
+  if (layout->nslices == 0) return pause->nowners == 0 && !worker->moving->servers[server].late;
+  return layout->owned_at[server] < layout->owned_at[server + 1];
+}
+
+/* This server is absent now: what waited for it goes on. */
+static void reshard_worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  reshard_worker_dead(worker, server, now_ns);
+  worker->due = 1;
+  mlfab__worker_advance(worker, now_ns);
+}
+
+/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
+static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  int knows = worker->stands || worker->moving->pause.nowners > 0;
+  if (server == 0 || !knows) return 0;
+  /* Its slices may have moved: the end of the move tells. */
+  if (worker->moving->pause.state == MLFAB__PAUSE_FROZEN) {
+    stream->up = 0;
+    mlfab__push_lost(worker, server, now_ns);
+    return 1;
+  }
+  if (reshard_worker_owns(worker, server)) return 0;
+  stream->up = 0;
+  stream->absent = worker->moving->servers[server].late = 1;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_spare(worker, server, now_ns);
+  mlfab__worker_change_spare(worker, server, now_ns);
+  reshard_worker_without(worker, server, now_ns);
+  return 1;
+}
+
+static int reshard_worker_spares(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  if (!worker->streams[server].absent) return reshard_worker_spare(worker, server, now_ns);
+  reshard_worker_dead(worker, server, now_ns);
+  return 1;
+}
+
+/* A move has ended: servers that died meanwhile are missed, or not. */
+static void reshard_worker_bury(mlfab__worker *worker, uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (stream->dead && !stream->absent && !reshard_worker_spare(worker, s, now_ns))
+      mlfab__worker_bereave(worker, s, now_ns);
+  }
+}
+
+static void reshard_worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (!stream->absent && worker->stands && reshard_worker_owns(worker, server)) {
+    mlfab__worker_dead(worker, server, now_ns); /* its slices are lost */
+    return;
+  }
+  if (!stream->absent) reshard_worker_spare(worker, server, now_ns);
+  memset(stream, 0, sizeof *stream);
+  stream->absent = worker->moving->servers[server].late = 1;
+  worker->moving->servers[server].stopped = 0;
+  reshard_worker_without(worker, server, now_ns);
+}
+
+/* Counts a late server from now on, or no more; before updates are divided anew. */
+static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int counts) {
+  mlfab__stream *stream = &worker->streams[server];
+  worker->moving->servers[server].comes = 0;
+  if (counts == !stream->absent) return;
+  stream->absent = !counts;
+  if (!counts) return;
+  stream->packets = worker->streams[0].packets;
+  stream->counts = worker->streams[0].counts;
+  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
+  int agreed = worker->stands || worker->model_pull || worker->enters;
+  stream->defined = agreed != 0;
+  stream->define = worker->table && !agreed;
+  stream->done_told = stream->done_acked = 0;
+  stream->round = 0;
+  worker->due = 1;
+}
+
 /* --- stopping --- */
 
 static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int late) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   pause->state = MLFAB__PAUSE_STOPPING;
+  worker->announces = 0;
   pause->attempt = attempt;
   pause->late = late;
   pause->last = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    worker->streams[s].stopped = 0;
+    worker->moving->servers[s].stopped = 0;
     if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
   }
 }
@@ -82,7 +206,7 @@ static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outg
 static int reshard_worker_stopped(const mlfab__worker *worker) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->stopped && !stream->dead && !stream->absent) return 0;
+    if (!worker->moving->servers[s].stopped && !stream->dead && !stream->absent) return 0;
   }
   return 1;
 }
@@ -90,7 +214,7 @@ static int reshard_worker_stopped(const mlfab__worker *worker) {
 static int reshard_worker_drained(const mlfab__worker *worker) {
   for (uint32_t i = 0; i < worker->norder; i++) {
     const mlfab__outgoing *update = &worker->updates[worker->order[i]];
-    if (update->seq > worker->pause.last) break;
+    if (update->seq > worker->moving->pause.last) break;
     for (uint32_t s = 0; s < worker->servers; s++) {
       uint8_t state = update->parts[s].state;
       if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED) return 0;
@@ -102,13 +226,14 @@ static int reshard_worker_drained(const mlfab__worker *worker) {
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns);
 
 static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   if (pause->state == MLFAB__PAUSE_STOPPING && reshard_worker_stopped(worker)) {
     if (pause->late) {
       reshard_worker_adopt(worker, now_ns);
       return;
     }
     pause->state = MLFAB__PAUSE_DRAINING;
+    worker->announces = pause->last;
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   if (pause->state != MLFAB__PAUSE_DRAINING || !reshard_worker_drained(worker)) return;
@@ -116,6 +241,7 @@ static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
   int reaches = reshard_worker_reaches(worker, &unreached);
   if (reaches == 0) return;
   pause->state = MLFAB__PAUSE_FROZEN;
+  worker->announces = 0;
   for (uint32_t s = 0; s < worker->servers; s++)
     if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
   reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
@@ -123,7 +249,7 @@ static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
 
 static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *frame,
                                   uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   mlfab__freeze freeze;
   uint32_t servers[MLFAB__SLICES_MAX], unreached = MLFAB__NO_NODE;
   int bad = mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze, servers) != 0;
@@ -135,8 +261,8 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
     reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
     return;
   }
-  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].comes = 0;
-  for (uint32_t i = 0; i < freeze.servers; i++) worker->streams[servers[i]].comes = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) worker->moving->servers[s].comes = 0;
+  for (uint32_t i = 0; i < freeze.servers; i++) worker->moving->servers[servers[i]].comes = 1;
   reshard_worker_begin(worker, freeze.attempt, 0);
   reshard_worker_check(worker, now_ns);
 }
@@ -151,37 +277,39 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   memcpy(slots, worker->order, n);
   for (uint32_t i = 0; i < n; i++) {
     mlfab__outgoing *update = &worker->updates[slots[i]];
-    int passed = update->seq <= worker->pause.last;
-    if (passed || reshard_worker_partial(worker, update)) mlfab__push_lose(worker, update, now_ns);
+    int passed = update->seq <= worker->moving->pause.last;
+    if (passed || reshard_worker_partial(worker, update))
+      mlfab__push_lose(worker, update, MLFAB_ERR_WITHDRAWN, now_ns);
   }
 }
 
 /* Tells the servers to go on. They answer with their epoch, credit and progress. */
 static void reshard_worker_run(mlfab__worker *worker) {
-  worker->pause.state = MLFAB__PAUSE_RUNS;
-  worker->pause.late = 0;
+  worker->moving->pause.state = MLFAB__PAUSE_RUNS;
+  worker->announces = MLFAB__NEVER;
+  worker->moving->pause.late = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].epoch = 0;
-    worker->streams[s].comes = 0;
+    worker->moving->servers[s].comes = 0;
     if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
   }
 }
 
 /* A late server counts while it owns slices. */
-static void reshard_worker_count(mlfab__worker *worker) {
-  const mlfab__pause *pause = &worker->pause;
+static void reshard_worker_count_all(mlfab__worker *worker) {
+  const mlfab__pause *pause = &worker->moving->pause;
   uint8_t owns[4096] = {0};
   for (uint32_t i = 0; i < pause->nowners; i++) owns[pause->owners[i] % sizeof owns] = 1;
   for (uint32_t s = 0; s < worker->servers; s++)
-    if (worker->streams[s].late) mlfab__worker_count(worker, s, owns[s]);
+    if (worker->moving->servers[s].late) reshard_worker_count(worker, s, owns[s]);
 }
 
 /* Adopts the layout of RESUME. */
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   reshard_worker_lose(worker, now_ns);
   worker->epoch = pause->epoch;
-  reshard_worker_count(worker);
+  reshard_worker_count_all(worker);
   if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
     mlfab__layout_assign(&worker->layout, pause->owners);
     mlfab__push_recut(worker, now_ns);
@@ -189,13 +317,13 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__worker_change_again(worker);
   }
   reshard_worker_run(worker);
-  mlfab__worker_bury(worker, now_ns);
+  reshard_worker_bury(worker, now_ns);
 }
 
 /* Stores the owners, also for a model that is not defined yet. */
 static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resume,
                                const uint32_t *owners) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   if (resume->slices != pause->nowners) {
     mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *owners);
     pause->owners = mlfab__alloc_array(worker->env, resume->slices, sizeof *owners);
@@ -209,7 +337,7 @@ static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resum
 
 static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
                                   const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   mlfab__resume resume;
   uint32_t owners[MLFAB__SLICES_MAX];
   int bad =
@@ -249,7 +377,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
 
 /* Asks server 0, if a call of set_servers is under way. */
 static void reshard_worker_ask(mlfab__worker *worker) {
-  const mlfab__resize *resize = &worker->resize;
+  const mlfab__resize *resize = &worker->moving->resize;
   mlfab__reshard_ask ask = {resize->ask, resize->timeout_ns, resize->n};
   if (resize->request == 0) return;
   MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &worker->port, 0, MLFAB__RESHARD, reshard_ask, &ask,
@@ -258,7 +386,7 @@ static void reshard_worker_ask(mlfab__worker *worker) {
 
 static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
                                  const mlfab__hello_ack *ack, uint64_t now_ns) {
-  mlfab__pause *pause = &worker->pause;
+  mlfab__pause *pause = &worker->moving->pause;
   int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
   if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
@@ -271,22 +399,22 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
         worker, server,
         pause->state == MLFAB__PAUSE_FROZEN ? MLFAB__STOP_DRAINED : MLFAB__STOP_BEGIN);
   } else if (pause->state == MLFAB__PAUSE_STOPPING) {
-    worker->streams[server].stopped = 1;
+    worker->moving->servers[server].stopped = 1;
     pause->last = mlfab__max(pause->last, ack->top);
   }
   reshard_worker_check(worker, now_ns);
 }
 
 static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  mlfab__request *request = mlfab__request_find(worker->requests, worker->resize.request);
+  mlfab__request *request = mlfab__request_find(worker->requests, worker->moving->resize.request);
   if (server != 0) {
     reshard_worker_check(worker, now_ns);
     return;
   }
   /* Without server 0 nobody leads: go on with the known layout. */
-  if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
-  mlfab__worker_bury(worker, now_ns);
-  worker->resize.request = 0;
+  if (worker->moving->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
+  reshard_worker_bury(worker, now_ns);
+  worker->moving->resize.request = 0;
   mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
 
@@ -309,7 +437,7 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
   if (!worker->stands)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "set_servers: there is no model yet: call mlfab_model_start first");
-  if (worker->resize.request)
+  if (worker->moving->resize.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_servers: another call of this worker is under way");
   int code = mlfab__worker_reaches(worker, MLFAB_ALL, "set_servers", error);
@@ -319,7 +447,7 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
 MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error) {
-  mlfab__resize *resize = &worker->resize;
+  mlfab__resize *resize = &worker->moving->resize;
   int code = reshard_worker_refuse(worker, servers, n, error);
   if (code) return code;
   if (!resize->servers)
@@ -341,14 +469,14 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
 
 static void reshard_worker_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                     uint64_t now_ns) {
-  if (worker->resize.request == request->id) worker->resize.request = 0;
+  if (worker->moving->resize.request == request->id) worker->moving->resize.request = 0;
   mlfab__request_blame(request, 0, 1, "; slices may still move");
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *frame,
                                 uint64_t now_ns) {
-  mlfab__resize *resize = &worker->resize;
+  mlfab__resize *resize = &worker->moving->resize;
   mlfab__reshard_done done;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, reshard_done, &done)) return;
   mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
@@ -379,18 +507,39 @@ static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
   }
 }
 
-static void reshard_worker_free(mlfab__worker *worker) {
-  mlfab__pause *pause = &worker->pause;
-  mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *pause->owners);
-  mlfab__free(worker->env, worker->resize.servers,
-              worker->resize.servers ? worker->servers * sizeof *worker->resize.servers : 0);
-  pause->owners = worker->resize.servers = NULL;
-  pause->nowners = 0;
+static void reshard_worker_assign(const mlfab__worker *worker, mlfab__layout *layout) {
+  const mlfab__pause *pause = &worker->moving->pause;
+  if (pause->owners && pause->nowners == layout->nslices)
+    mlfab__layout_assign(layout, pause->owners);
 }
 
-MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
-  static const mlfab__worker_mover mover = {reshard_worker_hello,    reshard_worker_dead,
-                                            reshard_worker_frame,    reshard_worker_check,
-                                            reshard_worker_withdraw, reshard_worker_free};
+static void reshard_worker_free(mlfab__worker *worker) {
+  struct mlfab__moving *moving = worker->moving;
+  mlfab__pause *pause = &moving->pause;
+  mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *pause->owners);
+  mlfab__free(worker->env, moving->resize.servers,
+              moving->resize.servers ? worker->servers * sizeof *moving->resize.servers : 0);
+  mlfab__free(worker->env, moving->servers,
+              moving->servers ? worker->servers * sizeof *moving->servers : 0);
+  mlfab__free(worker->env, moving, sizeof *moving);
+}
+
+MLFAB__INTERNAL int mlfab__reshard_worker_attach(mlfab__worker *worker) {
+  static const mlfab__worker_mover mover = {
+      .assign = reshard_worker_assign,
+      .hello = reshard_worker_hello,
+      .spares = reshard_worker_spares,
+      .dead = reshard_worker_dead,
+      .vacant = reshard_worker_vacant,
+      .frame = reshard_worker_frame,
+      .decided = reshard_worker_check,
+      .withdraw = reshard_worker_withdraw,
+      .free = reshard_worker_free,
+  };
+  worker->moving = mlfab__alloc(worker->env, sizeof *worker->moving);
+  if (!worker->moving) return MLFAB_ERR_MEMORY;
   worker->mover = &mover;
+  worker->moving->servers =
+      mlfab__alloc_array(worker->env, worker->servers, sizeof *worker->moving->servers);
+  return worker->moving->servers ? 0 : MLFAB_ERR_MEMORY;
 }

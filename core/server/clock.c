@@ -42,7 +42,7 @@
 #include <math.h>
 #include <stdio.h>
 
-static int clock_live(const mlfab__server_peer *peer) {
+MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer) {
   if (peer->guest) return 0;
   return !peer->dead && !peer->left && !peer->done;
 }
@@ -54,7 +54,7 @@ static int clock_significant(const mlfab__server *server) {
   return 0;
 }
 
-static void clock_measure(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server) {
   server->significant = clock_significant(server);
   server->measures = server->significant || server->keeper;
 }
@@ -67,7 +67,7 @@ MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync 
   mlfab__sync_complete(&clock->sync);
   clock->tuner.threshold = (uint64_t)clock->sync.staleness;
   server->ngates = 1;
-  clock_measure(server);
+  mlfab__clock_measure(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server) {
@@ -130,7 +130,7 @@ static void clock_count(mlfab__server *server) {
     const mlfab__server_peer *peer = &server->peers[w];
     tally->stopped += peer->stopped != 0;
     tally->most = mlfab__max(tally->most, peer->pushed);
-    if (!clock_live(peer)) continue;
+    if (!mlfab__clock_lives(peer)) continue;
     if (tally->members++ == 0 || peer->pushed < tally->slowest) {
       tally->slowest = peer->pushed;
       tally->lowest = 0;
@@ -151,7 +151,7 @@ static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   clock->arrived = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
-    clock->arrived += clock_live(peer) && peer->pushed > clock->v_train;
+    clock->arrived += mlfab__clock_lives(peer) && peer->pushed > clock->v_train;
   }
   return clock->arrived;
 }
@@ -162,7 +162,7 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
   mlfab__clock_tally *tally = &server->tally;
   if (!tally->counted) return;
   tally->most = mlfab__max(tally->most, peer->pushed);
-  if (!clock_live(peer) || peer->pushed == before) return;
+  if (!mlfab__clock_lives(peer) || peer->pushed == before) return;
   tally->fastest = mlfab__max(tally->fastest, peer->pushed);
   if (before == tally->slowest && --tally->lowest == 0) tally->counted = 0;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -176,7 +176,7 @@ MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
   clock_count(server);
   for (; tally->first < server->workers; tally->first++) {
     const mlfab__server_peer *peer = &server->peers[tally->first];
-    if (clock_live(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
+    if (mlfab__clock_lives(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
   }
   return MLFAB_NO_RANK;
 }
@@ -210,7 +210,7 @@ MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t 
     if (!server->options.deterministic) continue;
     for (uint32_t w = 0; w < worker; w++) {
       const mlfab__server_peer *peer = &server->peers[w];
-      if (peer->pushed <= clock->v_train && clock_live(peer) && !peer->drained) return 0;
+      if (peer->pushed <= clock->v_train && mlfab__clock_lives(peer) && !peer->drained) return 0;
     }
   }
   return 1;
@@ -373,34 +373,13 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
 }
 
-/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
- * workers that will push nothing more before the move. This happens when servers have different models, or
- * when workers joined while the servers were at different rounds. The round is closed without them. If the
- * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
- * the round before, so their updates come here first. */
-static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
-  int waits = 0;
-  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
-    if (clock_live(peer) && !peer->drained && peer->pushed <= clock->v_train) return 0;
-  }
-  for (uint32_t w = 0; waits && w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
-    server->tally.counted = 0;
-  }
-  return waits;
-}
-
 /* Number of live workers whose update of the open round is here. Others may be past the round because they
  * were late in it at another server. */
 static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
   uint32_t n = 0, bit = 1u << (clock - server->clocks);
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
-    n += clock_live(peer) && peer->pushed > clock->v_train &&
+    n += mlfab__clock_lives(peer) && peer->pushed > clock->v_train &&
          (peer->decided > clock->v_train || (peer->contributed & bit));
   }
   return n;
@@ -420,7 +399,8 @@ static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members &&
       state.arrived >= clock->sync.need)
     state.arrived = clock_came(server, clock);
-  return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
+  return mlfab__sync_complete_round(&clock->sync, &state) ||
+         (server->move.hooks && server->move.hooks->forces(server, clock));
 }
 
 /* Number of live workers whose decided updates here reach this progress. */
@@ -428,7 +408,7 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
   uint32_t n = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
-    n += clock_live(peer) && mlfab__min(peer->pushed, peer->decided) >= progress;
+    n += mlfab__clock_lives(peer) && mlfab__min(peer->pushed, peer->decided) >= progress;
   }
   return n;
 }
@@ -652,8 +632,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
-/* Allocates a clock: its index, or MLFAB__CLOCKS when all are used. */
-static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
+MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train) {
   uint32_t g = 0;
   while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
   if (g == MLFAB__CLOCKS) return g;
@@ -708,7 +687,7 @@ static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *
     clock_slices(server, g, change->tensor, &touched);
     if (touched > 0) v_train = mlfab__min(v_train, server->clocks[g].v_train);
   }
-  return clock_new(server, v_train);
+  return mlfab__clock_new(server, v_train);
 }
 
 MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
@@ -740,135 +719,6 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
   return merged;
 }
 
-/* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
- * what it has in an open round before the round is closed. */
-static uint64_t clock_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
-  uint64_t least = UINT64_MAX;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (server->clocks[g].used) least = mlfab__min(least, server->clocks[g].v_train);
-  }
-  return mlfab__sync_rounds(in->consistency.kind) && in->members > 0 ? in->v_train : least;
-}
-
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words) {
-  const mlfab__clock *clock = &server->clocks[g];
-  memset(out, 0, sizeof *out);
-  out->clock = g;
-  out->contributors = clock->contributors;
-  out->members = clock->round_members;
-  out->quiet = clock->tuner.quiet;
-  out->v_train = clock->v_train;
-  out->refused_round = clock->refused_round;
-  out->threshold = clock->tuner.threshold;
-  out->scale = clock->round_scale;
-  out->consistency = clock->sync;
-  out->words = (server->workers + 31) / 32;
-  memset(words, 0, out->words * sizeof *words);
-  for (uint32_t w = 0; w < server->workers; w++)
-    words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
-}
-
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
-  memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
-  for (uint32_t w = 0; w < server->workers; w++)
-    words[w / 32] |= (uint32_t)clock_live(&server->peers[w]) << w % 32;
-}
-
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
-                                       const uint32_t *words) {
-  int rounds = mlfab__sync_rounds(in->consistency.kind);
-  int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
-  if (!mlfab__sync_equal(&clock->consistency, &in->consistency)) return 0;
-  /* Without a sum, the clock has no state that is not here already. */
-  if (!rounds || in->members == 0) return 1;
-  if (scaled && (clock->scale < in->scale || clock->scale > in->scale)) return 0;
-  return clock->v_train == in->v_train && clock->members == in->members &&
-         clock->contributors == in->contributors &&
-         memcmp(clock_words, words, in->words * sizeof *words) == 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words) {
-  uint32_t own_words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock own;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &own, own_words);
-    if (mlfab__clock_joins(server, &own, own_words, in, words)) return g;
-  }
-  return MLFAB__CLOCKS;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words) {
-  uint64_t v_train = clock_here(server, in);
-  uint32_t g = mlfab__clock_match(server, in, words);
-  if (g < MLFAB__CLOCKS) return g;
-  g = clock_new(server, v_train);
-  if (g == MLFAB__CLOCKS) return g;
-  mlfab__clock *clock = &server->clocks[g];
-  clock->sync = in->consistency;
-  clock->sync.size = sizeof clock->sync;
-  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
-  clock->contributors = in->contributors;
-  clock->round_members = in->members;
-  clock->round_scale = in->scale;
-  clock->refused_round = v_train == in->v_train ? in->refused_round : 0;
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  clock_measure(server);
-  server->untidy = 1;
-  return g;
-}
-
-/* Takes over a whole state. */
-static void clock_take(mlfab__clock *clock, const mlfab__reshard_server_clock *in) {
-  clock->sync = in->consistency;
-  clock->sync.size = sizeof clock->sync;
-  clock->v_train = in->v_train;
-  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
-  clock->contributors = in->contributors;
-  clock->round_members = in->members;
-  clock->round_scale = in->scale;
-  clock->refused_round = in->refused_round;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words) {
-  if (!first) return mlfab__clock_adopt(server, in, words);
-  clock_take(&server->clocks[0], in);
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
-  server->significant = clock_significant(server);
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words) {
-  uint32_t nwords = (server->workers + 31) / 32;
-  mlfab__clock_free(server);
-  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed = 0;
-  for (uint32_t i = 0; i < n; i++, words += nwords) {
-    uint32_t g = clocks[i].clock;
-    server->clocks[g].used = 1;
-    clock_take(&server->clocks[g], &clocks[i]);
-    if (g >= server->ngates) server->ngates = g + 1;
-    for (uint32_t w = 0; w < server->workers; w++)
-      server->peers[w].contributed |= (words[w / 32] >> w % 32 & 1) << g;
-  }
-  server->significant = clock_significant(server);
-  server->untidy = n > 1;
-  mlfab__clock_members(server);
-}
-
 /* Must an open round be applied first, because slices leave it? */
 static int clock_must_flush(const mlfab__server *server, uint32_t g,
                             const mlfab__sync_ask *change) {
@@ -896,7 +746,7 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
     mlfab__store_change(&server->store, i);
   }
   mlfab__clock_tidy(server);
-  clock_measure(server);
+  mlfab__clock_measure(server);
   mlfab__clock_members(server);
   server->serve.changed = 1;
   return 0;

@@ -481,18 +481,6 @@ static int serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__m
   return 1;
 }
 
-/* There is no pinned memory to copy the pull's bytes to. */
-static void serve_poor(mlfab__server *server, mlfab__server_pull *pull) {
-  if (pull->request &
-      MLFAB__SPREAD_BIT) { /* the policy finds out, and answers those that wait for it */
-    mlfab__serve_end(server, pull);
-    return;
-  }
-  mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY,
-                    "the server is out of pinned memory for what it copies from its device");
-  mlfab__serve_over(server, pull, MLFAB_ERR_MEMORY);
-}
-
 MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
                                        mlfab__frame_out *frame, uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
@@ -604,40 +592,9 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
   if (server->lender) server->lender->lost(server, worker);
 }
 
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
-  if (server->serve.first) return 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].nsends > 0) return 0;
-  }
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      mlfab__free(server->env, pull->pinned,
-                  server->store.positions_per_slice * sizeof *pull->pinned);
-      pull->pinned = NULL;
-    }
-  }
-}
-
-/* Pulls wait for copies: asks again; or could not have any. */
-static void serve_copies(mlfab__server *server) {
-  mlfab__serve_walk walk = {NULL, 0};
-  server->serve.copies = 0;
-  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
-    if (pull->poor)
-      serve_poor(server, pull);
-    else if (mlfab__server_goes(pull))
-      server->port.ready(server->port.self, pull->worker);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
-  if (server->serve.copies) serve_copies(server);
+  if (server->serve.copies) server->memory->on->again(server->memory);
   mlfab__blocks_late(server);
   if (server->lender) server->lender->tick(server);
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {

@@ -350,32 +350,24 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
 
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server) { server_free_model(server); }
 
-/* A definition of the model. owners: of its slices, or NULL: as the options say. */
-typedef struct server_definition {
-  const uint8_t *table;
-  uint32_t tensors, cut;
-  const mlfab_model_options *options;
-  const uint32_t *owners;
-  uint32_t nowners;
-} server_definition;
-
-static int server_build(mlfab__server *server, const server_definition *from, mlfab_error *error) {
-  const mlfab_model_options *options = from->options;
-  uint32_t cut = from->cut;
+MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
+                                              const uint8_t *table, uint32_t cut,
+                                              const uint32_t *owners, uint32_t nowners,
+                                              mlfab_error *error) {
+  const mlfab_model_options *options = &define->options;
   int code = server_unsupported(server, options, error);
   if (code) return code;
-  server->definition = mlfab__alloc_array(server->env, from->tensors, sizeof *server->definition);
+  server->definition = mlfab__alloc_array(server->env, define->tensors, sizeof *server->definition);
   if (!server->definition) return server_no_memory(server, MLFAB_ERR_MEMORY, error);
-  server->ndefinition = from->tensors;
-  for (uint32_t i = 0; i < from->tensors; i++) {
-    mlfab__decode_tensor_info(from->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
-                              &server->definition[i]);
+  server->ndefinition = define->tensors;
+  for (uint32_t i = 0; i < define->tensors; i++) {
+    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
   code = server_layout(server, options, cut, error);
-  if (!code && from->owners && from->nowners != server->layout.nslices)
+  if (!code && owners && nowners != server->layout.nslices)
     code = MLFAB__FAIL(error, MLFAB_ERR_FRAME, "server %u: not the owners of its slices",
                        server->number);
-  if (!code && from->owners) mlfab__layout_assign(&server->layout, from->owners);
+  if (!code && owners) mlfab__layout_assign(&server->layout, owners);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
@@ -393,33 +385,7 @@ static int server_build(mlfab__server *server, const server_definition *from, ml
 
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error) {
-  const server_definition from = {table, define->tensors, cut, &define->options, NULL, 0};
-  return server_build(server, &from, error);
-}
-
-MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
-                                        const uint32_t *words, const uint8_t *table,
-                                        mlfab_error *error) {
-  const server_definition from = {table, in->tensors, in->cut, &in->options, words, in->slices};
-  const uint32_t *counted = words + in->slices;
-  if (in->packets && !server->sparse)
-    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
-                        "server %u was built without MLFAB_WITH_SPARSE, and server 0 with it",
-                        server->number);
-  server_free_model(server);
-  int code = server_build(server, &from, error);
-  if (code) {
-    server_free_model(server);
-    return code;
-  }
-  server->phase = MLFAB__MODEL_STANDS;
-  server->save.restored = in->restored;
-  server->save.restored_version = in->restored_version;
-  for (uint32_t w = 0; w < server->workers; w++)
-    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1);
-  mlfab__clock_members(server);
-  if (server->policy) server->policy->told(server);
-  return 0;
+  return mlfab__server_build_owned(server, define, table, cut, NULL, 0, error);
 }
 
 /* The model of worker 0's definition, with its first weights if it has said that they follow, else with zeros. */
@@ -642,7 +608,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
-      /* It may need a round to be closed: see clock_forced. */
+      /* It may need a round to be closed: see mlfab__server_mover. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);
       break;

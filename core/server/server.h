@@ -284,6 +284,8 @@ typedef struct mlfab__server_lender {
 typedef struct mlfab__server_mover {
   void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
   void (*tick)(mlfab__server *server);
+  /* Must this round be closed without workers that have stopped for the move? Moves those on. */
+  int (*forces)(mlfab__server *server, const mlfab__clock *clock);
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
@@ -517,15 +519,15 @@ MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server 
  * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error);
+/* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab__define *define,
+                                              const uint8_t *table, uint32_t cut,
+                                              const uint32_t *owners, uint32_t nowners,
+                                              mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
-/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
- * text; there is no model then. */
-MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
-                                        const uint32_t *words, const uint8_t *table,
-                                        mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
@@ -597,6 +599,11 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 /* clock.c - the clocks of a new model; returns their memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
+/* Does the worker count? A new clock: its index, or MLFAB__CLOCKS when all are used. After a change of models: whether norms are
+ * taken. */
+MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer);
+MLFAB__INTERNAL uint32_t mlfab__clock_new(mlfab__server *server, uint64_t v_train);
+MLFAB__INTERNAL void mlfab__clock_measure(mlfab__server *server);
 /* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
 MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
                                            const mlfab__segment *segments, uint32_t n);
@@ -653,37 +660,6 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 /* Merges clocks with the same model and the same state, and frees clocks without slices. 1 when a slice has
  * another clock now. */
 MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
-/* Describes a clock for the server that gets some of its slices. `words` has room for
- * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words);
-/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
-MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
-/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
-                                       const uint32_t *words);
-/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-/* The same, but creates a clock if there is none and there is room for one. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-
-/* The same for a stored clock. The first one replaces the clock of a new model. */
-MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
-                                              const mlfab__reshard_server_clock *in,
-                                              const uint32_t *words);
-
-/* The clocks of the server that this one is a copy of, with its contributors (nwords of `words` each), replace all
- * that are here. There are no delayed pulls. */
-MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
-                                         const mlfab__reshard_server_clock *clocks, uint32_t n,
-                                         const uint32_t *words);
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
@@ -835,10 +811,6 @@ MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
-/* Is no block lent and no pull open? */
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server);
-/* The slices have changed: frees the arrays sized for the old ones. */
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
 

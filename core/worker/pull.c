@@ -184,26 +184,6 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return mlfab__pull_open(worker, bufs, n, options, NULL, now_ns, request_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user) {
-  mlfab__fetch *fetch = mlfab__pull_find(worker, request);
-  if (!fetch || fetch->view || worker->cache.bytes) return 0;
-  fetch->arrives = fn;
-  fetch->arrives_user = user;
-  return 1;
-}
-
-/* Tells that a stretch is about to be written. */
-static void pull_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t bytes) {
-  for (uint32_t i = 0; fetch->arrives && i < fetch->nsources; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    uint64_t at = mlfab__max(offset, source->offset);
-    uint64_t end = mlfab__min(offset + bytes, source->offset + source->bytes);
-    if (at < end && source->data)
-      fetch->arrives(fetch->arrives_user, source->data + (at - source->offset), end - at);
-  }
-}
-
 /* The source that contains this byte, or NULL. */
 static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
@@ -280,7 +260,7 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
   int code = 0;
-  pull_arrives(fetch, model->offset, model->bytes);
+  if (fetch->arrives) fetch->arrives(fetch, model->offset, model->bytes);
   if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
@@ -431,36 +411,6 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
     mlfab__fetch *fetch = &worker->fetches[i];
     if (fetch->request != 0 && fetch->parts[server].waiting)
       mlfab__pull_begin(worker, server, fetch);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__cache_void(worker, MLFAB_ALL);
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    mlfab__pull_cancel cancel = {fetch->request};
-    uint64_t bytes;
-    uint32_t segments = 0;
-    if (fetch->request == 0) continue;
-    if (fetch->view) worker->viewer->forget(worker, fetch, MLFAB_ALL);
-    fetch->nwaiting = 0;
-    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
-      mlfab__fetch_part *part = &fetch->parts[s];
-      /* A server that has told has a view under this number. */
-      if (pull_maps(worker, fetch) && part->asked)
-        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
-      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !pull_maps(worker, fetch))
-        segments = segments > 0; /* a pull asks for whole slices */
-      part->waiting = segments > 0;
-      part->begun = part->asked = 0;
-      part->hop = MLFAB__NO_NODE;
-      fetch->nwaiting += part->waiting;
-    }
-    if (segments == UINT32_MAX)
-      mlfab__request_finish(
-          worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0,
-          now_ns, "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 

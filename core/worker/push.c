@@ -355,7 +355,8 @@ static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int co
 }
 
 /* Ends the update once it is over. */
-static void push_settle(mlfab__worker *worker, mlfab__outgoing *update, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint64_t now_ns) {
   mlfab__request verdict;
   uint32_t server, at = 0;
   if (update->seq == 0 || !push_over(worker, update)) return;
@@ -404,7 +405,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
     stream->round = next;
   }
   worker->port.ready(worker->port.self, server);
-  push_settle(worker, update, now_ns);
+  mlfab__push_settle(worker, update, now_ns);
   worker->due = 1;
 }
 
@@ -458,7 +459,7 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
       push_leave_hop(worker, update, server);
       push_rewind(part);
     }
-    push_settle(worker, update, now_ns);
+    mlfab__push_settle(worker, update, now_ns);
   }
 }
 
@@ -476,7 +477,7 @@ MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggreg
       part->way++;
       if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
     }
-    push_settle(worker, update, now_ns);
+    mlfab__push_settle(worker, update, now_ns);
   }
 }
 
@@ -528,28 +529,12 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
-      --*push_under_way(&worker->streams[server], update);
-    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
-    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
-      part->state = MLFAB__PART_NONE;
-    push_settle(worker, update, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint8_t state = update->parts[s].state;
     if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      push_decide(worker, update, s, MLFAB_ERR_WITHDRAWN, now_ns);
+      push_decide(worker, update, s, code, now_ns);
   }
 }
 
@@ -676,9 +661,8 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
- * under the same token, and a late grant of an aggregator has an old number. */
-static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
+                                            mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s], former = *part;
@@ -702,8 +686,7 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
   return 0;
 }
 
-/* Completes the parts once the update's bytes are known. */
-static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
+MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
   /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
   int planned = push_plans(worker) && !worker->define.options.deterministic &&
                 !(update->flags & MLFAB__PUSH_INIT);
@@ -714,29 +697,6 @@ static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
     /* The scheduler places, or drops, each one separately. */
     if (part->planned) update->mergeable = 0;
   }
-}
-
-MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  mlfab_error error;
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    int decided = 0;
-    for (uint32_t s = 0; s < worker->servers; s++)
-      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
-    if (decided || update->withdrawn) continue; /* it only waits for its loans */
-    if (!push_parts_begin(worker, update, &error)) {
-      push_parts_end(worker, update);
-      continue;
-    }
-    /* Its stretches no longer fit into a frame. */
-    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
-    update->parts[0].state = MLFAB__PART_QUEUED;
-    push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
-  }
-  mlfab__push_align(worker); /* other servers have parts of the updates now */
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -828,7 +788,7 @@ static int push_filtered(const mlfab__worker *worker, const mlfab__source *sourc
   return worker->packed && worker->packed->wanted(worker, sources, n);
 }
 
-static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
+MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, buf->tensor);
   mlfab__source source = {0, worker->layout.bytes, NULL};
   if (tensor) source = (mlfab__source){tensor->offset, tensor->bytes, NULL};
@@ -847,7 +807,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
   /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq) return NULL;
-  if (push_sifts(worker, bufs)) return NULL;
+  if (mlfab__push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
       options->version != update->base || options->retry_seq || options->iteration ||
@@ -991,10 +951,10 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   if (options->clip_norm > 0.0 && !worker->define.options.ghost) {
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
-  code = push_parts_begin(worker, update, error);
+  code = mlfab__push_parts_begin(worker, update, error);
   if (!code) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
-  if (!code) push_parts_end(worker, update);
+  if (!code) mlfab__push_parts_end(worker, update);
   assert(code || !update->lacks || push_is_callers(worker, update));
   return code;
 }
@@ -1109,43 +1069,6 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
 }
 
 /* --- updates that lack bytes --- */
-
-/* clip_norm needs the norm of the whole update, a filter makes other bytes of all of them, and a retry may send packets that
- * are kept. A planned update that stops would keep the other members of its group, so none begins without its bytes. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *given) {
-  mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
-  uint64_t bytes = 0;
-  uint32_t align;
-  if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
-  if (!worker->stands || !bufs || push_plans(worker) || options.clip_norm > 0.0 ||
-      options.retry_seq != 0)
-    return 0;
-  for (uint32_t i = 0; i < n; i++) {
-    bytes = mlfab__add_sat(bytes, mlfab__worker_buf_bytes(worker, &bufs[i], &align));
-    if (push_sifts(worker, &bufs[i])) return 0;
-  }
-  return bytes > MLFAB__WORKER_PACK;
-}
-
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request id, const void *from,
-                                       const void *to) {
-  const mlfab__request *request = mlfab__request_find(worker->requests, id);
-  if (id == 0) {
-    worker->lacks = from;
-    worker->lacks_end = to;
-  }
-  if (!request || request->done || request->slot >= MLFAB__WORKER_UPDATES) return;
-  mlfab__outgoing *update = &worker->updates[request->slot];
-  if (update->seq != request->result.seq || update->withdrawn) return;
-  update->lacks = from;
-  update->lacks_end = to;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    uint8_t state = update->parts[s].state;
-    if (state == MLFAB__PART_QUEUED || state == MLFAB__PART_ANNOUNCED)
-      worker->port.ready(worker->port.self, s);
-  }
-}
 
 /* The next bytes of a part that may be sent, at most `most`; may be none. Whole elements: the missing bytes begin at one. */
 static uint64_t push_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
@@ -1341,7 +1264,7 @@ MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, ui
   mlfab__outgoing *update = &worker->updates[slot];
   if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
   if (update->parts[server].lent > 0) update->parts[server].lent--;
-  push_settle(worker, update, now_ns);
+  mlfab__push_settle(worker, update, now_ns);
 }
 
 /* --- frames to aggregators --- */
@@ -1393,7 +1316,7 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
   mlfab__part *part = &update->parts[server];
   if (part->aggregator != aggregator || part->lent_hop == 0) return;
   part->lent_hop--;
-  push_settle(worker, update, now_ns);
+  mlfab__push_settle(worker, update, now_ns);
 }
 
 /* --- withdrawing --- */
@@ -1465,7 +1388,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
                        : lacked   ? "; no server has got all of it"
                                   : "; it is not known yet whether it was");
   mlfab__request_expire(worker->requests, request, code, now_ns);
-  if (!shared) push_settle(worker, update, now_ns);
+  if (!shared) mlfab__push_settle(worker, update, now_ns);
   worker->due = 1;
 }
 

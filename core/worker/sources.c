@@ -75,42 +75,6 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   return 0;
 }
 
-/* A tensor as it was added, or NULL. The layout finds it faster. */
-static const mlfab__tensor_info *sources_added(const mlfab__worker *worker, uint32_t id) {
-  for (uint32_t i = 0; i < worker->ntensors; i++)
-    if (worker->tensors[i].id == id) return &worker->tensors[i];
-  return NULL;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
-                                                 uint32_t *align_p) {
-  const mlfab__tensor *tensor = NULL;
-  const mlfab__tensor_info *added = NULL;
-  uint64_t count = 0;
-  uint32_t width = 0;
-  if (worker->stands && worker->define.options.ghost) return 0;
-  if (buf->tensor == MLFAB_ALL) {
-    for (uint32_t i = 0; i < worker->ntensors; i++) {
-      count += worker->tensors[i].count;
-      if (i > 0 && worker->tensors[i].dtype != worker->tensors[0].dtype) return 0;
-    }
-    if (worker->ntensors > 0) width = mlfab__dtype_bytes((int)worker->tensors[0].dtype);
-  } else if (worker->stands) {
-    tensor = mlfab__layout_find(&worker->layout, buf->tensor);
-    if (tensor) count = tensor->count, width = mlfab__dtype_bytes((int)tensor->dtype);
-  } else {
-    added = sources_added(worker, buf->tensor);
-    if (added) count = added->count, width = mlfab__dtype_bytes((int)added->dtype);
-  }
-  *align_p = width;
-  return buf->count == count ? count * width : 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor) {
-  const mlfab__tensor_info *added = sources_added(worker, tensor);
-  return added ? mlfab__dtype_bytes((int)added->dtype) : 0;
-}
-
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
@@ -161,15 +125,12 @@ MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32
 }
 
 MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server) {
-  return worker->pause.state == MLFAB__PAUSE_RUNS && worker->streams[server].epoch == worker->epoch;
+  return worker->announces == MLFAB__NEVER && worker->streams[server].epoch == worker->epoch;
 }
 
 MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_t server,
                                             uint64_t seq) {
-  const mlfab__pause *pause = &worker->pause;
-  if (pause->state == MLFAB__PAUSE_DRAINING && seq <= pause->last)
-    return worker->streams[server].epoch == worker->epoch;
-  return mlfab__worker_sends(worker, server);
+  return seq <= worker->announces && worker->streams[server].epoch == worker->epoch;
 }
 
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,

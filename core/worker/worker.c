@@ -21,6 +21,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->servers = worker->founding = config->servers;
   worker->next_seq = 1;
   worker->epoch = 1;
+  worker->announces = MLFAB__NEVER;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
   worker->lists = mlfab__alloc_aligned(env, sizeof *worker->lists);
   if (worker->streams && worker->lists) return 0;
@@ -185,8 +186,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
                           options->active, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
   /* Slices may have moved before this process joined. */
-  if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
-    mlfab__layout_assign(&worker->layout, worker->pause.owners);
+  if (worker->mover) worker->mover->assign(worker, &worker->layout);
   if (options->slices > MLFAB__SLICES_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %d slices", MLFAB__SLICES_MAX);
   worker_options(options, &worker->define.options);
@@ -265,8 +265,7 @@ static int worker_recut(mlfab__worker *worker, uint32_t cut) {
     mlfab__layout_free(env, &layout);
     return MLFAB_ERR_MEMORY;
   }
-  if (worker->pause.owners && worker->pause.nowners == layout.nslices)
-    mlfab__layout_assign(&layout, worker->pause.owners);
+  if (worker->mover) worker->mover->assign(worker, &layout);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
   mlfab__layout_free(env, &worker->layout);
   worker->layout = layout;
@@ -530,7 +529,7 @@ static uint64_t worker_debt(const mlfab__worker *worker) {
 }
 
 /* Does the work for which other files have set `due`; once after each event. */
-static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
     if (worker->done) worker_finish_progress(worker, now_ns);
@@ -542,8 +541,7 @@ static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
       mlfab__push_align(worker);
       worker->debt = worker_debt(worker);
     }
-    if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
-      worker->mover->decided(worker, now_ns);
+    if (worker->mover && worker->announces != MLFAB__NEVER) worker->mover->decided(worker, now_ns);
   }
 }
 
@@ -560,7 +558,7 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
   worker->join_request = request->id;
   *request_p = request->id;
   worker->due = 1;
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
   return 0;
 }
 
@@ -625,18 +623,6 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
-  mlfab__sync_change *change = &worker->change;
-  if (!change->request || !change->all) return;
-  /* Otherwise slices that move from a server without the change to one with it would miss it. */
-  change->ask.ask++;
-  change->nwaiting = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    worker->streams[s].changes = !worker->streams[s].dead && !worker->streams[s].absent;
-    change->nwaiting += worker->streams[s].changes;
-  }
-}
-
 /* Ends the change at this worker, and returns its request. Servers that have not answered may still make it. */
 static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
@@ -645,8 +631,8 @@ static mlfab__request *worker_change_end(mlfab__worker *worker) {
   return request;
 }
 
-/* The change does not wait for this server any more. */
-static void worker_change_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
+                                                uint64_t now_ns) {
   mlfab__sync_change *change = &worker->change;
   if (!worker->streams[server].changes) return;
   worker->streams[server].changes = 0;
@@ -677,7 +663,7 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
     change->server = server;
     snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
   }
-  worker_change_spare(worker, server, now_ns);
+  mlfab__worker_change_spare(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
@@ -716,7 +702,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
       mlfab__request_expire(worker->requests, request, code, now_ns);
   }
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 /* --- links and frames --- */
@@ -732,93 +718,14 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
-/* --- servers that come and go --- */
-
-/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
- * will. */
-static int worker_owns(const mlfab__worker *worker, uint32_t server) {
-  const mlfab__layout *layout = &worker->layout;
-  const mlfab__pause *pause = &worker->pause;
-  for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
-    if (pause->owners[i] == server) return 1;
-  if (layout->nslices == 0) return pause->nowners == 0 && !worker->streams[server].late;
-  return layout->owned_at[server] < layout->owned_at[server + 1];
-}
-
-static void worker_model_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server,
+                                           uint64_t now_ns) {
+  mlfab__push_dead(worker, server, now_ns);
+  mlfab__pull_dead(worker, server, now_ns);
+  worker_change_dead(worker, server, now_ns);
   if (!worker->model_request) return;
   mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
-}
-
-/* This server is absent now: what waited for it goes on. */
-static void worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  worker->due = 1;
-  worker_advance(worker, now_ns);
-}
-
-/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
-static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  mlfab__stream *stream = &worker->streams[server];
-  int knows = worker->stands || worker->pause.nowners > 0;
-  if (server == 0 || !knows) return 0;
-  /* Its slices may have moved: the end of the move tells. */
-  if (worker->pause.state == MLFAB__PAUSE_FROZEN) {
-    stream->up = 0;
-    mlfab__push_lost(worker, server, now_ns);
-    return 1;
-  }
-  if (worker_owns(worker, server)) return 0;
-  stream->up = 0;
-  stream->late = stream->absent = 1;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_spare(worker, server, now_ns);
-  worker_change_spare(worker, server, now_ns);
-  worker_without(worker, server, now_ns);
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns) {
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    const mlfab__stream *stream = &worker->streams[s];
-    if (!stream->dead || stream->absent || worker_spare(worker, s, now_ns)) continue;
-    mlfab__push_dead(worker, s, now_ns);
-    mlfab__pull_dead(worker, s, now_ns);
-    worker_change_dead(worker, s, now_ns);
-    worker_model_dead(worker, s, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  mlfab__stream *stream = &worker->streams[server];
-  int comes = stream->comes;
-  if (!stream->absent && worker->stands && worker_owns(worker, server)) {
-    mlfab__worker_dead(worker, server, now_ns); /* its slices are lost */
-    return;
-  }
-  if (!stream->absent) worker_spare(worker, server, now_ns);
-  memset(stream, 0, sizeof *stream);
-  stream->late = stream->absent = 1;
-  stream->comes = (uint8_t)comes;
-  worker_without(worker, server, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
-  mlfab__stream *stream = &worker->streams[server];
-  stream->comes = 0;
-  if (counts == !stream->absent || !stream->late) return;
-  stream->absent = !counts;
-  if (!counts) return;
-  stream->packets = worker->streams[0].packets;
-  stream->counts = worker->streams[0].counts;
-  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
-  int agreed = worker->stands || worker->model_pull || worker->enters;
-  stream->defined = agreed != 0;
-  stream->define = worker->table && !agreed;
-  stream->done_told = stream->done_acked = 0;
-  stream->round = 0;
-  worker->due = 1;
 }
 
 /* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
@@ -862,13 +769,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
     return;
   }
   if (worker->stands && !ack->model_stands) {
-    stream->dead = 1;
-    if (worker_spare(worker, server, now_ns)) return;
-    mlfab__push_dead(worker, server, now_ns);
-    mlfab__pull_dead(worker, server, now_ns);
-    worker_change_dead(worker, server, now_ns);
-    if (worker->mover) worker->mover->dead(worker, server, now_ns);
-    worker_advance(worker, now_ns);
+    mlfab__worker_dead(worker, server, now_ns);
     return;
   }
   stream->up = 1;
@@ -892,31 +793,24 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   if (stream->changes) worker_change_ask(worker, server);
   if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
   worker->port.ready(worker->port.self, server);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
-  if (worker->streams[server].absent) {
-    if (worker->mover) worker->mover->dead(worker, server, now_ns);
-    return;
-  }
-  if (worker_spare(worker, server, now_ns)) return;
+  if (worker->mover && worker->mover->spares(worker, server, now_ns)) return;
   mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_dead(worker, server, now_ns);
-  mlfab__pull_dead(worker, server, now_ns);
-  worker_change_dead(worker, server, now_ns);
+  mlfab__worker_bereave(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  worker_model_dead(worker, server, now_ns);
   worker->due = 1;
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -979,7 +873,7 @@ MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns) {
   if (!worker->mover || !worker->mover->frame(worker, server, frame, now_ns))
     worker_take(worker, server, frame, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -1010,7 +904,7 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns) {
   mlfab__push_sent(worker, server, token, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 /* --- links to aggregators --- */
@@ -1018,14 +912,14 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns) {
   mlfab__push_hop_sent(worker, aggregator, token, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t now_ns) {
   mlfab__pull_hop_lost(worker, aggregator);
   mlfab__push_hop_lost(worker, aggregator, now_ns);
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
@@ -1041,7 +935,7 @@ MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t agg
       worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
                        "a frame that no aggregator sends");
   }
-  worker_advance(worker, now_ns);
+  mlfab__worker_advance(worker, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {

@@ -158,9 +158,6 @@ typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
-/* A pull is about to write these bytes, for the first time or again. */
-typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
-
 typedef struct mlfab__fetch { /* a pull */
   uint64_t request;           /* 0: free */
   mlfab__source *sources;
@@ -170,7 +167,9 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
-  mlfab__arrives_fn *arrives; /* or NULL */
+  /* It is about to write this stretch, for the first time or again: feed.c. Or NULL. */
+  void (*arrives)(const struct mlfab__fetch *fetch, uint64_t offset, uint64_t bytes);
+  void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
   struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
 } mlfab__fetch;
@@ -189,14 +188,12 @@ typedef struct mlfab__stream { /* to a server */
   /* Mergeable updates announced and not decided: that ask for no more than APPLIED, and DURABLE ones, which may wait
    * long for a replica. */
   uint32_t small[2];
-  uint64_t round;  /* progress of the first update undecided here: see push.c */
-  uint64_t taken;  /* updates (members) that this worker knows to be applied there */
-  uint32_t term;   /* of the copy that answers: see ../node/node.h, Copies */
-  uint32_t epoch;  /* of its layout, from its answer; 0: not told yet */
-  uint8_t stopped; /* it has answered STOP */
-  /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
-  uint8_t late, absent;
-  uint8_t comes;        /* the move under way will give it its first slices */
+  uint64_t round; /* progress of the first update undecided here: see push.c */
+  uint64_t taken; /* updates (members) that this worker knows to be applied there */
+  uint32_t term;  /* of the copy that answers: see ../node/node.h, Copies */
+  uint32_t epoch; /* of its layout, from its answer; 0: not told yet */
+  uint8_t
+      absent; /* it counts for nothing here, because it has no slices, and came late or has gone: reshard.h */
   uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
 } mlfab__stream;
 
@@ -220,39 +217,21 @@ typedef struct mlfab__sync_change {
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_change;
 
-/* Slices move between servers: see reshard_worker.c. */
-enum mlfab__pause_state {
-  MLFAB__PAUSE_RUNS,
-  MLFAB__PAUSE_STOPPING,
-  MLFAB__PAUSE_DRAINING,
-  MLFAB__PAUSE_FROZEN
-};
-
-typedef struct mlfab__pause {
-  enum mlfab__pause_state state;
-  uint32_t attempt;
-  int late;         /* the move is over; adopt its layout when the servers have stopped */
-  uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
-  uint32_t *owners; /* owners and epoch of the last RESUME */
-  uint32_t nowners, epoch;
-} mlfab__pause;
-
-typedef struct mlfab__resize { /* mlfab_set_servers under way */
-  uint64_t request;            /* 0: none */
-  uint64_t ask, timeout_ns;
-  uint32_t *servers;
-  uint32_t n;
-} mlfab__resize;
-
-/* The functions that lead the worker through a move of slices, if attached: they pause the worker by means
- * of `pause`. `decided`: while draining, a server may have decided something. */
+/* Moves of slices, and servers that come later, if the reshard group is attached. */
 typedef struct mlfab__worker_mover {
+  /* The owners of slices, if slices have moved before there was a model. */
+  void (*assign)(const mlfab__worker *worker, mlfab__layout *layout);
   void (*hello)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack,
                 uint64_t now_ns);
+  /* The server is dead. spares: 1 if nobody misses it. dead: nothing waits for it any more. */
+  int (*spares)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
   void (*dead)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+  /* No process has had this server's number, or another one has taken it: it is absent until slices move there. */
+  void (*vacant)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
   /* 1 if the frame belongs to it. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                uint64_t now_ns);
+  /* While the worker does not announce all: a server may have decided something. */
   void (*decided)(mlfab__worker *worker, uint64_t now_ns);
   void (*withdraw)(mlfab__worker *worker, mlfab__request *request, int code, uint64_t now_ns);
   void (*free)(mlfab__worker *worker);
@@ -314,10 +293,9 @@ struct mlfab__worker {
   const mlfab__worker_viewer *viewer; /* or NULL */
   struct mlfab__worker_views *views;  /* its state */
   mlfab__sync_change change;
-  uint32_t founding; /* servers that the fabric begins with */
-  uint32_t epoch;    /* of the layout */
-  mlfab__pause pause;
-  mlfab__resize resize;
+  uint32_t founding;  /* servers that the fabric begins with */
+  uint32_t epoch;     /* of the layout */
+  uint64_t announces; /* the last update that may be announced; MLFAB__NEVER: all may */
   mlfab__cache cache;
   mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
   uint32_t nsieves;     /* number of residuals */
@@ -333,6 +311,7 @@ struct mlfab__worker {
   size_t came_bytes;
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
+  struct mlfab__moving *moving;     /* its state */
   const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
   /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
    * malformed or of another stretch; MEMORY. */
@@ -363,17 +342,6 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* May a push of these buffers begin before all of its bytes are there? The worker must send it from the buffers, and need no
- * pass over all of it before. lacks: the bytes from `from` to `to` are not there yet; NULL: all are. Request 0: of the push that
- * is submitted next (a server in the same node gets its frames before the call returns); take it back after that. The
- * caller runs the node's epilogue. */
-MLFAB__INTERNAL int mlfab__push_may_lack(const mlfab__worker *worker, const mlfab_buf *bufs,
-                                         uint32_t n, const mlfab_push_options *options);
-MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request request,
-                                       const void *from, const void *to);
-/* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
-MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
-                                      mlfab__arrives_fn *fn, void *user);
 /* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
@@ -400,12 +368,12 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* No process has had this server's number, or another one has taken it: absent until slices move there. */
-MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* A move has ended: servers that died meanwhile are missed, or not. */
-MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns);
-/* Counts a late server from now on, or no more; before updates are divided anew. */
-MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts);
+/* What waits for this server fails: it is dead. */
+MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* The change of consistency does not wait for this server any more. */
+MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
+                                                uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -444,12 +412,6 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, u
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
- * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
-MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
-                                                 uint32_t *align_p);
-/* The bytes of an element of this tensor; 0: there is no such tensor. */
-MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
 /* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
@@ -503,9 +465,16 @@ MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a dead server. spare: forgets the parts at one that has gone without slices: they had no bytes. */
+/* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* settle: ends the update once it is over. parts_begin: determines the servers that get a part. After slices have moved it is called
+ * again: bulks still lent come back under the same token, and a late grant of an aggregator has an old number. parts_end: call it
+ * when the update's bytes are known. */
+MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
+                                            mlfab_error *error);
+MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update);
 /* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,
@@ -555,13 +524,14 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* The layout has changed: divides undecided updates and pulls anew; sends a change of consistency to all
- * servers again. */
-MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
-/* Ends an update: servers that have not decided it never will. */
-MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
+/* The pull of this request, or NULL. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+/* Does a filter change the bytes of this buffer? */
+MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
+/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
+MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
+/* Ends an update with this code: servers that have not decided it never will. */
+MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);
 /* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);

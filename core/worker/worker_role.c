@@ -57,8 +57,9 @@ static void worker_role_lost(void *self, mlfab__at at) {
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
   if (at.kind != MLFAB__LINK_SERVER) return;
-  if (left == MLFAB__NEVER_HERE)
-    mlfab__worker_vacant(self, at.peer, at.now_ns);
+  const mlfab__worker *worker = self;
+  if (left == MLFAB__NEVER_HERE && worker->mover)
+    worker->mover->vacant(self, at.peer, at.now_ns);
   else
     mlfab__worker_dead(self, at.peer, at.now_ns);
 }

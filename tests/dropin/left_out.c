@@ -65,6 +65,18 @@ int main(void) {
   code = mlfab_open(&config, &ctx, &error);
   says("kernels", code, error.text, "MLFAB_WITH_CBLAS is 0");
   config.kernels = MLFAB_KERNELS_OWN;
+  config.workers_max = 2;
+  config.rank = 1;
+  snprintf(config.coordinator, sizeof config.coordinator, "127.0.0.1:9");
+  code = mlfab_open(&config, &ctx, &error);
+  says("workers_max", code, error.text, "workers_max (MLFAB_WORKERS_MAX) needs growth");
+  says("workers_max", code, error.text, "MLFAB_WITH_GROWTH is 0");
+  config.workers_max = config.rank = 0;
+  config.join = 1;
+  code = mlfab_open(&config, &ctx, &error);
+  says("join", code, error.text, "join (MLFAB_JOIN) needs growth");
+  config.join = 0;
+  config.coordinator[0] = 0;
   snprintf(config.metrics, sizeof config.metrics, "m.prom");
   code = mlfab_open(&config, &ctx, &error);
   says("metrics", code, error.text, "MLFAB_WITH_TELEMETRY is 0");

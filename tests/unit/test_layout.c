@@ -2,7 +2,7 @@
  * linear scans, for thousands of random models. */
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
-#include "core/model/layout.h"
+#include "core/model/balance.h"
 
 #include "../testing.h"
 

@@ -1,0 +1,89 @@
+/* recut.c - the worker role: what a layout with other owners does to updates, pulls and changes of consistency. See reshard.h. */
+#include "reshard.h"
+
+#include "../worker/worker.h"
+
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
+      --worker->streams[server].small[(update->flags & MLFAB__PUSH_DURABLE) != 0];
+    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
+    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
+      part->state = MLFAB__PART_NONE;
+    mlfab__push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  mlfab_error error;
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    int decided = 0;
+    for (uint32_t s = 0; s < worker->servers; s++)
+      decided |= update->parts[s].state == MLFAB__PART_DECIDED;
+    if (decided || update->withdrawn) continue; /* it only waits for its loans */
+    if (!mlfab__push_parts_begin(worker, update, &error)) {
+      mlfab__push_parts_end(worker, update);
+      continue;
+    }
+    /* Its stretches no longer fit into a frame. */
+    for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
+    update->parts[0].state = MLFAB__PART_QUEUED;
+    mlfab__push_lose(worker, update, MLFAB_ERR_LIMIT, now_ns);
+  }
+  mlfab__push_align(worker); /* other servers have parts of the updates now */
+}
+
+static int recut_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
+  return fetch->view && worker->viewer->maps(fetch);
+}
+
+MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__cache_void(worker, MLFAB_ALL);
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    mlfab__pull_cancel cancel = {fetch->request};
+    uint64_t bytes;
+    uint32_t segments = 0;
+    if (fetch->request == 0) continue;
+    if (fetch->view) worker->viewer->forget(worker, fetch, MLFAB_ALL);
+    fetch->nwaiting = 0;
+    for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
+      mlfab__fetch_part *part = &fetch->parts[s];
+      /* A server that has told has a view under this number. */
+      if (recut_maps(worker, fetch) && part->asked)
+        MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
+      segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
+      if (worker->cache.bytes && !recut_maps(worker, fetch))
+        segments = segments > 0; /* a pull asks for whole slices */
+      part->waiting = segments > 0;
+      part->begun = part->asked = 0;
+      part->hop = MLFAB__NO_NODE;
+      fetch->nwaiting += part->waiting;
+    }
+    if (segments == UINT32_MAX)
+      mlfab__request_finish(
+          worker->requests, mlfab__pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0,
+          now_ns, "pull: too many separate stretches of the model, since slices have moved");
+  }
+}
+
+MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
+  mlfab__sync_change *change = &worker->change;
+  if (!change->request || !change->all) return;
+  /* Otherwise slices that move from a server without the change to one with it would miss it. */
+  change->ask.ask++;
+  change->nwaiting = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    worker->streams[s].changes = !worker->streams[s].dead && !worker->streams[s].absent;
+    change->nwaiting += worker->streams[s].changes;
+  }
+}
