@@ -1,5 +1,6 @@
-/* mixed.c - a fabric of two builds. Worker 0, which also serves, was built without MLFAB_WITH_SPARSE: worker 1 asks
- * for a filter and for a sparse update, and each call returns UNSUPPORTED and names the server and the switch. */
+/* mixed.c - a fabric of two builds. Worker 0, which also serves, was built without MLFAB_WITH_SPARSE and
+ * MLFAB_WITH_LEND: worker 1 asks for a filter and for a sparse update, and each call returns UNSUPPORTED and names the
+ * server and the switch. It asks for a view, and gets a copy. */
 #include "mlfab.h"
 
 #include <stdio.h>
@@ -23,6 +24,15 @@ static int ask(mlfab *ctx) {
          refused(ctx, "push_sparse", mlfab_push_sparse(ctx, 0, &index, &value, 1, NULL, NULL));
 }
 
+/* 1 unless a view of the weights is a copy. */
+static int view(mlfab *ctx, const mlfab_buf *weights) {
+  mlfab_view view = {.size = sizeof view};
+  int code = mlfab_pull_view(ctx, weights, 1, NULL, &view);
+  int failed = code || !view.copied || ((const float *)view.parts[0].data)[3] != 8.0f;
+  if (failed) fprintf(stderr, "pull_view: %s, copied: %d\n", mlfab_error_name(code), view.copied);
+  return failed || mlfab_view_release(ctx, &view);
+}
+
 int main(void) {
   mlfab *ctx = NULL;
   mlfab_error error;
@@ -42,8 +52,9 @@ int main(void) {
   if (!code) code = mlfab_push(ctx, &update, 1, NULL, NULL);
   if (!code) code = mlfab_barrier(ctx, NULL);
   if (!code) code = mlfab_pull(ctx, &weights, 1, NULL, NULL);
-  if (!code) code = mlfab_barrier(ctx, NULL);
   if (!code && w[3] != 8.0f) failed = 1;
+  if (!code && rank == 1) failed |= view(ctx, &weights);
+  if (!code) code = mlfab_barrier(ctx, NULL);
   if (code) {
     mlfab_last_error(ctx, &error);
     fprintf(stderr, "%s\n", error.text);

@@ -90,8 +90,8 @@ for build in none.o minimal/mlfab.o; do
   check "is told what was left out" ./left_out
 done
 
-# A build without filters, scheduling and keys. Worker 0 serves with it; worker 1 has filters, and is told.
-$compile -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_KEYS=0 -c full/mlfab.c -o less.o
+# A build without filters, scheduling, keys and views. Worker 0 serves with it; worker 1 has filters, and is told.
+$compile -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_KEYS=0 -DMLFAB_WITH_LEND=0 -c full/mlfab.c -o less.o
 check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" less.o $link
 check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" "$built" $link
 check "the worker is told which server" "$run" -n 2 -s 0 --insecure --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
