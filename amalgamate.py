@@ -35,9 +35,9 @@ GROUPS = [
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
-     "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
+     "checkpoint": "checkpoint_wire state record moment writer lead reader restore collect checkpoint checkpoint_worker"},
     {"device": "resident",
-     "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
+     "replica": "divergence vote keeper replica_wire voter votes mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
@@ -74,9 +74,13 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "REPLICA", "RESHARD"],
+             "core/checkpoint/state": ["CHECKPOINT", "REPLICA"], "core/checkpoint/moment": ["CHECKPOINT", "REPLICA"],
+             "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+# Modules that are there if all of these switches are on.
+NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
-PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
+PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS", "REPLICA"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
 CEILINGS = {"": 75522, "core": 46233, "minimal": 33747}
@@ -99,7 +103,7 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
@@ -156,15 +160,20 @@ class Part:
     def __init__(self, path, group, floor, position):
         self.path, self.group, self.floor, self.position = path, group, floor, position
         self.module = path.rsplit(".", 1)[0]
-        # One of these switches has to be on; an empty list: the file is always there.
-        self.switches = NEEDED_BY.get(self.module, [])
+        # One of these switches has to be on, all of `needs`; empty lists: the file is always there.
+        self.needs = NEEDS.get(self.module, [])
+        self.switches = self.needs or NEEDED_BY.get(self.module, [])
         homes = {home: name for name, (_, places) in SWITCHES.items() for home in places.split()}
         for home in (self.module, os.path.dirname(path)):
             if home in homes and not self.switches and self.module not in ALWAYS:
                 self.switches = [homes[home]]
 
     def condition(self):
-        return " || ".join("MLFAB_WITH_" + name for name in self.switches)
+        return (" && " if self.needs else " || ").join("MLFAB_WITH_" + name for name in self.switches)
+
+    def left_out(self, on):
+        """Is it left out of a profile with these switches?"""
+        return bool(self.switches and not set(self.switches) & set(on)) or not set(self.needs) <= set(on)
 
 
 def list_parts():
@@ -362,7 +371,7 @@ def join(parts, title, main_header, profile=None):
     done = set()
     out = []
     left_out = {path for path, part in parts.items()
-                if profile and part.switches and not set(part.switches) & set(PROFILES[profile])}
+                if profile and part.left_out(PROFILES[profile])}
 
     def banner(path, text):
         rule = "=" * (100 - 6)

@@ -156,7 +156,8 @@
  *    MLFAB_WITH_RESHARD               moving slices between servers
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
- *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT
+ *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED, and for vote_dir
+ *                                     MLFAB_WITH_CHECKPOINT
  *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (section 14)
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the

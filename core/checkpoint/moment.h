@@ -16,7 +16,7 @@
 #define MLFAB__MOMENT_H
 
 #include "../model/image.h"
-#include "record.h"
+#include "state.h"
 
 struct mlfab__server;
 

@@ -21,6 +21,12 @@
 #if MLFAB_WITH_REPLICA
 #include "../replica/copy.h"
 #include "../replica/witness.h"
+#if MLFAB_WITH_CHECKPOINT
+#include "../replica/votes.h"
+#define VOTES_DISK mlfab__votes_disk()
+#else
+#define VOTES_DISK NULL
+#endif
 #endif
 #if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
@@ -63,9 +69,14 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (!MLFAB_WITH_REPLICA && config->replicas)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: replicas (MLFAB_REPLICAS) need code that was left out "
+                       "(MLFAB_WITH_REPLICA is 0)");
+  if (!MLFAB_WITH_CHECKPOINT && config->vote_dir[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_UNSUPPORTED,
-        "configuration: replicas need code that was left out (MLFAB_WITH_REPLICA is 0)");
+        "configuration: vote_dir (MLFAB_VOTE_DIR) needs checkpoints, which were left "
+        "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
@@ -154,7 +165,8 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
 #endif
 #if MLFAB_WITH_REPLICA
-  if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
+  if (!code && node->config.replicas)
+    code = mlfab__copy_attach(node, node->parts->server, VOTES_DISK);
 #endif
   return code;
 }
@@ -174,7 +186,7 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
 #if MLFAB_WITH_REPLICA
   if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
-    code = mlfab__witness_attach(node);
+    code = mlfab__witness_attach(node, VOTES_DISK);
 #endif
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif

@@ -597,7 +597,8 @@ static const mlfab__role copy_row = {
     .free = copy_free,
 };
 
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
+                                       const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &copy_row, sizeof(mlfab__copy));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__copy *c = role->self;
@@ -611,7 +612,7 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) 
   c->peer = c->other * servers + server->number;
   server->asleep = 1;
   c->meta = mlfab__alloc(&node->env, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
-  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1);
+  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1, disk);
   if (!code && !c->meta) code = MLFAB_ERR_MEMORY;
   if (!code) code = mlfab__keeper_attach(server, node->config.div_max);
   if (code) return code;

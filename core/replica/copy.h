@@ -102,7 +102,8 @@ typedef struct mlfab__copy {
   uint32_t term_in;   /* ... and the term of its sender; 0: nothing */
 } mlfab__copy;
 
-/* Adds the role; the server gets a keeper. Errors: MEMORY, ARGUMENT (Div_max). */
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server);
+/* Adds the role; the server gets a keeper. disk: of votes, or NULL. Errors: MEMORY, ARGUMENT (Div_max). */
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
+                                       const mlfab__voter_disk *disk);
 
 #endif

@@ -1,8 +1,6 @@
 /* witness.c - the scheduler's vote. See witness.h. */
 #include "witness.h"
 
-#include "voter.h"
-
 static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind != MLFAB__LINK_VOTER_IN || frame->type != MLFAB__VOTE) return MLFAB_ERR_FRAME;
   int code = mlfab__voters_frame(self, at.peer, frame);
@@ -37,10 +35,10 @@ static const mlfab__role witness_row = {
     .free = witness_free,
 };
 
-MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
   mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
-  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers);
+  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers, disk);
 }

@@ -3,9 +3,9 @@
 #ifndef MLFAB__WITNESS_H
 #define MLFAB__WITNESS_H
 
-#include "../node/node.h"
+#include "voter.h"
 
-/* Adds the role to a node that is only a scheduler. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node);
+/* Adds the role to a node that is only a scheduler. disk: of votes, or NULL. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk);
 
 #endif
