@@ -25,12 +25,12 @@ GROUPS = [
     {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout version optimizer memory slab store image windows"},
-    {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
+    {"model": "sync layout version optimizer memory slab store hold image windows"},
+    {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
     {"worker": "sources cache view pull push worker worker_role",
      "server": "lazy blocks views clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
+             "comm_finish epoch comm barrier barrier_kept membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
@@ -60,7 +60,7 @@ SWITCHES = {
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
-    "REPLICA": ("replicas of servers", "core/replica"),
+    "REPLICA": ("replicas of servers", "core/replica core/node/copies core/node/peers core/coll/barrier_kept"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/api/staging"),
@@ -75,6 +75,7 @@ SWITCHES = {
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
 NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "REPLICA", "RESHARD"],
+             "core/node/mirrored": ["REPLICA", "COLL", "SCHED"], "core/model/hold": ["CHECKPOINT", "REPLICA"],
              "core/checkpoint/state": ["CHECKPOINT", "REPLICA"], "core/checkpoint/moment": ["CHECKPOINT", "REPLICA"],
              "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # Modules that are there if all of these switches are on.

@@ -15,6 +15,7 @@
 #ifndef MLFAB__MOMENT_H
 #define MLFAB__MOMENT_H
 
+#include "../model/hold.h"
 #include "../model/image.h"
 #include "state.h"
 

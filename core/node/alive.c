@@ -100,7 +100,6 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
     mlfab__later(&node->peers[i].awaited_ns, late_ns, now_ns);
     mlfab__later(&node->peers[i].offered_ns, late_ns, now_ns);
   }
-  mlfab__later(&node->served_ns, late_ns, now_ns);
 }
 
 /* node.h, Pauses. */

@@ -32,6 +32,8 @@ static void node_identify(mlfab_node *node) {
   node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->nplaces = c->servers;
+  node->nroutes = 3 * c->servers;
   node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
@@ -79,12 +81,6 @@ static int node_memory(mlfab_node *node) {
     for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
   }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
-  if (node->voter != MLFAB__NO_NODE) {
-    uint32_t voters = mlfab__node_voters(node);
-    node->voter_links = mlfab__alloc_array(&node->env, voters, sizeof *node->voter_links);
-    if (!node->voter_links) return MLFAB_ERR_MEMORY;
-    for (uint32_t v = 0; v < voters; v++) node->voter_links[v] = MLFAB__NO_LINK;
-  }
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
@@ -135,8 +131,6 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_VOTER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
-    [MLFAB__LINK_VOTER_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
@@ -149,7 +143,8 @@ static void node_reached_at(mlfab_node *node, const char *address) {
 }
 
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
-                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p) {
+                                     const char *addresses, const mlfab__copies_table *copies,
+                                     uint64_t now_ns, mlfab_node **node_p) {
   mlfab_node *node = mlfab__alloc(env, sizeof *node);
   if (!node) return MLFAB_ERR_MEMORY;
   node->env = *env;
@@ -168,9 +163,9 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
   node->rules = node_rules;
-  mlfab__peers_attach(node);
   *node_p = node;
-  return node_memory(node);
+  int code = copies ? copies->open(node) : 0;
+  return code ? code : node_memory(node);
 }
 
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
@@ -197,7 +192,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
   mlfab__free(&node->env, node->places, mlfab__node_places(node) * sizeof *node->places);
-  mlfab__free(&node->env, node->voter_links, mlfab__node_voters(node) * sizeof *node->voter_links);
+  if (node->copies) node->copies->free(node);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
@@ -270,7 +265,6 @@ static void node_epilogue(mlfab_node *node) {
   node_settle(node);
   if (node->servers_left) mlfab__bootstrap_settle(node);
   mlfab__claim_again(node);
-  if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&

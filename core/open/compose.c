@@ -19,6 +19,8 @@
 #include "../keys/guard.h"
 #endif
 #if MLFAB_WITH_REPLICA
+#include "../coll/barrier_kept.h"
+#include "../node/copies.h"
 #include "../replica/copy.h"
 #include "../replica/witness.h"
 #if MLFAB_WITH_CHECKPOINT
@@ -148,6 +150,9 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
 #endif
   mlfab__barrier_server *barrier = NULL;
   if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node, &barrier);
+#if MLFAB_WITH_REPLICA
+  if (!code && barrier) mlfab__barrier_keep(node, barrier);
+#endif
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
 #endif
@@ -205,7 +210,11 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
-  code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
+  const mlfab__copies_table *copies = NULL;
+#if MLFAB_WITH_REPLICA
+  if (complete.replicas) copies = mlfab__copies_of_servers();
+#endif
+  code = mlfab__node_make(&complete, &env, addresses, copies, now_ns, &node);
   if (!code) code = compose(node, &why);
 #if MLFAB_WITH_KEYS
   mlfab__wipe(complete.key, sizeof complete.key);

@@ -51,6 +51,7 @@
 
 #include "../checkpoint/collect.h"
 #include "../checkpoint/moment.h"
+#include "../node/copies.h"
 #include "../server/server.h"
 #include "keeper.h"
 #include "mirror.h"
