@@ -37,7 +37,7 @@ GROUPS = [
      "keys": "blake2b poly1305 keys_wire session guard",
      "checkpoint": "checkpoint_wire state record moment writer lead reader restore collect checkpoint checkpoint_worker"},
     {"device": "resident",
-     "replica": "divergence vote keeper replica_wire voter votes mirror mirror_role copy witness",
+     "replica": "divergence vote keeper replica_wire voter votes mirror mirror_role copy losses witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
@@ -47,7 +47,7 @@ GROUPS = [
 TRANSPORTS = "tcp shm_file shm_memory shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
-TOP = {"open": "build_info compose open"}
+TOP = {"open": "build_info dirs compose open"}
 # The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
 # other files are in mlfab.c.
 SIMULATOR = "transports/sim"
@@ -62,7 +62,7 @@ SWITCHES = {
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica core/node/copies core/node/peers core/coll/barrier_kept"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
-    "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
+    "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/open/dirs core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),

@@ -410,18 +410,6 @@ typedef struct mlfab__files_table {
   void (*refused)(mlfab_node *node, uint64_t token, int status);
 } mlfab__files_table;
 
-/* A role's stream of file operations. */
-typedef struct mlfab__filer {
-  mlfab_node *node;
-  struct mlfab__filer *next;
-  void *self;
-  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
-  void (*done)(void *self, const mlfab_io_event *event);
-  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
-  uint64_t asked;   /* operations so far */
-  int busy;
-} mlfab__filer;
-
 /* A fabric whose servers have replicas: copies.c. */
 typedef struct mlfab__copies_table {
   /* Makes node->replica, and counts routes and places. Errors: MEMORY. free: frees it. */
@@ -506,7 +494,7 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
-  mlfab__filer *filers;            /* the newest stream first; they belong to roles */
+  struct mlfab__filer *filers;     /* the newest stream first; they belong to roles */
   const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */

@@ -22,6 +22,7 @@
 #include "../coll/barrier_kept.h"
 #include "../node/copies.h"
 #include "../replica/copy.h"
+#include "../replica/losses.h"
 #include "../replica/witness.h"
 #if MLFAB_WITH_CHECKPOINT
 #include "../replica/votes.h"
@@ -134,6 +135,9 @@ static int compose_worker(mlfab_node *node) {
 #endif
 #if MLFAB_WITH_SPARSE
   mlfab__sparse_worker_attach(parts->worker);
+#endif
+#if MLFAB_WITH_REPLICA
+  if (node->config.replicas) mlfab__losses_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
   mlfab__reshard_worker_attach(parts->worker);

@@ -325,6 +325,8 @@ typedef struct mlfab__server_keeper {
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
+  /* The commit that the open round of a clock will be. */
+  mlfab__commit (*round)(mlfab__server *server, uint32_t clock);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
@@ -635,8 +637,6 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
 /* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
  * FluentPS. */
 MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
-/* The commit that the open round of a clock will be, for the keeper. */
-MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock);
 /* v_train of a clock moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
