@@ -31,7 +31,7 @@ static int bootstrap_all_here(const mlfab_node *node) {
 
 /* Encodes the list of servers, their replicas and the scheduler that votes, with their addresses, for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
-  uint32_t places = mlfab__node_places(node);
+  uint32_t places = node->nplaces;
   uint32_t room = places * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
   if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
@@ -89,7 +89,7 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
 static void bootstrap_complete(mlfab_node *node) {
   if (node->join_link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, node->join_link, "the fabric has been formed");
-  for (uint32_t s = 0; s < mlfab__node_places(node); s++)
+  for (uint32_t s = 0; s < node->nplaces; s++)
     bootstrap_place(node, mlfab__node_of_server(node, s));
   for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
   node->fresh = 1;
@@ -656,7 +656,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__member_info info;
     uint32_t n = mlfab__decode_member_info(at, left, &info);
     uint32_t first = mlfab__node_of_server(node, 0);
-    uint32_t places = mlfab__node_places(node);
+    uint32_t places = node->nplaces;
     if (n == 0 || info.node < first || info.node - first >= places) {
       mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
       return;

@@ -54,7 +54,7 @@ MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why) {
  * scheduler tells copies of server 0 of all shards, because they welcome the processes that join. */
 static void copies_tell_places(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
-  for (uint32_t r = 3 * node->config.servers; r < mlfab__node_routes(node); r++) {
+  for (uint32_t r = 3 * node->config.servers; r < node->nroutes; r++) {
     uint32_t voter = mlfab__node_server_of(node, r);
     const mlfab__place *place = &node->places[voter];
     int scheduler = voter + 1 == node->nplaces;
@@ -90,8 +90,7 @@ static int copies_place(mlfab_node *node, const mlfab__frame_in *frame) {
   mlfab__member_info info;
   uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
   uint32_t first = mlfab__node_of_server(node, 0);
-  if (n == 0 || n != frame->meta_bytes || info.node < first ||
-      info.node - first >= mlfab__node_places(node))
+  if (n == 0 || n != frame->meta_bytes || info.node < first || info.node - first >= node->nplaces)
     return MLFAB_ERR_FRAME;
   mlfab__place *place = &node->places[info.node - first];
   if (info.incarnation <= place->incarnation) return 0;
@@ -153,7 +152,7 @@ static void copies_say_where(mlfab_node *node, uint32_t index) {
 
 /* Is the node with this id one of the two that this voter speaks with? */
 static int copies_votes_with(const mlfab_node *node, uint32_t voter) {
-  uint32_t first = 3 * node->config.servers, n = mlfab__node_routes(node);
+  uint32_t first = 3 * node->config.servers, n = node->nroutes;
   for (uint32_t r = first; r < n; r++) {
     if (mlfab__node_server_of(node, r) == voter) return 1;
   }
@@ -416,26 +415,9 @@ static void copies_free(mlfab_node *node) {
 
 MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void) {
   static const mlfab__copies_table table = {
-      .open = copies_open,
-      .free = copies_free,
-      .voter = copies_route_voter,
-      .mirrored = copies_mirrored,
-      .hello = copies_hello,
-      .newer = copies_newer,
-      .issued = copies_issued,
-      .answered = copies_answered,
-      .member = copies_member,
-      .changed = copies_changed,
-      .judges = copies_judges,
-      .toggle = copies_toggle,
-      .greeted = copies_greeted,
-      .place = copies_place,
-      .why = copies_why,
-      .admitted = copies_admitted,
-      .judge = copies_judge,
-      .rejects = copies_rejects,
-      .welcome = mlfab__peers_welcome,
-      .welcomed = copies_welcomed,
-  };
+      copies_open,     copies_free,   copies_route_voter, copies_mirrored,      copies_hello,
+      copies_newer,    copies_issued, copies_answered,    copies_member,        copies_changed,
+      copies_judges,   copies_toggle, copies_greeted,     copies_place,         copies_why,
+      copies_admitted, copies_judge,  copies_rejects,     mlfab__peers_welcome, copies_welcomed};
   return &table;
 }

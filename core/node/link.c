@@ -14,10 +14,6 @@ enum {
 
 /* --- names --- */
 
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) { return node->nroutes; }
-
-MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node) { return node->nplaces; }
-
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
   uint32_t servers = node->config.servers;
   if (kind == MLFAB__LINK_VOTER)
@@ -115,7 +111,7 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
 /* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
-  uint32_t routes = mlfab__node_routes(node);
+  uint32_t routes = node->nroutes;
   uint32_t workers = node->is_server ? node->config.workers : 0;
   switch (kind) {
     case MLFAB__TIMER_JOIN:

@@ -66,10 +66,10 @@ static uint64_t node_host(const char *addresses) {
 
 static int node_memory(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  uint32_t routes = mlfab__node_routes(node);
+  uint32_t routes = node->nroutes;
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  node->places = mlfab__alloc_array(&node->env, mlfab__node_places(node), sizeof *node->places);
+  node->places = mlfab__alloc_array(&node->env, node->nplaces, sizeof *node->places);
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
@@ -190,8 +190,8 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
-  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
-  mlfab__free(&node->env, node->places, mlfab__node_places(node) * sizeof *node->places);
+  mlfab__free(&node->env, node->routes, node->nroutes * sizeof *node->routes);
+  mlfab__free(&node->env, node->places, node->nplaces * sizeof *node->places);
   if (node->copies) node->copies->free(node);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
@@ -201,7 +201,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
   mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
   mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
-  uint32_t room = mlfab__node_places(node) * (MLFAB__ADDRESSES_MAX + 32);
+  uint32_t room = node->nplaces * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
@@ -389,7 +389,7 @@ static void node_bound_strangers(mlfab_node *node) {
 
 /* A call to a server or to another worker failed. */
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN) {
     mlfab__bootstrap_failed(node, why);
   } else if (called < routes) {
@@ -400,7 +400,7 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
 }
 
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t index) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     mlfab__bootstrap_up(node, index);
   } else if (token >= MLFAB__TOKEN_SERVER && called < routes) {
@@ -550,7 +550,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   action->link = queued->link;
   action->token = queued->token;
   if (queued->kind == MLFAB_ACTION_CONNECT) {
-    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->join_address;
     } else {

@@ -526,14 +526,14 @@ struct mlfab_node {
   char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers; /* by node id; server 0 only */
-  uint32_t nplaces, nroutes;
-  mlfab__place *places;    /* by server; then of the replicas; then of the scheduler that votes */
-  mlfab__route *routes;    /* by server: the worker role's, the scheduler role's, the server
+  mlfab__peer *peers;        /* by node id; server 0 only */
+  uint32_t nplaces, nroutes; /* numbers of places and routes */
+  mlfab__place *places;      /* by server; then of the replicas; then of the scheduler that votes */
+  mlfab__route *routes;      /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links; /* by server: its link to our server role */
-  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
+  mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links;   /* by server: its link to our server role */
+  uint32_t *voter_links;     /* by voter: its link to ours; voters only */
   mlfab__peer_link **peers_out;     /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
@@ -585,15 +585,12 @@ struct mlfab_node {
 
 /* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
 /* Is a link of this kind one that leads to a server with a replica, so that the other copy may be called? */
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
-/* Number of `places`. */
-MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node);
 /* Where the server of a route is. */
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */

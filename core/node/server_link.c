@@ -139,7 +139,7 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
 static void server_link_came(mlfab_node *node, uint32_t server, const mlfab__member *member) {
   mlfab__place *place = &node->places[server];
   if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "another process has its number");
@@ -156,7 +156,7 @@ static void server_link_came(mlfab_node *node, uint32_t server, const mlfab__mem
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
                    "joined; it has no slices yet");
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
       mlfab__server_link_call(node, r);
   }
@@ -167,7 +167,7 @@ static void server_link_left(mlfab_node *node, uint32_t server, uint32_t incarna
   mlfab__place *place = &node->places[server];
   if (place->vacant || place->incarnation > incarnation) return;
   place->vacant = 1;
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "the server has gone");
@@ -359,7 +359,7 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   if (node->is_server && mlfab__inner_begin(node)) {
     mlfab__node_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner links");
   }
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+  for (uint32_t r = 0; r < node->nroutes; r++) {
     if (!mlfab__server_link_wanted(node, r)) continue;
     node->routes[r].heard_ns = node->now_ns;
     int votes = r >= 3 * node->config.servers;

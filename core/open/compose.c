@@ -22,8 +22,6 @@
 #include "../coll/barrier_kept.h"
 #include "../node/copies.h"
 #include "../replica/copy.h"
-#include "../replica/losses.h"
-#include "../replica/witness.h"
 #if MLFAB_WITH_CHECKPOINT
 #include "../replica/votes.h"
 #define VOTES_DISK mlfab__votes_disk()

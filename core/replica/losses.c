@@ -1,5 +1,7 @@
-/* losses.c - a worker whose server is replaced by its replica. See losses.h. */
-#include "losses.h"
+/* losses.c - a worker whose server is replaced by its replica. See copy.h. */
+#include "copy.h"
+
+#include "../worker/worker.h"
 
 #include <stdio.h>
 

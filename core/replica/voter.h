@@ -63,4 +63,8 @@ MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters);
 MLFAB__INTERNAL void mlfab__voters_begin(mlfab__voters *voters);
 MLFAB__INTERNAL void mlfab__voters_stored(mlfab__voters *voters);
 
+/* witness.c: the scheduler's third vote on every shard (vote.h). It decides which of two copies serves when they do not hear each
+ * other. Adds the role to a node that is only a scheduler. disk: of votes, or NULL. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk);
+
 #endif

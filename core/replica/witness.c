@@ -1,5 +1,5 @@
-/* witness.c - the scheduler's vote. See witness.h. */
-#include "witness.h"
+/* witness.c - the scheduler's vote. See voter.h. */
+#include "voter.h"
 
 static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind != MLFAB__LINK_VOTER_IN || frame->type != MLFAB__VOTE) return MLFAB_ERR_FRAME;

@@ -291,7 +291,7 @@ typedef struct mlfab__server_saver {
   void (*due)(mlfab__server *server);
   /* Slices are about to move, or the model is freed: gives back all blocks and states. */
   void (*stop)(mlfab__server *server);
-  /* Worker 0 has defined a model, and there is none. 1: it will be restored; mlfab__server_restored follows. */
+  /* Worker 0 has defined a model, and there is none. 1: it will be restored. */
   int (*restores)(mlfab__server *server);
 } mlfab__server_saver;
 
@@ -516,13 +516,11 @@ MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server 
 
 /* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
  * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
- * with a text; then call refuse or unbuild. unbuild: there is no model. restored: it stands; the caller has loaded slices and
- * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
+ * with a text; then call refuse or unbuild. unbuild: there is no model. refuse: there is no model; tells worker 0, and all
+ * who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
-                                            uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
 /* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
  * text; there is no model then. */
