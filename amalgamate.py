@@ -26,20 +26,20 @@ GROUPS = [
     {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout balance version optimizer memory store image windows"},
-    {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
+    {"model": "sync layout balance version optimizer memory store hold image windows"},
+    {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
     {"worker": "sources cache pull push feed worker worker_role",
      "server": "lazy blocks clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
+             "comm_finish epoch comm barrier barrier_kept membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "lend": "lend_wire slab view views",
      "reshard": "reshard_wire reshard reshard_server recut reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
-     "checkpoint": "checkpoint_wire record moment writer lead reader restore collect checkpoint checkpoint_worker"},
+     "checkpoint": "checkpoint_wire state record moment writer lead reader restore collect checkpoint checkpoint_worker"},
     {"device": "resident",
-     "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
+     "replica": "divergence vote keeper replica_wire voter votes mirror mirror_role copy losses witness",
      "telemetry": "metrics trace chrome"},
     {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint calls_lend safetensors direct_table staging direct"},
@@ -49,7 +49,7 @@ GROUPS = [
 TRANSPORTS = "tcp shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
-TOP = {"open": "build_info areas compose join open"}
+TOP = {"open": "build_info areas dirs compose join open"}
 # The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
 # other files are in mlfab.c.
 SIMULATOR = "transports/sim"
@@ -63,9 +63,9 @@ SWITCHES = {
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
     "GROWTH": ("growth", "core/node/growth core/open/join"),
-    "REPLICA": ("replicas of servers", "core/replica"),
+    "REPLICA": ("replicas of servers", "core/replica core/node/copies core/node/peers core/coll/barrier_kept"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
-    "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
+    "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/open/dirs core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/worker/feed core/api/visit core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
@@ -80,11 +80,16 @@ SWITCHES = {
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
 NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"],
-             "core/model/image": ["CHECKPOINT", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"],
-             "core/api/extent": ["COLL", "DEVICE", "SPARSE"],
-             "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"]}
+             "core/model/image": ["CHECKPOINT", "REPLICA", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "REPLICA", "RESHARD"],
+             "core/api/disk": ["CHECKPOINT", "TELEMETRY"], "core/api/extent": ["COLL", "DEVICE", "SPARSE"],
+             "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"],
+             "core/node/mirrored": ["REPLICA", "COLL", "SCHED"], "core/model/hold": ["CHECKPOINT", "REPLICA"],
+             "core/checkpoint/state": ["CHECKPOINT", "REPLICA"], "core/checkpoint/moment": ["CHECKPOINT", "REPLICA"],
+             "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"]}
+# Modules that are there if all of these switches are on.
+NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
-PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
+PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS", "REPLICA"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
 CEILINGS = {"": 75522, "core": 46233, "minimal": 33747}
@@ -107,9 +112,9 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH
- * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED
- * and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns
- * MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED),
+ * _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED.
+ * `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
@@ -166,15 +171,20 @@ class Part:
     def __init__(self, path, group, floor, position):
         self.path, self.group, self.floor, self.position = path, group, floor, position
         self.module = path.rsplit(".", 1)[0]
-        # One of these switches has to be on; an empty list: the file is always there.
-        self.switches = NEEDED_BY.get(self.module, [])
+        # One of these switches has to be on, all of `needs`; empty lists: the file is always there.
+        self.needs = NEEDS.get(self.module, [])
+        self.switches = self.needs or NEEDED_BY.get(self.module, [])
         homes = {home: name for name, (_, places) in SWITCHES.items() for home in places.split()}
         for home in (self.module, os.path.dirname(path)):
             if home in homes and not self.switches and self.module not in ALWAYS:
                 self.switches = [homes[home]]
 
     def condition(self):
-        return " || ".join("MLFAB_WITH_" + name for name in self.switches)
+        return (" && " if self.needs else " || ").join("MLFAB_WITH_" + name for name in self.switches)
+
+    def left_out(self, on):
+        """Is it left out of a profile with these switches?"""
+        return bool(self.switches and not set(self.switches) & set(on)) or not set(self.needs) <= set(on)
 
 
 def list_parts():
@@ -394,7 +404,7 @@ def join(parts, title, main_header, profile=None):
     done = set()
     out = []
     left_out = {path for path, part in parts.items()
-                if profile and part.switches and not set(part.switches) & set(PROFILES[profile])}
+                if profile and part.left_out(PROFILES[profile])}
 
     def banner(path, text):
         rule = "=" * (100 - 6)

@@ -157,7 +157,8 @@
  *    MLFAB_WITH_GROWTH                processes that join the running fabric (join, workers_max, servers_max)
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
- *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT
+ *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED, and for vote_dir
+ *                                     MLFAB_WITH_CHECKPOINT
  *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (section 14)
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  *    MLFAB_WITH_LEND                  views, memory of mlfab_alloc that is read in place, small rings for many

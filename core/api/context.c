@@ -189,18 +189,8 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   return kept;
 }
 
-static void context_disk_ended(void *self);
-
-static int context_file(mlfab *ctx, const mlfab_action *action) {
-  /* A simulation has no threads: operations end at once. */
-  if (!ctx->disk)
-    ctx->disk = ctx->files->open(&ctx->env, ctx->hooks.files, ctx,
-                                 ctx->simulated ? NULL : context_disk_ended);
-  return ctx->disk ? ctx->files->begin(ctx->disk, action->file, action->token) : MLFAB_ERR_MEMORY;
-}
-
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-  if (action->kind == MLFAB_ACTION_FILE) return context_file(ctx, action);
+  if (action->kind == MLFAB_ACTION_FILE) return ctx->files->begin(ctx, action);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -222,17 +212,6 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   }
 }
 
-/* Hands ended file operations to the node. 1: there were some. */
-static int context_disk(mlfab *ctx, uint64_t now) {
-  mlfab_io_event event;
-  int moved = 0;
-  while (ctx->disk && ctx->files->take(ctx->disk, &event)) {
-    mlfab_node_event(ctx->node, &event, now);
-    moved = 1;
-  }
-  return moved;
-}
-
 /* Carries out the node's actions. */
 static int context_actions(mlfab *ctx, uint64_t now) {
   mlfab_action action;
@@ -242,7 +221,7 @@ static int context_actions(mlfab *ctx, uint64_t now) {
       mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
       moved = 1;
     }
-  } while (context_disk(ctx, now));
+  } while (ctx->disk && ctx->files->events(ctx, now));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -310,7 +289,7 @@ static void context_measure(mlfab *ctx, uint64_t now) {
 
 /* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`, which is
  * readable when something has moved, inside another call or by the thread, since mlfab_progress last returned. */
-static void context_tell(mlfab *ctx) {
+MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
@@ -369,7 +348,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
   if (moved) {
     ctx->idle_looks = 0;
     ctx->moves++;
-    if (ctx->thread_is) context_tell(ctx);
+    if (ctx->thread_is) mlfab__context_tell(ctx);
   }
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
@@ -419,16 +398,6 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
 
 static void context_cond_wait(mlfab *ctx, uint64_t ns);
 
-/* In the disk's thread: a file operation has ended. */
-static void context_disk_ended(void *self) {
-  mlfab *ctx = self;
-  pthread_mutex_lock(&ctx->lock);
-  if (ctx->sleeping) mlfab__context_wake(ctx);
-  context_tell(ctx);
-  pthread_cond_broadcast(&ctx->changed);
-  pthread_mutex_unlock(&ctx->lock);
-}
-
 /* Sleeps without the lock until something may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
@@ -442,7 +411,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx->disk) : 0;
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx) : 0;
   if (files) { /* the disk's thread signals `changed` */
     if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
@@ -771,7 +740,7 @@ static void context_rearm(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
     pending |= ctx->transports[t].table->arm(ctx->transports[t].self, 1);
   }
-  if (pending) context_tell(ctx);
+  if (pending) mlfab__context_tell(ctx);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
@@ -861,7 +830,7 @@ static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->freed) ctx->freed(ctx, child);
   if (ctx->observer) ctx->observer->stop(ctx, child);
-  if (ctx->disk) ctx->files->close(ctx->disk, child);
+  if (ctx->disk) ctx->files->close(ctx, child);
   mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;

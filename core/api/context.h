@@ -71,14 +71,15 @@ typedef struct mlfab__context_sharing {
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
 
-/* File operations in a thread of their own: disk.c, which has the contracts. */
+/* File operations in a thread of their own: disk.c. */
 typedef struct mlfab__context_files {
-  struct mlfab__disk *(*open)(mlfab__env *env, const mlfab_files *files, void *self,
-                              void (*ended)(void *self));
-  void (*close)(struct mlfab__disk *disk, int child);
-  int (*begin)(struct mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
-  int (*take)(struct mlfab__disk *disk, mlfab_io_event *event_p);
-  int (*waits)(struct mlfab__disk *disk);
+  /* Begins the operation of an action, as mlfab__disk_begin; the first one makes ctx->disk. */
+  int (*begin)(mlfab *ctx, const mlfab_action *action);
+  /* If there is a disk: hands ended operations to the node. 1: there were some. */
+  int (*events)(mlfab *ctx, uint64_t now);
+  /* 1: operations run and none has ended; 2: one has ended; 0: there are none. */
+  int (*waits)(const mlfab *ctx);
+  void (*close)(mlfab *ctx, int child);
 } mlfab__context_files;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
@@ -248,6 +249,8 @@ MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
+/* Makes the descriptor of mlfab_fd readable. */
+MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx);
 /* The condition that a waiter waits for: not 0 when it holds. */
 typedef int (*mlfab__context_test)(mlfab *ctx, void *what);
 /* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.

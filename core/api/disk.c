@@ -419,25 +419,50 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
   return 1;
 }
 
-static mlfab__disk *disk_new(mlfab__env *env, const mlfab_files *files, void *self,
-                             void (*ended)(void *self)) {
-  mlfab__disk *disk = mlfab__alloc(env, sizeof *disk);
-  if (disk) mlfab__disk_init(disk, env, files, self, ended);
-  return disk;
+/* --- of a context --- */
+
+/* In the disk's thread: a file operation has ended. */
+static void disk_ended(void *self) {
+  mlfab *ctx = self;
+  pthread_mutex_lock(&ctx->lock);
+  if (ctx->sleeping) mlfab__context_wake(ctx);
+  mlfab__context_tell(ctx);
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
 }
 
-static void disk_delete(mlfab__disk *disk, int child) {
-  mlfab__env *env = disk->env;
-  mlfab__disk_free(disk, child);
-  mlfab__free(env, disk, sizeof *disk);
+static int disk_do(mlfab *ctx, const mlfab_action *action) {
+  if (!ctx->disk) {
+    ctx->disk = mlfab__alloc(&ctx->env, sizeof *ctx->disk);
+    if (!ctx->disk) return MLFAB_ERR_MEMORY;
+    /* A simulation has no threads: operations end at once. */
+    mlfab__disk_init(ctx->disk, &ctx->env, ctx->hooks.files, ctx,
+                     ctx->simulated ? NULL : disk_ended);
+  }
+  return mlfab__disk_begin(ctx->disk, action->file, action->token);
 }
 
-static int disk_waits(mlfab__disk *disk) {
+static int disk_events(mlfab *ctx, uint64_t now) {
+  mlfab_io_event event;
+  int moved = 0;
+  while (mlfab__disk_take(ctx->disk, &event)) {
+    mlfab_node_event(ctx->node, &event, now);
+    moved = 1;
+  }
+  return moved;
+}
+
+static int disk_waits(const mlfab *ctx) {
+  const mlfab__disk *disk = ctx->disk;
   return disk->jobs == 0 ? 0 : atomic_load(&disk->news) == 0 ? 1 : 2;
 }
 
+static void disk_delete(mlfab *ctx, int child) {
+  mlfab__disk_free(ctx->disk, child);
+  mlfab__free(&ctx->env, ctx->disk, sizeof *ctx->disk);
+}
+
 MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
-  static const mlfab__context_files table = {disk_new, disk_delete, mlfab__disk_begin,
-                                             mlfab__disk_take, disk_waits};
+  static const mlfab__context_files table = {disk_do, disk_events, disk_waits, disk_delete};
   return &table;
 }

@@ -71,8 +71,7 @@ MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *p
 /* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
  * names stays. Returns a descriptor, or a negative errno. */
 MLFAB__INTERNAL int mlfab__disk_create(const char *path);
-/* The functions above, for a context. `open` makes a disk in memory of env, or returns NULL; `waits`: 1: operations run and none
- * has ended, 2: one has ended, 0: there are none. */
+/* The functions above, for a context. */
 MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);

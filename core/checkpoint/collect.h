@@ -19,6 +19,7 @@
 #ifndef MLFAB__COLLECT_H
 #define MLFAB__COLLECT_H
 
+#include "../model/hold.h"
 #include "../model/image.h"
 #include "reader.h"
 

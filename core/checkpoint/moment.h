@@ -15,8 +15,9 @@
 #ifndef MLFAB__MOMENT_H
 #define MLFAB__MOMENT_H
 
+#include "../model/hold.h"
 #include "../model/image.h"
-#include "record.h"
+#include "state.h"
 
 struct mlfab__server;
 
@@ -50,9 +51,9 @@ typedef struct mlfab__moment {
   /* What comes next. */
   int step;
   uint32_t item, index;
-  uint32_t announced; /* slices before this one have their SLICE record */
-  mlfab__image_cursor cursor;
-  uint8_t *window; /* of a model on a device: the bulk of the last record */
+  uint32_t announced;         /* slices before this one have their SLICE record */
+  mlfab__image_cursor cursor; /* its slice (an index of the store) is that of the last record */
+  uint8_t *window;            /* of a model on a device: the bulk of the last record */
 } mlfab__moment;
 
 /* Pins the slices that have changed since `since`; 0: all. The server has a model that stands, applies nothing, and
@@ -63,10 +64,6 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
  * lent (NULL: none, or ghosts; of a model on a device only until the next call). record->set is 0. Bulks come in the order of slices. */
 MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
                                        mlfab__file_record *record);
-/* The slice (an index of the store) of the record that next() gave last. */
-static inline uint32_t mlfab__moment_slice(const mlfab__moment *moment) {
-  return moment->cursor.slice;
-}
 /* Nobody uses the bytes of the slices before `end` (an index) any more: gives them back. */
 MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end);
 /* Was there no memory to copy a state that an update changed, so that the records are of no moment? Ask when all of

@@ -1,4 +1,4 @@
-/* reader.h - the records of a shard, one after another: their form and their order (record.h). Layer 4.
+/* reader.h - the records of a shard, one after another: their form and their order (state.h). Layer 4.
  *
  *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
@@ -9,7 +9,7 @@
 #ifndef MLFAB__READER_H
 #define MLFAB__READER_H
 
-#include "record.h"
+#include "state.h"
 
 enum { MLFAB__READER_CLOCKS = 8 };
 

@@ -8,7 +8,7 @@
  *    6  u16 type                    24  u64 set
  *    8  u32 index in its file       32  u32 CRC32C of meta and bulk
  *   12  u32 zero                    36  u32 CRC32C of the 36 bytes before
- *   40  meta (checkpoint_wire.h), then bulk
+ *   40  meta (state.h), then bulk
  *
  * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
@@ -24,29 +24,9 @@
 #define MLFAB__RECORD_H
 
 #include "checkpoint_wire.h"
+#include "state.h"
 
 enum { MLFAB__RECORD_FORMAT = 1, MLFAB__RECORD_BYTES = 40 };
-
-enum mlfab__record_type {
-  MLFAB__RECORD_MANIFEST = 1,
-  MLFAB__RECORD_HEAD = 2,
-  MLFAB__RECORD_DEFINE = 3,
-  MLFAB__RECORD_CLOCK = 4,
-  MLFAB__RECORD_WORKER = 5,
-  MLFAB__RECORD_SLICE = 6,
-  MLFAB__RECORD_IMAGE = 7, /* BYTES */
-  MLFAB__RECORD_END = 8,
-  MLFAB__RECORD_PEER = 9,  /* of a copy for another server only: follows WORKER */
-  MLFAB__RECORD_VOTES = 10 /* of a voter: ../replica/voter.h */
-};
-
-typedef struct mlfab__file_record {
-  uint16_t type;
-  uint32_t index;
-  uint64_t set;
-  uint32_t meta_bytes, bulk_bytes;
-  const uint8_t *meta, *bulk; /* in the buffer */
-} mlfab__file_record;
 
 /* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
 MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record);

@@ -396,6 +396,25 @@ static void restore_load(mlfab__restore *restore) {
   restore_open(restore);
 }
 
+/* Slices and clocks are loaded: the model stands. */
+static void restore_stands(mlfab__server *server, uint64_t number, uint64_t version) {
+  server->phase = MLFAB__MODEL_STANDS;
+  server->first_weights_incarnation = 0;
+  server->norm_commits = 0;
+  server->save.restored = number;
+  server->save.restored_version = version;
+  server->greets = 1;
+  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
+   * it. */
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->pushed = peer->decided = mlfab__clock_join(server, w);
+  }
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
+  mlfab__server_advance(server);
+}
+
 /* LOADS is over: the model stands. */
 static void restore_finish(mlfab__restore *restore) {
   mlfab__server *server = restore->server;
@@ -414,7 +433,7 @@ static void restore_finish(mlfab__restore *restore) {
   mlfab__log(restore->env, MLFAB_LOG_INFO, "%s", text);
   server->port.event(server->port.self, MLFAB_EVENT_RESTORED, (int32_t)server->number, 1, 0, 0,
                      text);
-  mlfab__server_restored(server, number, version);
+  restore_stands(server, number, version);
 }
 
 /* The present shard has been read to its end. */

@@ -25,6 +25,7 @@
 #include "../model/image.h"
 #include "../node/files.h"
 #include "reader.h"
+#include "record.h"
 
 struct mlfab__server;
 

@@ -59,7 +59,7 @@ static void writer_go_on(mlfab__writer *writer) {
          MLFAB__WRITER_HEADS - op->head_bytes >= MLFAB__RECORD_BYTES + MLFAB__MOMENT_META) {
     if (!writer_append(writer)) break;
   }
-  mlfab__moment_give(&writer->moment, mlfab__moment_slice(&writer->moment));
+  mlfab__moment_give(&writer->moment, writer->moment.cursor.slice);
   if (writer->over) op->flags |= MLFAB_FILE_LAST;
   mlfab__files_ask(writer->filer);
 }

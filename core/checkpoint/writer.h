@@ -15,6 +15,7 @@
 
 #include "../node/files.h"
 #include "moment.h"
+#include "record.h"
 
 struct mlfab__server;
 

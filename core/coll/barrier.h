@@ -21,7 +21,6 @@
 #ifndef MLFAB__BARRIER_H
 #define MLFAB__BARRIER_H
 
-#include "../node/mirrored.h"
 #include "../node/role.h"
 #include "../base/request.h"
 
@@ -40,8 +39,10 @@ typedef struct mlfab__barrier_server {
   uint32_t workers;
   mlfab__barrier_entry *entries;
   uint64_t over;
-  int32_t missing;     /* told to those who wait */
-  mlfab__touch *touch; /* a replica of server 0 has the state, too; or NULL */
+  int32_t missing; /* told to those who wait */
+  /* A replica of server 0 has the state, too: barrier_kept.h; or NULL. The entry of this worker may change. */
+  void (*touched)(struct mlfab__barrier_server *server, uint32_t worker);
+  struct mlfab__touch *touch;
 } mlfab__barrier_server;
 
 typedef struct mlfab__barrier_worker {

@@ -58,7 +58,7 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 /* The number of the process that this call wants to reach, what it may be, and the first frame on its link. The two ends
  * may disagree about the world, which JOIN finds out: so it is no node id. */
 static void guard_want(const mlfab_node *node, uint64_t token, mlfab__challenge *c) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   uint32_t servers = node->config.servers, place = 0;
   c->first = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
   c->to = 0;

@@ -6,14 +6,6 @@
  * one reference is never written. All blocks are allocated with the model, so steady state allocates
  * nothing; spare blocks run out only when pulls pin too many.
  *
- * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer.
- * There may be several. A holder has references to the blocks. State has no references: it is shared while a holder
- * names it, and whoever writes to state calls mlfab__store_own first.
- *
- *    the store's alone --hold--> shared --written--> the holders' (the store has a copy) --the last one gives--> freed
- *                                  |  \--written, no memory--> the store's; the holders are lost
- *                                  \--the last one gives--> the store's alone
- *
  * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends, holders) that name the
  * block; the free list holds exactly the blocks with refs 0. A state is freed when neither the store nor a holder
  * names it. A slice whose weights, state, sum, versions or clock have changed since a moment has a larger `changed`
@@ -52,15 +44,6 @@ typedef struct mlfab__shard_slice {
   uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
 
-/* All zero: of no store. The arrays belong to the user; by position: NO_BLOCK, NULL: not held. */
-typedef struct mlfab__holder {
-  struct mlfab__holder *next; /* of the same store */
-  uint32_t *w, *sum;
-  uint8_t **s0, **s1; /* NULL where the store's are */
-  uint32_t held;      /* number of positions that it has had */
-  int lost; /* some state was written to for want of memory: what it has is of no moment */
-} mlfab__holder;
-
 typedef struct mlfab__store {
   const mlfab__layout *layout;
   mlfab__memory *memory; /* of blocks and states; NULL: the host's */
@@ -73,8 +56,10 @@ typedef struct mlfab__store {
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
-  mlfab__holder *holders;                  /* or NULL */
-  uint64_t changes;                        /* number of changes of slices, from 1 */
+  struct mlfab__holder *holders;           /* of a state of one moment: hold.h; or NULL */
+  /* If there are holders, before optimizer state of a position is written. */
+  void (*own)(mlfab__env *env, struct mlfab__store *store, uint32_t position);
+  uint64_t changes; /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
@@ -113,24 +98,12 @@ MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offs
 /* Size of the block at a position. */
 MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
                                                   uint32_t position);
+/* Number of blocks of a store that holders have `held` positions of. */
+MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums);
 /* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 /* Adds spare blocks until there are `spare`. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
-/* If there are holders, before optimizer state of a position is written: copies it if it is shared. */
-MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
-/* Does a holder name the state that the store has at this position? */
-MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position);
-/* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
- * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
- * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */
-MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
-                                      uint32_t positions, int sums);
-MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
-                                             uint32_t slice);
-MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
-                                             mlfab__holder *holder, uint32_t slice);
-MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);

@@ -92,7 +92,7 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
     mlfab__later(&node->callers[w].heard_ns, late_ns, now_ns);
     mlfab__later(&node->callers[w].lost_ns, late_ns, now_ns);
   }
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+  for (uint32_t r = 0; r < node->nroutes; r++) {
     mlfab__later(&node->routes[r].heard_ns, late_ns, now_ns);
     mlfab__later(&node->routes[r].connect_ns, late_ns, now_ns);
   }
@@ -100,7 +100,6 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
     mlfab__later(&node->peers[i].awaited_ns, late_ns, now_ns);
     mlfab__later(&node->peers[i].offered_ns, late_ns, now_ns);
   }
-  mlfab__later(&node->served_ns, late_ns, now_ns);
 }
 
 /* node.h, Pauses. */

@@ -30,7 +30,7 @@ static int bootstrap_all_here(const mlfab_node *node) {
 
 /* Encodes the list of servers, their replicas and the scheduler that votes, with their addresses, for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
-  uint32_t places = mlfab__node_places(node);
+  uint32_t places = node->nplaces;
   uint32_t room = places * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
   if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
@@ -88,7 +88,7 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
 static void bootstrap_complete(mlfab_node *node) {
   if (node->join_link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, node->join_link, "the fabric has been formed");
-  for (uint32_t s = 0; s < mlfab__node_places(node); s++)
+  for (uint32_t s = 0; s < node->nplaces; s++)
     bootstrap_place(node, mlfab__node_of_server(node, s));
   for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
   node->fresh = 1;
@@ -155,8 +155,7 @@ static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
 }
 
 /* Settings of which each node has its own whether it has a number or not. Kernels: norms, by which updates are clipped
- * and judged, have other bits with cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without
- * the others, and the other copy begins after 5 of its own. */
+ * and judged, have other bits with cblas. */
 static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
                                  size_t room) {
   static const char *const kernels[] = {"own", "cblas"};
@@ -164,15 +163,9 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
   const bootstrap_setting settings[] = {
       {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)}};
   int code = bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
-  if (code || !c->replicas || join->heartbeat_ns == c->heartbeat_ns) return code;
   char who[40];
   bootstrap_who(who, join);
-  mlfab__format(
-      text, room,
-      "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
-      "server 0",
-      (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
-  return MLFAB_ERR_WORLD;
+  return code || !node->copies ? code : node->copies->judge(node, join, who, text, room);
 }
 
 /* The settings that describe the world. */
@@ -258,8 +251,8 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
     return 1;
-  /* The other voters of its server judge whether the former process lives (caller.c). */
-  if (node->config.replicas && bootstrap_is_dedicated(node, id)) return 1;
+  /* The other voters of its server judge whether the former process lives (copies.c). */
+  if (node->copies && bootstrap_is_dedicated(node, id)) return 1;
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
@@ -322,13 +315,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     bootstrap_refuse(node, link, code, join.rank, text);
     return;
   }
-  /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
-   * lives, the other voters know (bootstrap_vacant). */
-  if (node->served_ns && node->now_ns - node->served_ns < 5 * node->config.heartbeat_ns &&
-      !bootstrap_is_dedicated(node, id)) {
-    mlfab__copy_turn_away(node, link, "this copy of server 0 has just begun to serve");
-    return;
-  }
+  if (node->copies && node->copies->rejects(node, link, id)) return;
   const mlfab__link *before = &node->links[link];
   if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
@@ -347,8 +334,8 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
   if (server != MLFAB__NO_NODE) server %= node->config.servers;
   int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
-  int comes = server != MLFAB__NO_NODE && !node->config.replicas && !again && !begins &&
-              node->growth && node->growth->spares(node, server);
+  int comes = server != MLFAB__NO_NODE && !node->copies && !again && !begins && node->growth &&
+              node->growth->spares(node, server);
   if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
@@ -368,14 +355,19 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
   if (comes) node->growth->came(node, server);
-  mlfab__touched(node->peers_touch, id);
+  if (node->copies) node->copies->changed(node, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     if (bootstrap_make_welcome(node)) {
       mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
                          "server 0: no room for the list of servers");
       return;
     }
-    mlfab__peers_welcome(node, id);
+    if (node->copies) {
+      node->copies->welcome(node, id);
+    } else {
+      node->links[link].welcome = 2;
+      mlfab__node_ready_link(node, link);
+    }
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
@@ -455,23 +447,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   node->joined = 1;
   if (bootstrap_all_here(node))
     bootstrap_complete(node);
-  else if (node->config.replicas)
+  else if (node->copies)
     bootstrap_call(node);
-}
-
-/* A copy of server 0 serves already: this node joins its fabric, instead of forming one. */
-static void bootstrap_meets_no_more(mlfab_node *node) {
-  node->meets = 0;
-  node->joined = node->incarnations = 0;
-  for (uint32_t id = 0; id < node->nodes; id++) {
-    mlfab__peer *peer = &node->peers[id];
-    if (peer->link != MLFAB__NO_LINK)
-      mlfab__copy_turn_away(node, peer->link, "the fabric runs already");
-    peer->joined = peer->hand = 0;
-    peer->link = MLFAB__NO_LINK;
-    peer->nonce = 0;
-    peer->incarnation = 0;
-  }
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
@@ -527,15 +504,6 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
-/* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
-static void bootstrap_place_self(mlfab_node *node) {
-  if (node->voter == MLFAB__NO_NODE) return;
-  mlfab__place *place = &node->places[node->voter];
-  place->incarnation = node->incarnation;
-  place->nonce = node->nonce;
-  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
-}
-
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__welcome welcome;
   const uint8_t *at = frame->bulk;
@@ -548,7 +516,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__member_info info;
     uint32_t n = mlfab__decode_member_info(at, left, &info);
     uint32_t first = mlfab__node_of_server(node, 0);
-    uint32_t places = mlfab__node_places(node);
+    uint32_t places = node->nplaces;
     if (n == 0 || info.node < first || info.node - first >= places) {
       mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
       return;
@@ -564,15 +532,12 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->nonce = info.nonce;
   }
   /* Server 0 is where this node has called it. Of copies it may have been the other one. */
-  if (!node->config.replicas)
-    mlfab__node_add_address(node->places[0].addresses, node->join_address);
-  if (node->meets) bootstrap_meets_no_more(node);
+  if (!node->copies) mlfab__node_add_address(node->places[0].addresses, node->join_address);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
   node->fresh = welcome.fresh != 0;
   node->fabric = welcome.fabric;
-  bootstrap_place_self(node);
-  if (node->fresh && !node->is_replica) node->standby = 0;
+  if (node->copies) node->copies->welcomed(node);
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
@@ -596,11 +561,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) node->growth->told(node, link, frame);
-  } else if (frame->type == MLFAB__JOIN && node->standby &&
-             !(node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) {
-    mlfab__copy_turn_away(node, link, node->standby_why);
   } else if (frame->type == MLFAB__JOIN) {
-    bootstrap_join(node, link, frame);
+    if (!node->copies || !node->copies->rejects(node, link, MLFAB__NO_NODE))
+      bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a frame that a joining node never sends");
@@ -695,7 +658,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     node->missing_ns = node->now_ns + mlfab__node_beat(node);
     bootstrap_tell_missing(node);
   }
-  if (node->meets && !node->config.replicas) return;
+  if (node->meets && !node->copies) return;
   bootstrap_tire(node);
   if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
       node->now_ns >= node->join_retry_ns) {

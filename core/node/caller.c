@@ -52,7 +52,7 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   *(left ? &caller->left : &caller->dead) = 1;
-  mlfab__touched(node->peers_touch, worker);
+  if (node->copies) node->copies->changed(node, worker);
   mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, left);
   mlfab__node_emit(node, kind, (int32_t)worker, 0, caller->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
@@ -62,12 +62,6 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why) {
   (void)why;
-  if (was->kind == MLFAB__LINK_VOTER_IN) {
-    if (node->voter_links[was->peer] != link) return;
-    node->voter_links[was->peer] = MLFAB__NO_LINK;
-    mlfab__roles_lost(node, was->kind, was->peer);
-    return;
-  }
   if (was->kind == MLFAB__LINK_RESHARD_IN) {
     if (node->reshard_links[was->peer] == link) node->reshard_links[was->peer] = MLFAB__NO_LINK;
     return;
@@ -104,14 +98,12 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__caller *caller = &node->callers[w];
   if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
-  if (node->standby) return; /* it has no callers: see mlfab__copy_serve */
-  if (node->leased && !node->leased(node->leased_copy, node->now_ns))
-    caller->heard_ns = node->now_ns;
+  if (node->copies && !node->copies->judges(node, caller)) return;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
-  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with replicas
+  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with copies
    * it may call the other copy first. */
   uint64_t lost = caller->hand ? 0 : caller->lost_ns;
-  if (lost && !node->config.replicas) due_ns = mlfab__min(due_ns, lost + 2 * beat);
+  if (lost && !node->copies) due_ns = mlfab__min(due_ns, lost + 2 * beat);
   int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
   if (early || node->now_ns < due_ns) {
     mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, due_ns);
@@ -120,85 +112,14 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   }
 }
 
-/* --- copies of a server: see node.h, Copies --- */
-
-MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
-  node->term = term;
-  if (!node->standby) return;
-  node->standby = 0;
-  node->standby_why[0] = 0;
-  node->served_ns = node->now_ns;
-  /* The other copy may have issued numbers that this one has not heard of. */
-  if (term > 1 && node->incarnations < term << 16) node->incarnations = term << 16;
-  mlfab__caller_await(node);
-  /* Workers have to find out first that the other copy does not answer any more. */
-  for (uint32_t w = 0; w < node->config.workers; w++)
-    node->callers[w].heard_ns += 5 * node->config.heartbeat_ns;
-}
-
-MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why) {
-  snprintf(node->standby_why, sizeof node->standby_why, "%s", why);
-  if (node->standby) return;
-  node->standby = 1;
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    mlfab__link *link = &node->links[i];
-    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
-    if (link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
-        link->kind == MLFAB__LINK_RESHARD_IN || link->kind == MLFAB__LINK_JOIN_IN)
-      mlfab__copy_turn_away(node, i, why);
-    else if (link->kind == MLFAB__LINK_RESHARD)
-      mlfab__node_doom(node, i);
-  }
-}
-
-/* Tells a caller where the others that keep its shard alive are: they may be processes that have replaced others. The
- * scheduler tells copies of server 0 of all shards, because they welcome the processes that join. */
-static void caller_tell_places(mlfab_node *node, uint32_t index) {
-  const mlfab__link *link = &node->links[index];
-  for (uint32_t r = 3 * node->config.servers; r < mlfab__node_routes(node); r++) {
-    uint32_t voter = mlfab__node_server_of(node, r);
-    const mlfab__place *place = &node->places[voter];
-    int scheduler = voter + 1 == mlfab__node_voters(node);
-    uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
-    if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
-    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
-    if (place->moved) continue; /* its MEMBER is on its way */
-    mlfab__member_info info = {.node = mlfab__node_of_voter(node, voter),
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = place->incarnation,
-                               .hand = place->hand,
-                               .nonce = place->nonce};
-    uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-    memcpy(info.addresses, place->addresses, sizeof info.addresses);
-    mlfab__node_post(node, index, MLFAB__PLACE, meta,
-                     mlfab__encode_member_info(meta, sizeof meta, &info));
-  }
-}
-
-/* Another process is a voter from now on. */
-MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node) {
-  node->places_due = 0;
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    const mlfab__link *link = &node->links[i];
-    if ((link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_RESHARD_IN ||
-         link->kind == MLFAB__LINK_VOTER_IN || link->kind == MLFAB__LINK_SCHEDULER) &&
-        link->greeted && !link->self)
-      caller_tell_places(node, i);
-  }
-}
-
 /* --- HELLO --- */
 
 /* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
  * number of the sender, or MLFAB__NO_NODE. */
 static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
-  if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->config.replicas)) {
+  if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->copies)) {
     mlfab__peer *peer = &node->peers[hello->node];
-    if (!peer->joined && !node->meets && !node->peers_known) { /* its former copy had issued it */
-      peer->joined = 1;
-      peer->incarnation = hello->incarnation;
-      peer->nonce = hello->nonce;
-    }
+    if (node->copies) node->copies->issued(node, peer, hello);
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
   if (server == MLFAB__NO_NODE) return 1;
@@ -207,7 +128,7 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
   /* Server 0 is never restarted; the other servers may have been. */
   return hello->incarnation == place->incarnation
              ? hello->nonce == place->nonce
-             : (server > 0 || node->config.replicas) && hello->incarnation > place->incarnation;
+             : (server > 0 || node->copies) && hello->incarnation > place->incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */
@@ -230,8 +151,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
   if (node->growth) node->growth->tell(node, index);
-  if (node->voter != MLFAB__NO_NODE && (node->is_server || kind == MLFAB__LINK_VOTER_IN))
-    caller_tell_places(node, index);
+  if (node->copies) node->copies->answered(node, index);
   return 0;
 }
 
@@ -243,9 +163,8 @@ static void caller_take(mlfab_node *node, uint32_t index, int kind, uint32_t pee
   link->greeted = 1;
 }
 
-/* The link is that of another server, or of another voter: answers it. */
-static void caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
-                         const mlfab__hello *hello) {
+MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
+                                         const mlfab__hello *hello) {
   mlfab__hello_ack ack;
   mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
   caller_take(node, index, kind, peer, hello->nonce);
@@ -315,54 +234,13 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   }
   uint32_t old = node->reshard_links[server];
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
-  if (hello->term < route->term) {
-    mlfab__copy_turn_away(node, index, "another copy of this server serves");
-    return;
-  }
-  int newer = hello->term > route->term;
-  route->term = hello->term;
+  int newer = node->copies ? node->copies->newer(node, index, route, hello->term) : 0;
+  if (newer < 0) return;
   if (!newer && !mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   node->reshard_links[server] = index;
-  caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
-}
-
-/* Is the node with this id one of the two that this voter speaks with? */
-static int caller_votes_with(const mlfab_node *node, uint32_t voter) {
-  uint32_t first = 3 * node->config.servers, n = mlfab__node_routes(node);
-  for (uint32_t r = first; r < n; r++) {
-    if (mlfab__node_server_of(node, r) == voter) return 1;
-  }
-  return 0;
-}
-
-/* HELLO of another voter on a new link. */
-static void caller_voter(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                         const mlfab__frame_in *frame) {
-  uint32_t first = node->config.workers, voter = hello->node - first;
-  if (hello->node < first || !caller_votes_with(node, voter)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that does not vote with this one");
-    return;
-  }
-  mlfab__place *place = &node->places[voter];
-  int older = hello->incarnation < place->incarnation;
-  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
-                       "not the process that joined as this copy");
-    return;
-  }
-  uint32_t old = node->voter_links[voter];
-  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
-  if (old != MLFAB__NO_LINK && old != index)
-    mlfab__node_hang_up(node, old, "replaced by a newer connection");
-  int newer = hello->incarnation > place->incarnation;
-  place->incarnation = hello->incarnation;
-  place->nonce = hello->nonce;
-  if (newer) place->moved = 1;
-  node->voter_links[voter] = index;
-  caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
+  mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
 }
 
 /* HELLO of any kind on a new link to our server role. */
@@ -370,15 +248,8 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   mlfab__hello hello;
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello);
-  if (parsed && hello.roles == MLFAB__ROLE_VOTER && node->voter != MLFAB__NO_NODE) {
-    caller_voter(node, index, &hello, frame);
-    return;
-  }
+  if (parsed && node->copies && node->copies->hello(node, index, &hello, frame)) return;
   parsed = parsed && node->is_server;
-  if (parsed && node->standby) {
-    mlfab__copy_turn_away(node, index, node->standby_why);
-    return;
-  }
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
       node->config.scheduler != MLFAB_SCHEDULER_NONE) {
     caller_scheduler(node, index, &hello, frame);
@@ -415,7 +286,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;
   caller->dead = caller->left = 0;
-  mlfab__touched(node->peers_touch, worker);
+  if (node->copies) node->copies->changed(node, worker);
   mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
@@ -423,55 +294,24 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
 
 /* --- frames --- */
 
-/* A voter tells where it listens. Errors: FRAME. */
-static int caller_voter_member(mlfab_node *node, uint32_t voter, const mlfab__frame_in *frame) {
-  mlfab__member member;
-  mlfab__place *place = &node->places[voter];
-  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) ||
-      member.node != mlfab__node_of_voter(node, voter))
-    return MLFAB_ERR_FRAME;
-  memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
-  int news = place->moved;
-  place->moved = 0;
-  if (news) mlfab__caller_tell_places(node);
-  return 0;
-}
-
-/* A worker tells where it listens. Errors: FRAME, MEMORY. */
-static int caller_member(mlfab_node *node, uint32_t worker, const mlfab__frame_in *frame) {
-  mlfab__member member;
-  mlfab__peer *peer = &node->peers[worker];
-  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) || member.node != worker)
-    return MLFAB_ERR_FRAME;
-  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
-  if (!peer->addresses) return MLFAB_ERR_MEMORY;
-  memcpy(peer->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
-  return 0;
-}
-
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   int kind = node->links[index].kind;
   uint32_t peer = node->links[index].peer;
   mlfab__member member;
-  int among = kind == MLFAB__LINK_RESHARD_IN || kind == MLFAB__LINK_VOTER_IN;
-  if (!among) node->callers[peer].heard_ns = node->now_ns;
+  if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       break;
     case MLFAB__BYE:
       if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
-      if (kind == MLFAB__LINK_VOTER_IN) mlfab__roles_gone(node, kind, peer, 1);
       mlfab__node_doom(node, index);
       break;
     case MLFAB__MEMBER:
       if (kind == MLFAB__LINK_RESHARD_IN && peer == 0 &&
           !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
         if (node->growth) node->growth->member(node, &member);
-      } else if (kind == MLFAB__LINK_VOTER_IN
-                     ? caller_voter_member(node, peer, frame)
-                     : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
-                           !node->is_coordinator || caller_member(node, peer, frame))
+      } else if (!node->copies || node->copies->member(node, index, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
       break;
     case MLFAB__WHERE:

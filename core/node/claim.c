@@ -42,9 +42,8 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
 static void claim_refuse(mlfab_node *node, uint32_t holder) {
   const mlfab__link *other = &node->links[holder];
   char name[32], text[96];
-  uint32_t id = other->kind == MLFAB__LINK_RESHARD_IN ? mlfab__node_of_server(node, other->peer)
-                : other->kind == MLFAB__LINK_VOTER_IN ? mlfab__node_of_voter(node, other->peer)
-                                                      : other->peer;
+  int serves = other->kind == MLFAB__LINK_RESHARD_IN || other->kind == MLFAB__LINK_VOTER_IN;
+  uint32_t id = serves ? mlfab__node_of_server(node, other->peer) : other->peer;
   snprintf(
       text, sizeof text, "%s is another process that is here already",
       other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler" : mlfab__node_name(node, id, name));

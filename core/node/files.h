@@ -4,6 +4,18 @@
 
 #include "node.h"
 
+/* A role's stream of file operations. */
+typedef struct mlfab__filer {
+  mlfab_node *node;
+  struct mlfab__filer *next;
+  void *self;
+  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
+  void (*done)(void *self, const mlfab_io_event *event);
+  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
+  uint64_t asked;   /* operations so far */
+  int busy;
+} mlfab__filer;
+
 /* Begins a stream in the memory of a role. At most MLFAB__FILERS of a node. Returns `filer`. */
 MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
                                                 void (*done)(void *self,

@@ -124,7 +124,7 @@ static void growth_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *
 static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *member) {
   mlfab__place *place = &node->places[server];
   if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "another process has its number");
@@ -141,7 +141,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
                    "joined; it has no slices yet");
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
       mlfab__server_link_call(node, r);
   }
@@ -152,7 +152,7 @@ static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation)
   mlfab__place *place = &node->places[server];
   if (place->vacant || place->incarnation > incarnation) return;
   place->vacant = 1;
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "the server has gone");

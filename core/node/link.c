@@ -14,33 +14,6 @@ enum {
 
 /* --- names --- */
 
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  uint32_t voters = node->voter == MLFAB__NO_NODE ? 0
-                    : node->is_server             ? MLFAB__COPIES
-                                                  : MLFAB__COPIES * node->config.servers;
-  return 3 * node->config.servers + voters;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node) {
-  return node->config.replicas ? MLFAB__COPIES * node->config.servers + 1 : 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node) {
-  uint32_t voters = mlfab__node_voters(node);
-  return voters ? voters : node->config.servers;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter) {
-  return node->config.workers + voter;
-}
-
-/* The voters that this one calls: a copy the other copy and the scheduler, the scheduler all copies. */
-static uint32_t link_voter(const mlfab_node *node, uint32_t index) {
-  uint32_t servers = node->config.servers;
-  if (!node->is_server) return index;
-  return index == 0 ? (node->voter + servers) % (MLFAB__COPIES * servers) : MLFAB__COPIES * servers;
-}
-
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
   uint32_t servers = node->config.servers;
   if (kind == MLFAB__LINK_VOTER)
@@ -52,12 +25,12 @@ MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, 
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
   uint32_t servers = node->config.servers;
-  if (route >= 3 * servers) return link_voter(node, route - 3 * servers);
+  if (route >= 3 * servers) return node->copies->voter(node, route - 3 * servers);
   return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind) {
-  return node->config.replicas &&
+  return node->copies &&
          (kind == MLFAB__LINK_SERVER || kind == MLFAB__LINK_PLANNER || kind == MLFAB__LINK_RESHARD);
 }
 
@@ -138,7 +111,7 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
 /* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
-  uint32_t routes = mlfab__node_routes(node);
+  uint32_t routes = node->nroutes;
   uint32_t workers = node->is_server ? node->config.workers : 0;
   switch (kind) {
     case MLFAB__TIMER_JOIN:
@@ -403,28 +376,4 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   assert(!node->links[index].self);
   mlfab__node_link_down(node, index, why);
   if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
-}
-
-/* --- copies of a server --- */
-
-MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t index, const char *why) {
-  mlfab__bye bye;
-  uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  bye.code = MLFAB_ERR_AGAIN;
-  bye.nonce = node->nonce;
-  snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
-  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
-  node->links[index].closing = 1;
-  node->links[index].heard_ns = node->now_ns;
-}
-
-MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
-  mlfab__route *route = &node->routes[index];
-  if (index >= 3 * node->config.servers || !node->config.replicas) return;
-  char why[sizeof route->other];
-  snprintf(why, sizeof why, "%.95s", route->why);
-  snprintf(route->why, sizeof route->why, "%s", route->other);
-  memcpy(route->other, why, sizeof why);
-  route->copy ^= 1;
 }

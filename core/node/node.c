@@ -32,6 +32,8 @@ static void node_identify(mlfab_node *node) {
   node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->nplaces = c->servers;
+  node->nroutes = 3 * c->servers;
   node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
@@ -64,10 +66,10 @@ static uint64_t node_host(const char *addresses) {
 
 static int node_memory(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  uint32_t routes = mlfab__node_routes(node);
+  uint32_t routes = node->nroutes;
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  node->places = mlfab__alloc_array(&node->env, mlfab__node_places(node), sizeof *node->places);
+  node->places = mlfab__alloc_array(&node->env, node->nplaces, sizeof *node->places);
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
@@ -79,12 +81,6 @@ static int node_memory(mlfab_node *node) {
     for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
   }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
-  if (node->voter != MLFAB__NO_NODE) {
-    uint32_t voters = mlfab__node_voters(node);
-    node->voter_links = mlfab__alloc_array(&node->env, voters, sizeof *node->voter_links);
-    if (!node->voter_links) return MLFAB_ERR_MEMORY;
-    for (uint32_t v = 0; v < voters; v++) node->voter_links[v] = MLFAB__NO_LINK;
-  }
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
@@ -135,8 +131,6 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_VOTER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
-    [MLFAB__LINK_VOTER_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
     [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
@@ -149,7 +143,8 @@ static void node_reached_at(mlfab_node *node, const char *address) {
 }
 
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
-                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p) {
+                                     const char *addresses, const mlfab__copies_table *copies,
+                                     uint64_t now_ns, mlfab_node **node_p) {
   mlfab_node *node = mlfab__alloc(env, sizeof *node);
   if (!node) return MLFAB_ERR_MEMORY;
   node->env = *env;
@@ -168,9 +163,9 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
   node->rules = node_rules;
-  mlfab__peers_attach(node);
   *node_p = node;
-  return node_memory(node);
+  int code = copies ? copies->open(node) : 0;
+  return code ? code : node_memory(node);
 }
 
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
@@ -196,9 +191,9 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
-  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
-  mlfab__free(&node->env, node->places, mlfab__node_places(node) * sizeof *node->places);
-  mlfab__free(&node->env, node->voter_links, mlfab__node_voters(node) * sizeof *node->voter_links);
+  mlfab__free(&node->env, node->routes, node->nroutes * sizeof *node->routes);
+  mlfab__free(&node->env, node->places, node->nplaces * sizeof *node->places);
+  if (node->copies) node->copies->free(node);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
@@ -207,7 +202,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
   mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
   mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
-  uint32_t room = mlfab__node_places(node) * (MLFAB__ADDRESSES_MAX + 32);
+  uint32_t room = node->nplaces * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
@@ -271,7 +266,6 @@ static void node_epilogue(mlfab_node *node) {
   node_settle(node);
   if (node->growth) node->growth->settle(node);
   mlfab__claim_again(node);
-  if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
@@ -396,7 +390,7 @@ static void node_bound_strangers(mlfab_node *node) {
 
 /* A call to a server or to another worker failed. */
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN) {
     mlfab__bootstrap_failed(node, why);
   } else if (called < routes) {
@@ -407,7 +401,7 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
 }
 
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t index) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     mlfab__bootstrap_up(node, index);
   } else if (token >= MLFAB__TOKEN_SERVER && called < routes) {
@@ -557,7 +551,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   action->link = queued->link;
   action->token = queued->token;
   if (queued->kind == MLFAB_ACTION_CONNECT) {
-    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->join_address;
     } else {

@@ -18,7 +18,7 @@
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
  *    VOTER    between the copies of a server and the scheduler: HELLO, HELLO_ACK, votes, a copy's states
- *             and the answers to them; VOTER_IN: its other end. One link per direction: see Copies
+ *             and the answers to them; VOTER_IN: its other end. One link per direction: see copies.h
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
@@ -133,40 +133,12 @@
  * replicas). Both times start at the break, regardless of the silence before it: this node itself may have been
  * stopped. After a silence under (a) or (b) the death follows at once.
  *
- * Copies. With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The
- * group `replica` decides which of them serves; it says so with a term, which grows. The node has the rest:
- *
- *    stands by --mlfab__copy_serve(term)--> serves --mlfab__copy_stand_by(why)--> stands by
- *
- *  (1) A copy that stands by has no callers but voters. It turns away those that it has when it stops to serve, and
- *      every JOIN and HELLO: BYE with AGAIN, the reason and its nonce. Only the process at which the fabric is formed
- *      (`meets`) takes JOIN before it serves.
- *  (2) A route leads to a server, and `copy` says which copy is called. The next call is to the other one if a call
- *      failed, took 4 beats or was turned away, or a link ended in silence or before HELLO_ACK. If a link breaks
- *      otherwise, the same copy is called first. What a copy says before HELLO_ACK does not show that the server
- *      lives. A route without a copy that serves for HALT_BEATS is dead.
- *  (3) Terms. HELLO_ACK tells a worker or the scheduler the term, HELLO another server; from then on both have it in
- *      the epoch of every frame of the link. A route takes no copy with a term below the largest that it has heard,
- *      and a link no frame with a term below its own.
- *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
- *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
- *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
- *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
- *      for them.
- *  (6) A process that replaces another joins at the copy of server 0 that serves, which it looks for at both addresses
- *      of config.coordinator. So does server 0, at the other copy's, as long as it is forming a fabric (`meets`): if the
- *      other copy lets it in, there is one already. Such a process is READY when another voter of its server has admitted it.
- *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
- *      copies tell their callers (PLACE).
- *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
- *      told it, and turns JOIN of workers and the scheduler away for 5 beats: processes that are here speak first.
- *
  * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
  * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
  * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside
- * the node), caller.c (callers of our server role), bootstrap.c (joining), peers.c (what both copies of server 0 know of
- * nodes), alive.c (Liveness), node.c (events, time, leaving). Lower files call
- * higher ones through the rules of link kinds, a table in node.c. */
+ * the node), caller.c (callers of our server role), bootstrap.c (joining), copies.c and peers.c (servers with replicas:
+ * copies.h), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of link
+ * kinds, a table in node.c, and mlfab__copies_table. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -174,7 +146,6 @@
 #include "../base/heap.h"
 #include "../base/map.h"
 #include "../base/rng.h"
-#include "mirrored.h"
 #include "role.h"
 
 #define MLFAB__NO_LINK 0xffffffffu
@@ -197,6 +168,8 @@ enum {
 };
 
 struct mlfab__session; /* ../keys/session.h */
+
+struct mlfab__mirrored; /* mirrored.h */
 
 /* Copies of a server: the one of the configuration, and its replica. */
 enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
@@ -413,17 +386,45 @@ typedef struct mlfab__files_table {
   void (*refused)(mlfab_node *node, uint64_t token, int status);
 } mlfab__files_table;
 
-/* A role's stream of file operations. */
-typedef struct mlfab__filer {
-  mlfab_node *node;
-  struct mlfab__filer *next;
-  void *self;
-  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
-  void (*done)(void *self, const mlfab_io_event *event);
-  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
-  uint64_t asked;   /* operations so far */
-  int busy;
-} mlfab__filer;
+/* A fabric whose servers have replicas: copies.c. */
+typedef struct mlfab__copies_table {
+  /* Makes node->replica, and counts routes and places. Errors: MEMORY. free: frees it. */
+  int (*open)(mlfab_node *node);
+  void (*free)(mlfab_node *node);
+  /* The voter of a route behind the others. */
+  uint32_t (*voter)(const mlfab_node *node, uint32_t route);
+  /* A part of a server that both copies have: mirrored.h. */
+  void (*mirrored)(mlfab_node *node, const struct mlfab__mirrored *part);
+
+  /* Callers. hello: 1: it is a voter's, or turned away. newer: is this term of a server larger than the last: 1, 0; -1: smaller,
+   * and it was turned away. issued: server 0's record of the sender may be missing. answered: HELLO_ACK is sent. */
+  int (*hello)(mlfab_node *node, uint32_t link, const mlfab__hello *hello,
+               const mlfab__frame_in *frame);
+  int (*newer)(mlfab_node *node, uint32_t link, mlfab__route *route, uint32_t term);
+  void (*issued)(const mlfab_node *node, mlfab__peer *peer, const mlfab__hello *hello);
+  void (*answered)(mlfab_node *node, uint32_t link);
+  /* A worker's MEMBER: 0, or an error. changed: the record of this node may have changed. */
+  int (*member)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  void (*changed)(mlfab_node *node, uint32_t id);
+  /* May this worker, which has no link, be declared dead? */
+  int (*judges)(mlfab_node *node, mlfab__caller *caller);
+
+  /* Routes. toggle: the next call is to the other copy. greeted: HELLO_ACK came; 0: of a copy that was replaced. place: PLACE;
+   * errors: FRAME. why: of both copies. admitted: is this node ready, as far as voters are concerned? */
+  void (*toggle)(mlfab_node *node, uint32_t route);
+  int (*greeted)(mlfab_node *node, uint32_t link, mlfab__route *route, const mlfab__hello_ack *ack);
+  int (*place)(mlfab_node *node, const mlfab__frame_in *frame);
+  void (*why)(const mlfab__route *route, char text[128]);
+  int (*admitted)(const mlfab_node *node);
+
+  /* Joining. judge: a JOIN of `who`, as bootstrap_judge. rejects: of the node with this id, or NO_NODE: not known yet; 1: it has to
+   * call again. welcome: WELCOME is due to it. welcomed: this node got WELCOME. */
+  int (*judge)(const mlfab_node *node, const mlfab__join *join, const char *who, char *text,
+               size_t room);
+  int (*rejects)(mlfab_node *node, uint32_t link, uint32_t id);
+  void (*welcome)(mlfab_node *node, uint32_t id);
+  void (*welcomed)(mlfab_node *node);
+} mlfab__copies_table;
 
 /* Processes that come while the fabric runs, if they may: growth.h. */
 typedef struct mlfab__growth {
@@ -473,16 +474,11 @@ struct mlfab_node {
   int fresh;              /* as in WELCOME */
   uint64_t fabric;        /* as in WELCOME */
   int is_worker, is_server, is_coordinator, is_scheduler;
-  int is_replica;
-  int standby;           /* a copy that does not serve; */
-  char standby_why[128]; /* what it tells callers */
-  /* Copies: has this one its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
-   * workers may be with the other copy: it declares none dead. NULL: always. */
-  int (*leased)(void *copy, uint64_t now_ns);
-  void *leased_copy;
-  uint64_t served_ns; /* when it began to serve */
-  int ended;          /* the copy that serves has closed */
-  int crashes;        /* a role has called mlfab__node_crash; 2: all links are down */
+  int is_replica, standby;           /* standby: a copy that does not serve */
+  const mlfab__copies_table *copies; /* NULL: servers have no replicas */
+  struct mlfab__copies *replica;     /* copies.h */
+  int ended;                         /* the copy that serves has closed */
+  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -495,9 +491,7 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
-  mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
-  uint32_t nmirrored;
-  mlfab__filer *filers;            /* the newest stream first; they belong to roles */
+  struct mlfab__filer *filers;     /* the newest stream first; they belong to roles */
   const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
@@ -524,17 +518,14 @@ struct mlfab_node {
   char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers; /* by node id; server 0 only */
-  /* peers.c: server 0 with a replica. What the other copy must have before it is said: WELCOME. */
-  mlfab__port joiners;
-  mlfab__touch *peers_touch;
-  int peers_known;         /* by the other copy that served before */
-  mlfab__place *places;    /* by server; then of the replicas; then of the scheduler that votes */
-  mlfab__route *routes;    /* by server: the worker role's, the scheduler role's, the server
+  mlfab__peer *peers;        /* by node id; server 0 only */
+  uint32_t nplaces, nroutes; /* numbers of places and routes */
+  mlfab__place *places;      /* by server; then of the replicas; then of the scheduler that votes */
+  mlfab__route *routes;      /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links; /* by server: its link to our server role */
-  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
+  mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links;   /* by server: its link to our server role */
+  uint32_t *voter_links;     /* by voter: its link to ours; voters only */
   mlfab__peer_link **peers_out;     /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
@@ -555,7 +546,6 @@ struct mlfab_node {
   int closed;                      /* no new call may begin: the context is being closed */
   int hops_short;                  /* no memory for a peer link that a role wanted */
   int claim_due;                   /* some claim has to be handled again */
-  int places_due;                  /* callers have to hear of a copy that was replaced */
   uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* inner links have more frames than one run carries */
@@ -587,19 +577,12 @@ struct mlfab_node {
 
 /* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
 /* Is a link of this kind one that leads to a server with a replica, so that the other copy may be called? */
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
-/* Voters: copy c of server s is number c * servers + s; the scheduler is the last. Number of them (0 without replicas);
- * the node id of one. */
-MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node);
-/* Number of `places`. */
-MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node);
-MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter);
 /* Where the server of a route is. */
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
@@ -645,9 +628,6 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
 /* The link is gone: tells its users. */
 MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
-/* Says on a link that the caller has to try the other copy, and closes it. A route's next call is to the other copy. */
-MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t link, const char *why);
-MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t route);
 /* Closes a link, which the transport will not report as DOWN. Not for links inside the node. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 /* Closes a link when the roles have returned. The second one also logs and counts a breach of the protocol. */
@@ -791,18 +771,15 @@ MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
 /* HELLO on a new link. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
+/* The link is that of another server, or of another voter: answers its HELLO. */
+MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
+                                         const mlfab__hello *hello);
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why);
 /* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
-/* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
- * so that they call the other copy. Call it from a role. */
-MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);
-MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why);
-/* Tells callers where the copies and the scheduler are that this node votes with: one of them has been replaced. */
-MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node);
 /* Starts the time in which all workers have to call: one without a link is dead after it. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
@@ -831,13 +808,6 @@ MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint3
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 
-/* --- peers.c: what server 0 knows of nodes, at both of its copies --- */
-
-/* Makes node->joiners, and with replicas the part. */
-MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node);
-/* WELCOME is due to the node that joins, as soon as the other copy knows of it. */
-MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
-
 /* --- alive.c: liveness --- */
 
 /* The transport's answer for a link that is suspect. */
@@ -854,10 +824,11 @@ MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint3
 /* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, const char *why);
 
-/* Creates a node without roles. Add its roles, then begin. mlfab_node_close may be called at any time
+/* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may be called at any time
  * after. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
-                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p);
+                                     const char *addresses, const mlfab__copies_table *copies,
+                                     uint64_t now_ns, mlfab_node **node_p);
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
 /* Around every call of the API. Enter: may this node call now (`worker`: only a worker may)? Errors as of
  * mlfab_push. Return: keeps the error for mlfab_node_last_error, does the work that the call caused, and

@@ -93,7 +93,7 @@ MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__membe
   memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
   hop->connecting = 1;
   hop->since_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
 }
 
 MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t index) {

@@ -1,4 +1,4 @@
-/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers and Copies.
+/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers, and copies.h.
  *
  * A record of each node: whether it has joined, with which incarnation and nonce; and of a worker whether it has greeted,
  * is dead or has left. Left out: addresses (a worker tells them with its HELLO), links and times.
@@ -6,9 +6,16 @@
  * Invariants. (1) A node is told its incarnation (WELCOME) only when the other copy knows it: so a copy of server 0 that
  * takes over admits every process that was welcomed, refuses those that were replaced, and issues no incarnation twice.
  * (2) What roles were told of a worker (greeted, gone) is at the same mark as what they have made of it. */
-#include "node.h"
+#include "copies.h"
 
 #include "../wire/codec.h"
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+/* clang-format off */
+WIRE_META(peer_state,
+  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
+/* clang-format on */
+#undef N
 
 /* WELCOME to the process that has this number now, if it still waits. */
 static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, uint32_t bytes) {
@@ -52,7 +59,7 @@ static int peers_decode(void *self, uint32_t id, const uint8_t *bytes, uint32_t 
   mlfab__peer_state in;
   if (mlfab__decode_peer_state(bytes, n, &in)) return MLFAB_ERR_FRAME;
   if (!apply) return 0;
-  node->peers_known = 1;
+  node->replica->peers_known = 1;
   if (in.incarnation > node->incarnations) node->incarnations = in.incarnation;
   peer->joined = in.joined != 0;
   peer->fresh = in.fresh != 0;
@@ -71,19 +78,19 @@ static int peers_decode(void *self, uint32_t id, const uint8_t *bytes, uint32_t 
 }
 
 MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node) {
-  node->joiners = (mlfab__port){.self = node, .post = peers_post, .drop = peers_drop};
+  node->replica->joiners = (mlfab__port){.self = node, .post = peers_post, .drop = peers_drop};
   if (!node->is_coordinator) return;
   mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "peers",
                                                .self = node,
                                                .records = node->nodes,
                                                .encode = peers_encode,
                                                .decode = peers_decode,
-                                               .port = &node->joiners,
-                                               .touch = &node->peers_touch});
+                                               .port = &node->replica->joiners,
+                                               .touch = &node->replica->peers_touch});
 }
 
 MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id) {
   uint8_t meta[4];
   wire_put32(meta, node->peers[id].incarnation);
-  node->joiners.post(node->joiners.self, id, MLFAB__WELCOME, meta, sizeof meta);
+  node->replica->joiners.post(node->replica->joiners.self, id, MLFAB__WELCOME, meta, sizeof meta);
 }

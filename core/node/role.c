@@ -91,12 +91,6 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
   return role;
 }
 
-MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored *part) {
-  if (!node->config.replicas) return;
-  assert(node->nmirrored < MLFAB__MIRRORED_MAX);
-  node->mirrored[node->nmirrored++] = *part;
-}
-
 static int role_takes(const mlfab__role *role, unsigned type) {
   return role->frame && type >= role->from && type <= role->to;
 }

@@ -54,7 +54,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   /* What the peer has said tells more than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */
-  if (!was->greeted || silent || told) mlfab__copy_toggle(node, index);
+  if (node->copies && (!was->greeted || silent || told)) node->copies->toggle(node, index);
   mlfab__roles_lost(node, was->kind, was->peer);
 }
 
@@ -82,7 +82,7 @@ MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index,
   route->connecting = 0;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
-  mlfab__copy_toggle(node, index);
+  if (node->copies) node->copies->toggle(node, index);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, uint32_t index) {
@@ -112,23 +112,6 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
-/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
- * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
- * nothing else (claim.c). */
-static void server_link_say_where(mlfab_node *node, uint32_t index) {
-  const mlfab__link *link = &node->links[index];
-  int votes = link->kind == MLFAB__LINK_VOTER;
-  if (!node->config.replicas || (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)))
-    return;
-  mlfab__member self;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&self, 0, sizeof self);
-  self.node = node->id;
-  self.incarnation = node->incarnation;
-  memcpy(self.addresses, node->addresses, sizeof self.addresses);
-  mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
-}
-
 /* The server has answered HELLO, or repeats its answer. */
 static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_ack *ack) {
   mlfab__link *link = &node->links[index];
@@ -136,20 +119,12 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   uint32_t server = link->peer, number = mlfab__node_route_of(node, kind, server);
   mlfab__greeting greeting = {.ack = ack};
   mlfab__route *route = &node->routes[number];
-  int votes = kind == MLFAB__LINK_VOTER;
-  if (ack->term < route->term && !votes) { /* it has not heard yet that it was replaced */
-    snprintf(route->why, sizeof route->why, "a copy that was replaced");
-    link->ended = MLFAB__ENDED_TOLD;
-    mlfab__node_doom(node, index);
-    return;
-  }
-  if (!votes) route->term = link->term = ack->term;
+  if (node->copies && !node->copies->greeted(node, index, route, ack)) return;
   if (mlfab__roles_hello(node, kind, server, &greeting)) {
     server_link_dead(node, number, greeting.why);
     mlfab__node_doom(node, index);
     return;
   }
-  if (!link->greeted) server_link_say_where(node, index);
   link->greeted = route->greeted = 1;
   if (kind == MLFAB__LINK_RESHARD || kind == MLFAB__LINK_VOTER) link->nonce = ack->nonce;
   if (kind == MLFAB__LINK_RESHARD && node->growth) node->growth->tell(node, index);
@@ -177,26 +152,6 @@ static void server_link_told(mlfab_node *node, const mlfab__member *member) {
       dead ? "server 0 reports that it is dead" : "server 0 reports that it left or joined");
 }
 
-/* A server tells where a copy or the scheduler is now. Errors: FRAME. */
-static int server_link_place(mlfab_node *node, const mlfab__frame_in *frame) {
-  mlfab__member_info info;
-  uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
-  uint32_t first = mlfab__node_of_server(node, 0);
-  if (n == 0 || n != frame->meta_bytes || info.node < first ||
-      info.node - first >= mlfab__node_places(node))
-    return MLFAB_ERR_FRAME;
-  mlfab__place *place = &node->places[info.node - first];
-  if (info.incarnation <= place->incarnation) return 0;
-  place->incarnation = info.incarnation;
-  place->moved = 0;
-  place->nonce = info.nonce;
-  place->hand = info.hand != 0;
-  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-  /* The process itself may call later, and is no news then. */
-  node->places_due = node->voter != MLFAB__NO_NODE && node->is_server;
-  return 0;
-}
-
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
                                               const mlfab__frame_in *frame) {
   uint32_t number = mlfab__node_route_of(node, node->links[index].kind, node->links[index].peer);
@@ -208,7 +163,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
   /* A copy that does not serve shows that it lives, not that the server does. */
-  if (node->links[index].greeted || !node->config.replicas) route->heard_ns = node->now_ns;
+  if (node->links[index].greeted || !node->copies) route->heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       return;
@@ -219,18 +174,13 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__REFUSE:
       if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
       snprintf(text, sizeof text, "refused: %s", refuse.text);
-      if (node->links[index].kind == MLFAB__LINK_VOTER) {
-        /* Another process is this copy. */
-        snprintf(text, sizeof text, "joining: %.200s", refuse.text);
-        mlfab__node_fail(node, refuse.code, refuse.rank, 1, text);
-      }
       server_link_dead(node, number, text);
       mlfab__node_doom(node, index);
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
       /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
-      if (bye.code == 0 && (node->links[index].greeted || !node->config.replicas))
+      if (bye.code == 0 && (node->links[index].greeted || !node->copies))
         server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       node->links[index].ended = MLFAB__ENDED_TOLD;
@@ -241,7 +191,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       server_link_told(node, &member);
       return;
     case MLFAB__PLACE:
-      if (server_link_place(node, frame)) break;
+      if (!node->copies || node->copies->place(node, frame)) break;
       return;
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
@@ -284,10 +234,8 @@ static void server_link_give_up(mlfab_node *node, uint32_t r) {
   const mlfab__route *route = &node->routes[r];
   const char *why = route->why[0] ? route->why : "silent";
   char text[128];
-  if (node->config.replicas) {
-    const char *words[2] = {why, route->other[0] ? route->other : "silent"};
-    snprintf(text, sizeof text, "itself: %.52s; replica: %.52s", words[route->copy],
-             words[!route->copy]);
+  if (node->copies) {
+    node->copies->why(route, text);
     why = text;
   }
   server_link_dead(node, r, why);
@@ -311,14 +259,14 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
   /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
-  uint64_t least = (node->config.replicas ? MLFAB__HALT_BEATS : 5) * beat;
+  uint64_t least = (node->copies ? MLFAB__HALT_BEATS : 5) * beat;
   uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
   if (!votes && (route->greeted || across || place->late) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
     server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
                                : node->now_ns >= route->retry_ns) {
-    if (route->connecting) mlfab__copy_toggle(node, r);
+    if (route->connecting && node->copies) node->copies->toggle(node, r);
     mlfab__server_link_call(node, r);
   }
 }
@@ -340,11 +288,7 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
     if (server_link_awaited(node, node->config.servers + s)) return;
   }
-  /* A process that takes the place of a voter: one of the others has to admit it. */
-  int votes = node->voter != MLFAB__NO_NODE && !node->fresh, admitted = 0;
-  for (uint32_t r = 3 * node->config.servers; votes && r < mlfab__node_routes(node); r++)
-    admitted |= node->routes[r].greeted;
-  if (votes && !admitted) return;
+  if (node->copies && !node->copies->admitted(node)) return;
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
 
@@ -352,7 +296,7 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   if (node->is_server && mlfab__inner_begin(node)) {
     mlfab__node_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner links");
   }
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+  for (uint32_t r = 0; r < node->nroutes; r++) {
     if (!mlfab__server_link_wanted(node, r)) continue;
     node->routes[r].heard_ns = node->now_ns;
     int votes = r >= 3 * node->config.servers;

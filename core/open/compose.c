@@ -26,8 +26,15 @@
 #include "../lend/views.h"
 #endif
 #if MLFAB_WITH_REPLICA
+#include "../coll/barrier_kept.h"
+#include "../node/copies.h"
 #include "../replica/copy.h"
-#include "../replica/witness.h"
+#if MLFAB_WITH_CHECKPOINT
+#include "../replica/votes.h"
+#define VOTES_DISK mlfab__votes_disk()
+#else
+#define VOTES_DISK NULL
+#endif
 #endif
 #if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
@@ -78,9 +85,14 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (!MLFAB_WITH_REPLICA && config->replicas)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: replicas (MLFAB_REPLICAS) need code that was left out "
+                       "(MLFAB_WITH_REPLICA is 0)");
+  if (!MLFAB_WITH_CHECKPOINT && config->vote_dir[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_UNSUPPORTED,
-        "configuration: replicas need code that was left out (MLFAB_WITH_REPLICA is 0)");
+        "configuration: vote_dir (MLFAB_VOTE_DIR) needs checkpoints, which were left "
+        "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
@@ -149,6 +161,9 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_SPARSE
   mlfab__sparse_worker_attach(parts->worker);
 #endif
+#if MLFAB_WITH_REPLICA
+  if (node->config.replicas) mlfab__losses_attach(parts->worker);
+#endif
 #if MLFAB_WITH_RESHARD
   code = mlfab__reshard_worker_attach(parts->worker);
 #endif
@@ -167,6 +182,9 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
 #endif
   mlfab__barrier_server *barrier = NULL;
   if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node, &barrier);
+#if MLFAB_WITH_REPLICA
+  if (!code && barrier) mlfab__barrier_keep(node, barrier);
+#endif
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
 #endif
@@ -184,7 +202,8 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
 #endif
 #if MLFAB_WITH_REPLICA
-  if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
+  if (!code && node->config.replicas)
+    code = mlfab__copy_attach(node, node->parts->server, VOTES_DISK);
 #endif
   return code;
 }
@@ -207,7 +226,7 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
 #if MLFAB_WITH_REPLICA
   if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
-    code = mlfab__witness_attach(node);
+    code = mlfab__witness_attach(node, VOTES_DISK);
 #endif
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif
@@ -229,7 +248,11 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
-  code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
+  const mlfab__copies_table *copies = NULL;
+#if MLFAB_WITH_REPLICA
+  if (complete.replicas) copies = mlfab__copies_of_servers();
+#endif
+  code = mlfab__node_make(&complete, &env, addresses, copies, now_ns, &node);
   if (!code) code = compose(node, &why);
 #if MLFAB_WITH_KEYS
   mlfab__wipe(complete.key, sizeof complete.key);

@@ -37,9 +37,12 @@
 
 #if MLFAB_WITH_CHECKPOINT
 #include "../api/disk.h"
+#include "dirs.h"
 #define OPEN_FILES mlfab__disk_functions()
+#define OPEN_DIRS mlfab__dirs_check
 #else
 #define OPEN_FILES NULL
+#define OPEN_DIRS(config, ask, doubt_p, error) 0
 #endif
 
 #if MLFAB_WITH_DEVICE
@@ -241,59 +244,6 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 #endif
 }
 
-/* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
-static int open_votes(const mlfab_config *c, mlfab_error *error) {
-  struct stat status;
-  if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
-  int number = stat(c->vote_dir, &status)                                         ? errno
-               : !S_ISDIR(status.st_mode)                                         ? ENOTDIR
-               : faccessat(AT_FDCWD, c->vote_dir, R_OK | W_OK | X_OK, AT_EACCESS) ? errno
-                                                                                  : 0;
-  return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
-                              c->vote_dir, mlfab__reason(number))
-                : 0;
-}
-
-/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
- * refuses. */
-static int open_probe(const char *dir) {
-  char path[MLFAB__TEXT_MAX + 64];
-  struct stat status;
-  if (stat(dir, &status)) return errno;
-  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
-  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
-  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return errno == EEXIST ? 0 : errno;
-  close(fd);
-  return unlink(path) ? errno : 0;
-}
-
-/* May this be over when the first checkpoint is due? A full disk, a network file system that is away for a moment, a process
- * that has too many files open. */
-static int open_passes(int number) {
-  return number == ENOSPC || number == EDQUOT || number == EINTR || number == EIO ||
-         number == ESTALE || number == EMFILE || number == ENFILE || number == ETIMEDOUT ||
-         number == EAGAIN || number == ENOMEM;
-}
-
-/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
- * and a URL is not asked here. *doubt_p: an errno that is to be logged. */
-static int open_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *error) {
-  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
-  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
-  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
-  int number = open_probe(c->checkpoint_dir);
-  if (open_passes(number)) {
-    *doubt_p = number;
-    return 0;
-  }
-  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                              "configuration: checkpoint_dir '%.200s' is no directory that this "
-                              "process can write to: %s",
-                              c->checkpoint_dir, mlfab__reason(number))
-                : 0;
-}
-
 /* --- what mlfab-run is told ---
  *
  * _MLFAB_OPENED is "PATH" or "PATH PLACE": a pipe, and the place of this rank in mlfab-run's table. A context that was
@@ -349,8 +299,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code && c.join && !ask && MLFAB_WITH_GROWTH)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
-  if (!code) code = open_votes(&c, &error);
-  if (!code && !ask) code = open_checkpoints(&c, &doubt, &error);
+  if (!code) code = OPEN_DIRS(&c, ask, &doubt, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);

@@ -421,8 +421,8 @@ static void copy_tell_mirror(mlfab__copy *c) {
 static void copy_tell_callers(mlfab__copy *c) {
   const mlfab__vote *vote = copy_vote(c);
   uint64_t now_ns = c->node->now_ns;
-  char *why = c->node->standby_why;
-  size_t room = sizeof c->node->standby_why;
+  char *why = c->node->replica->standby_why;
+  size_t room = sizeof c->node->replica->standby_why;
   int silent = mlfab__vote_silent(vote, c->other, now_ns);
   int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
   if (silent && c->voters.retry_ns) state = 4;
@@ -520,6 +520,7 @@ static void copy_tick(void *self, uint64_t now_ns) {
 static void copy_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
   mlfab__copy *c = self;
   mlfab__voters_awake(&c->voters, late_ns, now_ns);
+  mlfab__later(&c->node->replica->served_ns, late_ns, now_ns);
   mlfab__later(&c->heard_ns, late_ns, now_ns);
   mlfab__later(&c->began_ns, late_ns, now_ns);
   mlfab__later(&c->apart_ns, late_ns, now_ns);
@@ -569,7 +570,7 @@ static void copy_model(void *self) {
 static void copy_free(void *self) {
   mlfab__copy *c = self;
   if (!c->node) return;
-  c->node->leased = NULL;
+  c->node->replica->leased = NULL;
   mlfab__moment_free(&c->moment);
   mlfab__collect_free(&c->collect);
   mlfab__voters_free(&c->voters);
@@ -597,7 +598,8 @@ static const mlfab__role copy_row = {
     .free = copy_free,
 };
 
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
+                                       const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &copy_row, sizeof(mlfab__copy));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__copy *c = role->self;
@@ -611,15 +613,15 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) 
   c->peer = c->other * servers + server->number;
   server->asleep = 1;
   c->meta = mlfab__alloc(&node->env, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
-  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1);
+  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1, disk);
   if (!code && !c->meta) code = MLFAB_ERR_MEMORY;
   if (!code) code = mlfab__keeper_attach(server, node->config.div_max);
   if (code) return code;
   server->keeping->above = c;
   server->keeping->stop = copy_stop;
   server->keeping->leased = copy_leased;
-  node->leased = copy_leased;
-  node->leased_copy = c;
+  node->replica->leased = copy_leased;
+  node->replica->leased_copy = c;
   server->keeping->model = copy_model;
   mlfab__keeper_freeze(server, 1);
   return mlfab__mirror_attach(node, c->peer, &c->mirror);

@@ -2,7 +2,7 @@
  * lost. Layer 5.
  *
  * Three processes keep a shard alive: copy A (the dedicated server of the configuration), copy B (its replica), and the
- * scheduler as witness (witness.h). Which copy serves is decided by votes (vote.h). Both copies have all roles of a
+ * scheduler as witness (witness.c). Which copy serves is decided by votes (vote.h). Both copies have all roles of a
  * server, and this one; the copy that does not serve has no callers, because the node turns them away (node.h, Copies).
  *
  *    STANDS_BY --the vote says: this copy, and its state is whole--> SERVES --it hears neither of the others for 6 beats-->
@@ -51,6 +51,7 @@
 
 #include "../checkpoint/collect.h"
 #include "../checkpoint/moment.h"
+#include "../node/copies.h"
 #include "../server/server.h"
 #include "keeper.h"
 #include "mirror.h"
@@ -59,6 +60,8 @@
 enum { MLFAB__COPY_LOANS = 16 };
 
 enum mlfab__copy_phase { MLFAB__COPY_STANDS_BY, MLFAB__COPY_SERVES, MLFAB__COPY_SUSPENDED };
+
+struct mlfab__worker;
 
 typedef struct mlfab__copy {
   mlfab_node *node;
@@ -102,7 +105,10 @@ typedef struct mlfab__copy {
   uint32_t term_in;   /* ... and the term of its sender; 0: nothing */
 } mlfab__copy;
 
-/* Adds the role; the server gets a keeper. Errors: MEMORY, ARGUMENT (Div_max). */
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server);
+/* Adds the role; the server gets a keeper. disk: of votes, or NULL. Errors: MEMORY, ARGUMENT (Div_max). */
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
+                                       const mlfab__voter_disk *disk);
+/* losses.c: a worker whose server is replaced by its replica counts what is lost. */
+MLFAB__INTERNAL void mlfab__losses_attach(struct mlfab__worker *worker);
 
 #endif

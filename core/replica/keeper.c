@@ -64,6 +64,48 @@ static void keeper_committed(mlfab__server *server, const mlfab__commit *commit)
   }
 }
 
+/* The sum of the squares of a slice's sum; whether it has one. */
+static double keeper_squares(const mlfab__server *server, const mlfab__shard_slice *s,
+                             int *summed_p) {
+  const mlfab__store *store = &server->store;
+  double squares = 0.0;
+  for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
+    at += piece.bytes;
+    uint32_t block = store->sum[piece.position];
+    if (block == MLFAB__NO_BLOCK) continue;
+    *summed_p = 1;
+    const uint8_t *sum = store->blocks[block].data + piece.at;
+    sum = mlfab__memory_see(store->memory, sum, piece.bytes, server->window);
+    squares += mlfab__kernel_norm2(piece.dtype, sum, piece.count);
+  }
+  return squares;
+}
+
+static mlfab__commit keeper_round(mlfab__server *server, uint32_t clock) {
+  const mlfab__store *store = &server->store;
+  mlfab__clock *round = &server->clocks[clock];
+  double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
+  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
+  int measures = round->measured != round->round_members && !store->ghost;
+  if (measures) round->squares = 0.0, round->part = 0;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    int summed = 0;
+    commit.part |= s->clock != clock;
+    if (s->clock != clock) continue;
+    commit.elements += s->bytes;
+    if (!measures) continue;
+    round->squares += keeper_squares(server, s, &summed);
+    round->part |= !summed; /* such a slice takes no step */
+  }
+  round->measured = round->round_members;
+  commit.squares = round->squares;
+  commit.part |= round->part;
+  return commit;
+}
+
 /* --- answers --- */
 
 /* Is an update answered when it is in the sum of an open round? The bound counts it only when the round is committed, so
@@ -321,6 +363,7 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
                                              .refuses = keeper_refuses,
                                              .may = keeper_may,
                                              .committed = keeper_committed,
+                                             .round = keeper_round,
                                              .defers = keeper_defers,
                                              .withdrawn = keeper_withdrawn,
                                              .shows = keeper_shows,

@@ -1,6 +1,6 @@
 /* mirror_role.c - the mirror as a role of server 0's node, at both of its copies. See mirror.h. VOTER is its link to the
  * other copy, VOTER_IN the one from it. */
-#include "../node/node.h"
+#include "../node/copies.h"
 #include "mirror.h"
 
 typedef struct mlfab__mirror_role {
@@ -84,12 +84,14 @@ static const mlfab__role mirror_row = {
 MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
                                          mlfab__mirror **mirror_p) {
   *mirror_p = NULL;
-  if (node->nmirrored == 0) return 0;
+  const mlfab__copies *copies = node->replica;
+  if (copies->nmirrored == 0) return 0;
   mlfab__role *row = mlfab__roles_add(node, &mirror_row, sizeof(mlfab__mirror_role));
   if (!row) return MLFAB_ERR_MEMORY;
   mlfab__mirror_role *role = row->self;
   role->node = node;
   *mirror_p = &role->mirror;
   const mlfab__port out = mlfab__roles_port(node, row, MLFAB__LINK_VOTER);
-  return mlfab__mirror_init(&role->mirror, &node->env, node->mirrored, node->nmirrored, &out, peer);
+  return mlfab__mirror_init(&role->mirror, &node->env, copies->mirrored, copies->nmirrored, &out,
+                            peer);
 }

@@ -15,7 +15,7 @@ WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since) N(history))
 WIRE_META(moment_has, N(number) N(term) N(refused))
 WIRE_META(mirror_frame, N(number) N(term) N(stream) N(part) N(record))
 WIRE_META(mirror_has, N(number) N(term) N(stream))
-WIRE_META(votes, N(fabric) N(shards))
+WIRE_META(votes_head, N(fabric) N(shards))
 /* clang-format on */
 
 #undef N

@@ -11,7 +11,7 @@ typedef struct mlfab__vote_frame { /* voter -> voter */
 } mlfab__vote_frame;
 
 typedef struct
-    mlfab__moment_frame { /* serving copy -> other copy: a record (../checkpoint/record.h); its meta follows */
+    mlfab__moment_frame { /* serving copy -> other copy: a record (../checkpoint/state.h); its meta follows */
   uint64_t number; /* of the moment; ascending in a term */
   uint32_t term;   /* of the sender */
   uint32_t type, index;
@@ -42,10 +42,10 @@ typedef struct
 #define MLFAB__MIRROR_MARK 0xffffffffu
 
 /* VOTES, a record in a voter's file: its table as bulk. */
-typedef struct mlfab__votes {
+typedef struct mlfab__votes_head {
   uint64_t fabric;
   uint32_t shards;
-} mlfab__votes;
+} mlfab__votes_head;
 
 enum {
   MLFAB__MIRROR_FRAME_BYTES = 24,
@@ -58,7 +58,7 @@ MLFAB__WIRE_DECLARE(moment_frame)
 MLFAB__WIRE_DECLARE(moment_has)
 MLFAB__WIRE_DECLARE(mirror_frame)
 MLFAB__WIRE_DECLARE(mirror_has)
-MLFAB__WIRE_DECLARE(votes)
+MLFAB__WIRE_DECLARE(votes_head)
 /* A record of the table. */
 MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYTES],
                                                const mlfab__vote_record *record);

@@ -1,6 +1,4 @@
-/* witness.c - the scheduler's vote. See witness.h. */
-#include "witness.h"
-
+/* witness.c - the scheduler's vote. See voter.h. */
 #include "voter.h"
 
 static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
@@ -37,10 +35,10 @@ static const mlfab__role witness_row = {
     .free = witness_free,
 };
 
-MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
   mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
-  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers);
+  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers, disk);
 }

@@ -287,7 +287,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     if (mode == MLFAB__APPLY_STAGE) {
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
-      if (store->holders) mlfab__store_own(server->env, store, piece.position);
+      if (store->holders) store->own(server->env, store, piece.position);
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
@@ -556,7 +556,7 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
     if (apply_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
-    if (store->holders) mlfab__store_own(server->env, store, p);
+    if (store->holders) store->own(server->env, store, p);
     mlfab__memory_step(store->memory, &server->optimizer, &step, piece->dtype, dst, w, sum,
                        store->s0 ? store->s0[p] + piece->at : NULL,
                        store->s1 ? store->s1[p] + piece->at : NULL, piece->count);

@@ -463,52 +463,10 @@ MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__cl
   return 1.0 / (n > 0 ? n : 1);
 }
 
-/* The sum of the squares of a slice's sum; whether it has one. */
-static double clock_squares(const mlfab__server *server, const mlfab__shard_slice *s,
-                            int *summed_p) {
-  const mlfab__store *store = &server->store;
-  double squares = 0.0;
-  for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
-    mlfab__piece piece;
-    mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
-    at += piece.bytes;
-    uint32_t block = store->sum[piece.position];
-    if (block == MLFAB__NO_BLOCK) continue;
-    *summed_p = 1;
-    const uint8_t *sum = store->blocks[block].data + piece.at;
-    sum = mlfab__memory_see(store->memory, sum, piece.bytes, server->window);
-    squares += mlfab__kernel_norm2(piece.dtype, sum, piece.count);
-  }
-  return squares;
-}
-
-MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock) {
-  const mlfab__store *store = &server->store;
-  mlfab__clock *round = &server->clocks[clock];
-  double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
-  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
-  int measures = round->measured != round->round_members && !store->ghost;
-  if (measures) round->squares = 0.0, round->part = 0;
-  for (uint32_t i = 0; i < store->nslices; i++) {
-    const mlfab__shard_slice *s = &store->slices[i];
-    int summed = 0;
-    commit.part |= s->clock != clock;
-    if (s->clock != clock) continue;
-    commit.elements += s->bytes;
-    if (!measures) continue;
-    round->squares += clock_squares(server, s, &summed);
-    round->part |= !summed; /* such a slice takes no step */
-  }
-  round->measured = round->round_members;
-  commit.squares = round->squares;
-  commit.part |= round->part;
-  return commit;
-}
-
 /* Does the keeper not let the open round be applied yet? It stays due. */
 static int clock_held(mlfab__server *server, uint32_t clock) {
   if (!server->keeper) return 0;
-  const mlfab__commit commit = mlfab__clock_commit(server, clock);
+  const mlfab__commit commit = server->keeper->round(server, clock);
   return !server->keeper->may(server, &commit);
 }
 

@@ -87,7 +87,7 @@ static void round_close(mlfab__server *server) {
   if (!server->apply.code && clock->round_members > 0) {
     server->stats->commits++;
     if (server->keeper) {
-      const mlfab__commit commit = mlfab__clock_commit(server, server->apply.clock);
+      const mlfab__commit commit = server->keeper->round(server, server->apply.clock);
       server->keeper->committed(server, &commit);
     }
   }

@@ -399,25 +399,6 @@ static int server_begin(mlfab__server *server, mlfab_error *error) {
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
-                                            uint64_t version) {
-  server->phase = MLFAB__MODEL_STANDS;
-  server->first_weights_incarnation = 0;
-  server->norm_commits = 0;
-  server->save.restored = number;
-  server->save.restored_version = version;
-  server->greets = 1;
-  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
-   * it. */
-  for (uint32_t w = 0; w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    peer->pushed = peer->decided = mlfab__clock_join(server, w);
-  }
-  mlfab__clock_members(server);
-  if (server->policy) server->policy->told(server);
-  mlfab__server_advance(server);
-}
-
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
                                           const char *whose, const uint8_t *table, uint32_t tensors,
                                           mlfab_error *error) {

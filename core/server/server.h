@@ -295,7 +295,7 @@ typedef struct mlfab__server_saver {
   void (*due)(mlfab__server *server);
   /* Slices are about to move, or the model is freed: gives back all blocks and states. */
   void (*stop)(mlfab__server *server);
-  /* Worker 0 has defined a model, and there is none. 1: it will be restored; mlfab__server_restored follows. */
+  /* Worker 0 has defined a model, and there is none. 1: it will be restored. */
   int (*restores)(mlfab__server *server);
 } mlfab__server_saver;
 
@@ -329,6 +329,8 @@ typedef struct mlfab__server_keeper {
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
+  /* The commit that the open round of a clock will be. */
+  mlfab__commit (*round)(mlfab__server *server, uint32_t clock);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
@@ -515,8 +517,8 @@ MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server 
 
 /* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
  * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
- * with a text; then call refuse or unbuild. unbuild: there is no model. restored: it stands; the caller has loaded slices and
- * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
+ * with a text; then call refuse or unbuild. unbuild: there is no model. refuse: there is no model; tells worker 0, and all
+ * who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error);
 /* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
@@ -525,8 +527,6 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
                                               const uint32_t *owners, uint32_t nowners,
                                               mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
-                                            uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
@@ -643,8 +643,6 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
 /* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
  * FluentPS. */
 MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
-/* The commit that the open round of a clock will be, for the keeper. */
-MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock);
 /* v_train of a clock moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is

@@ -46,11 +46,6 @@ WIRE_META(model, N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(f
 WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
 WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
-WIRE_META(peer_state,
-  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
-WIRE_META(barrier_state, N(over))
-WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
 WIRE_META(barrier, N(number) N(what) N(progress) N(of) N(theirs) N(mine))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))

@@ -541,23 +541,6 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
-/* --- records that both copies of server 0 have (core/node/mirrored.h) --- */
-
-typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
-  uint32_t joined, fresh, hand, incarnation;
-  uint64_t nonce;
-  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
-} mlfab__peer_state;
-
-typedef struct mlfab__barrier_state {
-  uint64_t over;
-} mlfab__barrier_state;
-
-typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants, late, among;
-  uint64_t base, asked, progress;
-} mlfab__barrier_worker_state;
-
 /* --- encoding and decoding --- */
 
 /* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
@@ -570,8 +553,7 @@ typedef struct mlfab__barrier_worker_state {
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
   X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
-  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved) \
-  X(peer_state) X(barrier_state) X(barrier_worker_state)
+  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \

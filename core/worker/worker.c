@@ -728,25 +728,6 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
 }
 
-/* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
- * this worker's progress, so no round waits for them. */
-static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
-  mlfab__stream *stream = &worker->streams[server];
-  if (ack->term > stream->term && stream->taken > ack->taken) {
-    char text[MLFAB__TEXT_MAX];
-    uint64_t lost = stream->taken - ack->taken;
-    worker->stats->updates_lost += lost;
-    snprintf(text, sizeof text, "%llu updates of worker %u were lost with a server",
-             (unsigned long long)lost, worker->rank);
-    worker->port.event(worker->port.self, MLFAB_EVENT_UPDATES_LOST, (int32_t)server, 1, 0, 0, text);
-    stream->taken = ack->taken;
-  }
-  if (ack->term <= stream->term) return;
-  stream->term = ack->term;
-  /* The former copy may have made commits that this one has not. */
-  stream->cache_epoch = 0;
-}
-
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top) {
   return top > worker->streams[server].announced;
@@ -774,10 +755,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
-  int another =
-      ack->term > stream->term; /* a copy that may not know what the former one has confirmed */
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  worker_count_lost(worker, server, ack);
+  /* A copy of the server may not know what the former one has confirmed. */
+  int another = worker->copies && worker->copies(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands && stream->guest && worker->enters) {
     /* Its number is that of the others, or the server's answer. */

@@ -312,7 +312,9 @@ struct mlfab__worker {
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
   struct mlfab__moving *moving;     /* its state */
-  const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
+  /* HELLO_ACK: is it of another copy of the server than the last one? NULL: servers have no replicas. */
+  int (*copies)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack);
+  const mlfab__push_codec *packed; /* from the first filter or sparse update on, or NULL */
   /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
    * malformed or of another stretch; MEMORY. */
   int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,

@@ -45,9 +45,7 @@ check "without any" $syntax $all -DMLFAB_WITH_TCP=0 -DMLFAB_WITH_SHM=0 full/mlfa
 check "without any group" $compile $all -c full/mlfab.c -o none.o
 refuses() { ! "$@" -Wfatal-errors; }
 check "refuses a part of what is left out" refuses $compile -DMLFAB_WITH_COLL=0 -DMLFAB_WITH_DAG=1 -c full/mlfab.c
-for group in SCHED CHECKPOINT; do
-  check "refuses replicas without $group" refuses $compile -DMLFAB_WITH_$group=0 -DMLFAB_WITH_REPLICA=1 -c full/mlfab.c
-done
+check "refuses replicas without SCHED" refuses $compile -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_REPLICA=1 -c full/mlfab.c
 
 for blas in openblas cblas; do
   if pkg-config --exists $blas 2>/dev/null; then
@@ -61,6 +59,10 @@ for profile in core minimal; do
   check "compiles $profile" $compile -c $profile/mlfab.c -o $profile/mlfab.o
   check "$profile exports its functions only" "$dropin/symbols.sh" $profile/mlfab.o
 done
+check "core refuses vote_dir" $compile -Icore -o votes "$dropin/votes.c" core/mlfab.o -lpthread -lm
+check "says what vote_dir needs" ./votes
+check "replicas with core" $compile -D_GNU_SOURCE -Icore -o twelve "$root/examples/12_server_dies.c" core/mlfab.o -lpthread -lm
+check "a server dies with core" "$run" -n 3 --replicas --set heartbeat_ms=100 --timeout 60 --server ./twelve ./twelve
 check "refuses what a profile has not" refuses $compile -DMLFAB_WITH_COLL=1 -c minimal/mlfab.c
 
 # The smallest at work. Its servers are of another build, where mlfab-run has them (-s).

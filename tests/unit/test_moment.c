@@ -132,7 +132,7 @@ static void check_image(reader *r, const shard *s, const mlfab__file_record *rec
   mlfab__checkpoint_bytes bytes;
   assert_int_equal(mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, &bytes), 0);
   assert_int_equal(s->server.store.local[bytes.slice], r->slice);
-  assert_int_equal(mlfab__moment_slice(&r->moment), r->slice);
+  assert_int_equal(r->moment.cursor.slice, r->slice);
   const mlfab__shard_slice *was = &r->was.slices[r->slice];
   for (; r->kind < bytes.kind; r->kind++, r->offset = 0)
     check_left_out(r, s, r->offset, was->bytes);

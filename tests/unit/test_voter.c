@@ -1,4 +1,4 @@
-/* test_voter.c - core/replica/voter.c: the scheduler's votes on several shards, on a disk whose calls fail, are late, or
+/* test_voter.c - core/replica/voter.c and votes.c: the scheduler's votes on several shards, on a disk whose calls fail, are late, or
  * end with the machine.
  *
  * What is granted is checked when it is told: a file that is durable then has it. A voter that starts again on its file
@@ -8,7 +8,7 @@
 
 #include "core/api/disk.h"
 #include "core/base/rng.h"
-#include "core/replica/voter.h"
+#include "core/replica/votes.h"
 #include "memory_disk.h"
 
 enum { SHARDS = 3, BEAT = 1000, ACTIONS = 64, EVENTS = 120 };
@@ -33,15 +33,15 @@ static uint64_t below(uint64_t n) { return mlfab__rng_below(&f.rng, n); }
 /* What the machine would find after a crash, of this shard: an epoch; 0: none. */
 static uint32_t durable_epoch(uint32_t shard) {
   mlfab__file_record record;
-  mlfab__votes votes;
+  mlfab__votes_head votes;
   mlfab__vote_record has;
   const char *why = NULL;
   for (int i = 0; i < DISK_FILES; i++) {
     const disk_name *name = &f.files->durable[i];
     const disk_inode *inode = &f.files->inodes[name->inode];
-    if (!name->path[0] || strcmp(name->path, f.voters.path) != 0) continue;
+    if (!name->path[0] || strcmp(name->path, f.voters.votes->path) != 0) continue;
     if (mlfab__record_open(inode->synced, inode->synced_bytes, &record, &why) <= 0) return 0;
-    if (mlfab__decode_votes(record.meta, record.meta_bytes, &votes)) return 0;
+    if (mlfab__decode_votes_head(record.meta, record.meta_bytes, &votes)) return 0;
     mlfab__decode_vote_record(record.bulk + shard * MLFAB__VOTE_RECORD_BYTES, &has);
     return has.epoch;
   }
@@ -103,7 +103,8 @@ static void open_voter(int fresh) {
   f.node.nonce = ++restarts;
   f.node.actions = f.actions;
   f.node.actions_room = ACTIONS;
-  assert_int_equal(mlfab__voters_init(&f.voters, &f.node, &port, &port, 0, SHARDS), 0);
+  assert_int_equal(
+      mlfab__voters_init(&f.voters, &f.node, &port, &port, 0, SHARDS, mlfab__votes_disk()), 0);
   mlfab__disk_init(&f.disk, &f.node.env, &f.files->table, NULL, NULL);
 }
 
@@ -235,7 +236,7 @@ static void event(void) {
       drive();
       break;
     default:
-      late += f.voters.filer->busy != 0;
+      late += f.voters.votes->filer.busy != 0;
       ask((uint32_t)below(SHARDS));
   }
 }

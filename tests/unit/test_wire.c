@@ -4,7 +4,9 @@
  * works one bit at a time; published CRC32C values (RFC 3720 §B.4). */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
+#include "core/coll/barrier_kept.h"
 #include "core/coll/coll_wire.h"
+#include "core/node/copies.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
 
@@ -33,6 +35,9 @@ MLFAB__WIRE_PAIRS(CODEC_FUNCTIONS)
 MLFAB__SCHED_PAIRS(CODEC_FUNCTIONS)
 MLFAB__COLL_PAIRS(CODEC_FUNCTIONS)
 MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
+CODEC_FUNCTIONS(peer_state)
+CODEC_FUNCTIONS(barrier_state)
+CODEC_FUNCTIONS(barrier_worker_state)
 
 #define CODEC(name, fixed) \
   { #name, sizeof(mlfab__##name), 0, 0, fixed, encode_##name, decode_##name }
