@@ -4,7 +4,7 @@
 
 #include "context.h"
 
-/* What becomes of a collective that may go from device to device. */
+/* The state of a collective that may go from device to device. */
 enum mlfab__direct_told {
   MLFAB__DIRECT_WAITS, /* nothing has moved */
   MLFAB__DIRECT_MOVED,

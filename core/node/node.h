@@ -284,8 +284,8 @@ typedef struct mlfab__place {
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
-  uint8_t copy;       /* of the server: the one that is called, or was called last */
-  uint32_t term;      /* the largest that a copy of this server has told */
+  uint8_t copy;  /* of the server: the one that is called, or was called last */
+  uint32_t term; /* the largest that a copy of this server has told */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */

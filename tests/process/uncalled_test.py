@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # lane: check
-"""Code that nobody uses: functions without a caller, and members of structs that no expression reads, in the whole mlfab.c and in
-each profile. The linker says which functions remain without a caller; clang's syntax tree has each use of a member."""
+"""Functions have a caller, and members of structs are read by some expression: in the whole mlfab.c, and in each profile but for
+a number. The linker says which functions remain without a caller; clang's syntax tree has each use of a member."""
 import os
 import re
 import shutil
@@ -16,7 +16,7 @@ sys.path.insert(0, ROOT)
 import amalgamate  # noqa: E402
 
 # The most functions and members without a use. The whole has none. A number of a profile only falls.
-CEILINGS = {"": (0, 0), "core": (59, 93), "minimal": (107, 128)}
+CEILINGS = {"": (0, 0), "core": (56, 85), "minimal": (101, 120)}
 # These have a use outside mlfab.c, or none by intention.
 FUNCTIONS = set(re.findall(r"mlfab__\w+", amalgamate.STUBS))  # lines of absent parts call them
 for program in ["transports/sim.c", "tools/mlfab-plan.c", "tools/replicate.c"]:  # the simulator, and a tool that links the parts
