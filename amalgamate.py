@@ -23,7 +23,7 @@ import sys
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
     {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
-    {"wire": "wire codec crc"},
+    {"wire": "wire codec peer_wire crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
     {"model": "sync layout version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
@@ -31,7 +31,7 @@ GROUPS = [
      "server": "lazy blocks views clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
-    {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
+    {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain hops accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
@@ -74,7 +74,7 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/node/peer_link": ["SCHED", "COLL"], "core/wire/peer_wire": ["SCHED", "COLL"], "core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that

@@ -28,6 +28,9 @@
 #if MLFAB_WITH_SCHED
 #include "../sched/sched_role.h"
 #endif
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+#include "../node/peer_link.h"
+#endif
 #if MLFAB_WITH_SPARSE
 #include "../sparse/sparse_apply.h"
 #include "../sparse/sparse_push.h"
@@ -117,7 +120,7 @@ static int compose_worker(mlfab_node *node) {
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
 #endif
 #if MLFAB_WITH_SCHED
-  if (aggregator) aggregator->worker = parts->worker;
+  if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
   mlfab__sparse_worker_attach(parts->worker);
@@ -125,7 +128,7 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_RESHARD
   mlfab__reshard_worker_attach(parts->worker);
 #endif
-  return 0;
+  return code;
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
@@ -167,6 +170,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   int code = 0;
 #if MLFAB_WITH_KEYS
   if (node->config.key[0]) code = mlfab__guard_attach(node);
+#endif
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+  if (!code && (node->is_worker || node->is_coordinator)) code = mlfab__peer_link_attach(node);
 #endif
   if (!code && node->is_worker) code = compose_worker(node);
   if (!code && node->is_server) code = compose_server(node, error);

@@ -22,7 +22,8 @@
 enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 
 struct mlfab__server_sched {
-  int up; /* the link to the scheduler stands */
+  int up;                   /* the link to the scheduler stands */
+  mlfab__schedule schedule; /* the last settings */
   /* Time that an announced transfer has waited since the last plan, and time of the last tick. Time during
    * which this server itself stood still does not count. */
   uint64_t unplanned_ns, looked_ns;

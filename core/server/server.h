@@ -463,7 +463,7 @@ struct mlfab__server {
   mlfab__lists *lists;                /* of the frame that is being decoded */
   const mlfab__server_policy *policy; /* or NULL */
   struct mlfab__server_sched *sched;  /* state of the policy */
-  mlfab__schedule schedule;           /* last settings */
+  uint64_t delay_bound;               /* updates of this delay and more are dropped */
   int scheduled;                      /* the fabric has a scheduler: large transfers are planned */
   const mlfab__server_sparse *sparse; /* or NULL */
   uint8_t *packed; /* of `sparse`: scratch for packets and for the old bytes, on demand */

@@ -3,7 +3,7 @@
  * Oracles: the drawing of the header in wire.h and one golden frame, written here by hand; a CRC32C that
  * works one bit at a time; published CRC32C values (RFC 3720 §B.4). */
 #include "core/base/rng.h"
-#include "core/wire/wire.h"
+#include "core/wire/peer_wire.h"
 #include "core/coll/coll_wire.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
@@ -30,6 +30,7 @@ typedef struct codec {
     return mlfab__decode_##name(meta, bytes, m);                           \
   }
 MLFAB__WIRE_PAIRS(CODEC_FUNCTIONS)
+MLFAB__PEER_PAIRS(CODEC_FUNCTIONS)
 MLFAB__SCHED_PAIRS(CODEC_FUNCTIONS)
 MLFAB__COLL_PAIRS(CODEC_FUNCTIONS)
 MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
