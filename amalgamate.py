@@ -44,7 +44,7 @@ GROUPS = [
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm_file shm_memory shm shm_coll mpi sim"
+TRANSPORTS = "tcp tcp_measure shm_file shm_memory shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
 TOP = {"open": "build_info compose open"}
@@ -57,7 +57,7 @@ SIMULATOR = "transports/sim"
 # the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
 # the compiler checks that when a switch is off.
 SWITCHES = {
-    "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
+    "SCHED": ("scheduling", "core/sched core/api/calls_sched transports/tcp_measure"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica"),
@@ -305,7 +305,7 @@ def simulator_parts(parts):
 
 PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
 TABLE = re.compile(r"^MLFAB_API (const \w+ \*mlfab_\w+\(void\)) \{", re.M)
-BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
+BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__(?:calls|tcp)_\w+)\(([^)]*)\) \{", re.M)
 
 
 def stub(name, arguments, text):
