@@ -57,7 +57,7 @@ SIMULATOR = "transports/sim"
 # the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
 # the compiler checks that when a switch is off.
 SWITCHES = {
-    "SCHED": ("scheduling", "core/sched core/api/calls_sched transports/tcp_measure"),
+    "SCHED": ("scheduling", "core/sched core/api/calls_sched core/base/meter transports/tcp_measure"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica"),

@@ -79,7 +79,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   }
   server->sched->unplanned_ns = 0;
   if (plan.rate_in > 0.0)
-    mlfab__meter_rate(&server->apply.meter, plan.rate_in, server->config->chunk_bytes);
+    mlfab__meter_rate(&server->sched->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
   for (uint32_t i = 0; i < plan.entries; i++) {
     uint32_t worker = server->sched->entries[i].worker, hop = server->sched->entries[i].aggregator;
@@ -191,6 +191,22 @@ static void client_tick(mlfab__server *server) {
   mlfab__spread_tick(server);
 }
 
+static void client_came(mlfab__server *server, uint64_t bytes) {
+  mlfab__meter_count(&server->sched->meter, bytes);
+}
+
+static int client_idle(mlfab__server *server) {
+  return mlfab__meter_idle(&server->sched->meter, server->now_ns);
+}
+
+static uint64_t client_idle_at(const mlfab__server *server) {
+  return mlfab__meter_due(&server->sched->meter);
+}
+
+static void client_let(mlfab__server *server) {
+  mlfab__meter_begin(&server->sched->meter, server->now_ns);
+}
+
 static void client_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   struct mlfab__server_sched *sched = server->sched;
@@ -211,6 +227,10 @@ static const mlfab__server_policy client_policy = {
     .advance = mlfab__route_advance,
     .over = mlfab__route_over,
     .progress = mlfab__route_progress,
+    .came = client_came,
+    .idle = client_idle,
+    .idle_at = client_idle_at,
+    .let = client_let,
     .grant = mlfab__route_grant,
     .split = mlfab__route_split,
     .end = mlfab__route_end,
