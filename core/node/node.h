@@ -700,8 +700,6 @@ MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
-/* Tells all roles the capacity of this host's links. */
-MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
 
 /* --- outbox.c: the next frame to send --- */
 

@@ -23,6 +23,15 @@ static mlfab__hop_pull *hops_pull(const mlfab__worker *worker, const mlfab__fetc
   return pull;
 }
 
+/* The update with this number, or NULL. */
+static mlfab__outgoing *hops_find(mlfab__worker *worker, uint64_t seq) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    if (update->seq == seq) return update;
+  }
+  return NULL;
+}
+
 /* --- pushes: what the worker asks --- */
 
 /* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
@@ -88,7 +97,7 @@ static void hops_via(mlfab__worker *worker, uint32_t server, const mlfab__frame_
           mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
               (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  mlfab__outgoing *update = mlfab__push_find(worker, via.seq);
+  mlfab__outgoing *update = hops_find(worker, via.seq);
   if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
   if (update->parts[server].state != MLFAB__PART_ANNOUNCED) return;
   if (!update->parts[server].planned) {
@@ -111,7 +120,7 @@ static void hops_granted(mlfab__hops *hops, uint32_t aggregator, const mlfab__fr
                          mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) ||
                              grant.group == 0 || grant.server >= worker->servers))
     return;
-  mlfab__outgoing *update = mlfab__push_find(worker, grant.seq);
+  mlfab__outgoing *update = hops_find(worker, grant.seq);
   if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
   mlfab__part *sent = &update->parts[grant.server];
   mlfab__hop_part *part = hops_part(worker, update, grant.server);

@@ -111,13 +111,6 @@ static void push_leave(mlfab__worker *worker, const mlfab__outgoing *update, uin
   if (worker->routes) worker->routes->leave(worker, update, server);
 }
 
-MLFAB__INTERNAL mlfab__outgoing *mlfab__push_find(mlfab__worker *worker, uint64_t seq) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    if (push_slot(worker, i)->seq == seq) return push_slot(worker, i);
-  }
-  return NULL;
-}
-
 /* All bulks of an update that are lent to one server's link share a token, so that one detach takes all of
  * them back. */
 MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,

@@ -503,10 +503,9 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                       uint64_t now_ns);
-/* For `routes`. find: the update with this number, or NULL. token: below 2^32. settle: ends the update once it is over. bulk: the next
+/* For `routes`. token: below 2^32. settle: ends the update once it is over. bulk: the next
  * granted bytes of a part, for a frame on this port's link; 0: no packet is granted whole. rewind: nothing of the part was
  * sent, or the bytes that were sent are void. advance: what became due. */
-MLFAB__INTERNAL mlfab__outgoing *mlfab__push_find(mlfab__worker *worker, uint64_t seq);
 MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
                                            const mlfab__outgoing *update);
 MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
