@@ -24,7 +24,7 @@ import sys
 GROUPS = [
     {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec peer_wire crc"},
-    {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine kernels_x86_combine packet"},
+    {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
     {"model": "sync layout version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
     {"worker": "sources cache view pull push worker worker_role",
@@ -65,7 +65,7 @@ SWITCHES = {
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
-    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine core/kernels/kernels_x86_combine"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),

@@ -213,14 +213,6 @@ static void combine_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *
   *body = (n - *head) - (n - *head) % (COMBINE_TURN / bytes);
 }
 
-#if !COMBINE_X86
-MLFAB__INTERNAL const mlfab__combine_row *mlfab__combine_rows(int level) {
-  static const mlfab__combine_row portable;
-  (void)level;
-  return &portable;
-}
-#endif
-
 static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
   uint64_t most = ndst == 1 ? bytes : COMBINE_COPY_BYTES;
   for (uint64_t at = 0; at < bytes; at += most)
@@ -232,7 +224,7 @@ static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
-  const mlfab__combine_row *row = mlfab__combine_rows(level & ~MLFAB__KERNEL_CBLAS);
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
@@ -270,7 +262,7 @@ MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, vo
 
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
                                                uint32_t by) {
-  const mlfab__combine_row *row = mlfab__combine_rows(level);
+  const mlfab__kernels *row = mlfab__kernels_row(level);
   uint64_t head, body, done = 0;
   assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
   combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);

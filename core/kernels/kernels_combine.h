@@ -4,13 +4,6 @@
 
 #include "kernels.h"
 
-/* A row of these operations, by element type; as mlfab__kernels. */
-typedef struct mlfab__combine_row {
-  mlfab__combine_fn *combine[MLFAB_BF16 + 1];
-  void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
-} mlfab__combine_row;
-MLFAB__INTERNAL const mlfab__combine_row *mlfab__combine_rows(int level);
-
 /* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
  * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
  * copies. `stream` as above. */
