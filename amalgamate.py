@@ -24,7 +24,7 @@ import textwrap
 # One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
     {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
-    {"wire": "wire codec crc"},
+    {"wire": "wire codec peer_wire crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
     {"model": "sync layout balance version optimizer memory store hold image windows"},
     {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
@@ -32,7 +32,7 @@ GROUPS = [
      "server": "lazy blocks clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier barrier_kept membership membership_records partial_run stochastic user_dag trees comm_role"},
-    {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
+    {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain hops accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "lend": "lend_wire slab view views",
      "reshard": "reshard_wire reshard reshard_server recut reshard_worker reshard_role",
@@ -46,7 +46,7 @@ GROUPS = [
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
+TRANSPORTS = "tcp tcp_measure shm_file shm_memory shm_link shm_lend shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
 TOP = {"open": "build_info areas dirs compose join open"}
@@ -59,7 +59,7 @@ SIMULATOR = "transports/sim"
 # the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
 # the compiler checks that when a switch is off.
 SWITCHES = {
-    "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
+    "SCHED": ("scheduling", "core/sched core/api/calls_sched core/base/meter transports/tcp_measure"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
     "GROWTH": ("growth", "core/node/growth core/open/join"),
@@ -85,7 +85,8 @@ NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["
              "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"],
              "core/node/mirrored": ["REPLICA", "COLL", "SCHED"], "core/model/hold": ["CHECKPOINT", "REPLICA"],
              "core/checkpoint/state": ["CHECKPOINT", "REPLICA"], "core/checkpoint/moment": ["CHECKPOINT", "REPLICA"],
-             "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"]}
+             "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"],
+             "core/node/peer_link": ["SCHED", "COLL"], "core/wire/peer_wire": ["SCHED", "COLL"]}
 # Modules that are there if all of these switches are on.
 NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
@@ -326,7 +327,7 @@ def simulator_parts(parts):
 PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
 TABLE = re.compile(r"^MLFAB_API (const \w+ \*mlfab_\w+\(void\)) \{", re.M)
 HOOKS = re.compile(r"^MLFAB__INTERNAL (const \w+ \*mlfab__\w+_table\(void\)) \{", re.M)
-BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
+BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__(?:calls|tcp)_\w+)\(([^)]*)\) \{", re.M)
 
 
 STUBS = """\

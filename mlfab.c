@@ -8,9 +8,9 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH
- * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED
- * and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns
- * MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED),
+ * _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED.
+ * `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
@@ -116,14 +116,10 @@
 #define MLFAB_WITH_CHECKPOINT 1
 #endif
 #ifndef MLFAB_WITH_REPLICA
-#if MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT
-#define MLFAB_WITH_REPLICA 1
-#else
-#define MLFAB_WITH_REPLICA 0
+#define MLFAB_WITH_REPLICA MLFAB_WITH_SCHED
 #endif
-#endif
-#if MLFAB_WITH_REPLICA && !(MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT)
-#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED and MLFAB_WITH_CHECKPOINT"
+#if MLFAB_WITH_REPLICA && !MLFAB_WITH_SCHED
+#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED"
 #endif
 #ifndef MLFAB_WITH_COLL
 #define MLFAB_WITH_COLL 1
@@ -1441,6 +1437,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
 /* ==============================================================================================
  * core/base/meter.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* meter.h - does an in-link have spare capacity? Layer 2.
  *
  * Receivers (server, aggregator) release transfers in order, the next as soon as the released ones leave
@@ -1487,6 +1484,7 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
   return idle;
 }
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/base/shm_memory.h
@@ -2128,86 +2126,7 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- links between workers, and frames to workers and servers about routes and moves; the others are in
- * sched_wire.h, reshard_wire.h and coll_wire.h --- */
-
-typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
-  uint32_t node, incarnation;
-  uint64_t nonce; /* of this process */
-} mlfab__meet;
-
-/* worker -> server 0: asks for this worker's addresses. THERE is a mlfab__member */
-typedef struct mlfab__where {
-  uint32_t node;
-} mlfab__where;
-
-/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler sends server 0's to the others. */
-typedef struct mlfab__schedule {
-  uint64_t delay_bound; /* UINT64_MAX: none */
-  uint64_t plan_ahead_ns, interval_ns;
-  uint32_t best, whole, no_aggregation, no_distribution;
-  /* Server -> scheduler only. */
-  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
-  uint64_t host;   /* of the server */
-} mlfab__schedule;
-
-typedef struct mlfab__via { /* server -> worker: the new route of this update */
-  uint64_t seq;
-  uint64_t group;      /* ascending at a server: frames with older numbers are ignored */
-  uint32_t generation; /* of the stream */
-  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when granted */
-} mlfab__via;
-
-/* aggregator -> member: the update may be sent here up to `upto` */
-typedef struct mlfab__hop_grant {
-  uint64_t group, seq, upto;
-  uint32_t server;
-} mlfab__hop_grant;
-
-typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
-  uint64_t group, seq, offset;
-  uint64_t total; /* of the update's bytes for that server, or of its packets */
-  uint32_t server;
-} mlfab__hop_chunk;
-
-typedef struct mlfab__pull_via { /* server -> worker: ignore frames of earlier attempts */
-  uint64_t request;
-  uint32_t attempt;
-  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
-} mlfab__pull_via;
-
-typedef struct mlfab__hop_model { /* distributor -> member: a forwarded MODEL frame */
-  uint64_t request, offset, bytes, version, commit;
-  uint32_t slice, flags, epoch; /* as in mlfab__model */
-  uint32_t server, attempt;
-} mlfab__hop_model;
-
-typedef struct mlfab__pull_done { /* worker -> server: all of it came through the distributor */
-  uint64_t request;
-} mlfab__pull_done;
-
-/* --- allreduce: see trees.h --- */
-
-#define MLFAB__TREE_NODES_MAX 1024u
-
-/* A tree for an allreduce. Worker -> server 0: the worker begins call `number` and needs its tree; no
- * ranks. Server 0 -> scheduler: plan a tree over these workers, whose ranks follow. */
-typedef struct mlfab__tree_ask {
-  uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
-  uint64_t bytes;
-  uint32_t root, nodes;
-} mlfab__tree_ask;
-
-typedef struct mlfab__tree_node {
-  uint32_t worker, parent, giver;
-} mlfab__tree_node;
-
-/* Scheduler -> server 0: all these workers, by rank, in the order of adding; no nodes: there is no tree.
- * Server 0 -> worker: the same, by member number. */
-typedef struct mlfab__tree_plan {
-  uint64_t number;
-  uint32_t nodes;
-} mlfab__tree_plan;
+/* --- moves and records; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
   uint32_t attempt, step, server;
@@ -2227,23 +2146,6 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
-/* --- records that both copies of server 0 have (core/node/mirrored.h) --- */
-
-typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
-  uint32_t joined, fresh, hand, incarnation;
-  uint64_t nonce;
-  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
-} mlfab__peer_state;
-
-typedef struct mlfab__barrier_state {
-  uint64_t over;
-} mlfab__barrier_state;
-
-typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants, late, among;
-  uint64_t base, asked, progress;
-} mlfab__barrier_worker_state;
-
 /* --- encoding and decoding --- */
 
 /* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
@@ -2255,9 +2157,7 @@ typedef struct mlfab__barrier_worker_state {
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
-  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
-  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved) \
-  X(peer_state) X(barrier_state) X(barrier_worker_state)
+  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -2284,10 +2184,8 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
-#define MLFAB__WIRE_LISTS(X)     \
-  X(tree_ask, uint32_t)          \
-  X(tree_plan, mlfab__tree_node) \
-  X(adopt, uint32_t)             \
+#define MLFAB__WIRE_LISTS(X) \
+  X(adopt, uint32_t)         \
   X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
@@ -2611,35 +2509,14 @@ WIRE_META(model, N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(f
 WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
 WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
-WIRE_META(peer_state,
-  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
-WIRE_META(barrier_state, N(over))
-WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
 WIRE_META(barrier, N(number) N(what) N(progress) N(of) N(theirs) N(mine))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
 WIRE_META(progress, N(progress) N(apart) N(entry))
 WIRE_META(done, N(last_seq))
-WIRE_META(meet, N(node) N(incarnation) N(nonce))
-WIRE_META(where, N(node))
-WIRE_META(schedule,
-  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation)
-  N(no_distribution) N(rounds) N(host))
-WIRE_META(via, N(seq) N(group) N(generation) N(aggregator))
-WIRE_META(hop_grant, N(group) N(seq) N(upto) N(server))
-WIRE_META(hop_chunk, N(group) N(seq) N(offset) N(total) N(server))
-WIRE_META(pull_via, N(request) N(attempt) N(aggregator))
-WIRE_META(hop_model,
-  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server)
-  N(attempt))
-WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
-WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
-WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
-WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
 WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
@@ -2899,6 +2776,72 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
       return "UNKNOWN";
   }
 }
+
+/* ==============================================================================================
+ * core/wire/peer_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+/* peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. Layer 4. */
+
+typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
+  uint32_t node, incarnation;
+  uint64_t nonce; /* of this process */
+} mlfab__meet;
+
+/* worker -> server 0: asks for this worker's addresses. THERE is a mlfab__member */
+typedef struct mlfab__where {
+  uint32_t node;
+} mlfab__where;
+
+#define MLFAB__TREE_NODES_MAX 1024u
+
+/* A tree for an allreduce (coll/trees.h). Worker -> server 0: the worker begins call `number` and needs its tree; no
+ * ranks. Server 0 -> scheduler: plan a tree over these workers, whose ranks follow. */
+typedef struct mlfab__tree_ask {
+  uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
+  uint64_t bytes;
+  uint32_t root, nodes;
+} mlfab__tree_ask;
+
+typedef struct mlfab__tree_node {
+  uint32_t worker, parent, giver;
+} mlfab__tree_node;
+
+/* Scheduler -> server 0: all these workers, by rank, in the order of adding; no nodes: there is no tree.
+ * Server 0 -> worker: the same, by member number. */
+typedef struct mlfab__tree_plan {
+  uint64_t number;
+  uint32_t nodes;
+} mlfab__tree_plan;
+
+/* Declared as in wire.h. */
+/* clang-format off */
+#define MLFAB__PEER_PAIRS(X) X(meet) X(where)
+#define MLFAB__PEER_LISTS(X) X(tree_ask, uint32_t) X(tree_plan, mlfab__tree_node)
+/* clang-format on */
+MLFAB__PEER_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__PEER_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/wire/peer_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+/* peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(meet, N(node) N(incarnation) N(nonce))
+WIRE_META(where, N(node))
+WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
+WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
+WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
+/* clang-format on */
+
+#undef N
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/wire/crc.c
@@ -6548,14 +6491,6 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
  * one reference is never written. All blocks are allocated with the model, so steady state allocates
  * nothing; spare blocks run out only when pulls pin too many.
  *
- * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer.
- * There may be several. A holder has references to the blocks. State has no references: it is shared while a holder
- * names it, and whoever writes to state calls mlfab__store_own first.
- *
- *    the store's alone --hold--> shared --written--> the holders' (the store has a copy) --the last one gives--> freed
- *                                  |  \--written, no memory--> the store's; the holders are lost
- *                                  \--the last one gives--> the store's alone
- *
  * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends, holders) that name the
  * block; the free list holds exactly the blocks with refs 0. A state is freed when neither the store nor a holder
  * names it. A slice whose weights, state, sum, versions or clock have changed since a moment has a larger `changed`
@@ -6588,15 +6523,6 @@ typedef struct mlfab__shard_slice {
   uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
 
-/* All zero: of no store. The arrays belong to the user; by position: NO_BLOCK, NULL: not held. */
-typedef struct mlfab__holder {
-  struct mlfab__holder *next; /* of the same store */
-  uint32_t *w, *sum;
-  uint8_t **s0, **s1; /* NULL where the store's are */
-  uint32_t held;      /* number of positions that it has had */
-  int lost; /* some state was written to for want of memory: what it has is of no moment */
-} mlfab__holder;
-
 typedef struct mlfab__store {
   const mlfab__layout *layout;
   mlfab__memory *memory; /* of blocks and states; NULL: the host's */
@@ -6609,8 +6535,10 @@ typedef struct mlfab__store {
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
-  mlfab__holder *holders;                  /* or NULL */
-  uint64_t changes;                        /* number of changes of slices, from 1 */
+  struct mlfab__holder *holders;           /* of a state of one moment: hold.h; or NULL */
+  /* If there are holders, before optimizer state of a position is written. */
+  void (*own)(mlfab__env *env, struct mlfab__store *store, uint32_t position);
+  uint64_t changes; /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
@@ -6649,24 +6577,12 @@ MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offs
 /* Size of the block at a position. */
 MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
                                                   uint32_t position);
+/* Number of blocks of a store that holders have `held` positions of. */
+MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums);
 /* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 /* Adds spare blocks until there are `spare`. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
-/* If there are holders, before optimizer state of a position is written: copies it if it is shared. */
-MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
-/* Does a holder name the state that the store has at this position? */
-MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position);
-/* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
- * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
- * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */
-MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
-                                      uint32_t positions, int sums);
-MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
-                                             uint32_t slice);
-MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
-                                             mlfab__holder *holder, uint32_t slice);
-MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
@@ -6771,7 +6687,7 @@ static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
 
 /* Number of blocks: w and next, and sum with rounds; two slices for older versions that pulls pin; for each position
  * that holders have, its w and sum once more. */
-static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums) {
+MLFAB__INTERNAL uint64_t mlfab__store_wanted(const mlfab__store *store, uint64_t held, int sums) {
   return (uint64_t)store->positions * (sums ? 3 : 2) + held * (sums ? 2 : 1) +
          mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
 }
@@ -6804,7 +6720,7 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
   store->free_head = MLFAB__NO_BLOCK;
   if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
   if (store->positions == 0) return 0;
-  uint64_t wanted = store_wanted(store, 0, sums);
+  uint64_t wanted = mlfab__store_wanted(store, 0, sums);
   if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
   store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
@@ -6946,111 +6862,6 @@ MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
   return mlfab__store_spare(env, store, (uint64_t)store->free_count + 1);
 }
 
-/* --- holders --- */
-
-/* Does a holder need the state of this position that the store has? */
-static int store_shared(const mlfab__store *store, uint32_t position) {
-  for (const mlfab__holder *h = store->holders; h; h = h->next) {
-    if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
-  }
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position) {
-  for (const mlfab__holder *h = store->holders; h; h = h->next)
-    if (h->s0 && h->s0[position] == store->s0[position]) return 1;
-  return 0;
-}
-
-/* There is no memory for a copy: the holders of this state lose their moment. */
-static void store_lose(mlfab__store *store, uint32_t position) {
-  for (mlfab__holder *h = store->holders; h; h = h->next)
-    h->lost |= h->s0 && h->s0[position] == store->s0[position];
-}
-
-MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
-  uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
-  if (!store->s0 || !store_shared(store, position)) return;
-  for (int k = 0; k < 2; k++) {
-    if (!states[k]) continue;
-    copies[k] = mlfab__memory_take(store->memory, env, store->block_bytes);
-    if (copies[k]) continue;
-    mlfab__memory_give(store->memory, env, copies[0], store->block_bytes);
-    store_lose(store, position);
-    return;
-  }
-  for (int k = 0; k < 2; k++) {
-    if (!states[k]) continue;
-    mlfab__memory_copy(store->memory, copies[k], states[k][position], store->block_bytes);
-    states[k][position] = copies[k];
-  }
-}
-
-MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
-                                      uint32_t positions, int sums) {
-  uint64_t held = positions;
-  for (const mlfab__holder *h = store->holders; h; h = h->next) held += h->held;
-  uint64_t wanted = store_wanted(store, held, sums);
-  if (positions > 0 && wanted > store->nblocks) {
-    int code = mlfab__store_spare(env, store, store->free_count + wanted - store->nblocks);
-    if (code) return code;
-  }
-  holder->held = 0;
-  holder->lost = 0;
-  holder->next = store->holders;
-  store->holders = holder;
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
-                                             uint32_t slice) {
-  const mlfab__shard_slice *s = &store->slices[slice];
-  for (uint32_t p = s->first; p < s->first + s->count; p++) {
-    holder->w[p] = store->w[p];
-    mlfab__store_ref(store, store->w[p]);
-    holder->sum[p] = store->sum[p];
-    if (store->sum[p] != MLFAB__NO_BLOCK) mlfab__store_ref(store, store->sum[p]);
-    if (holder->s0) holder->s0[p] = store->s0[p];
-    if (holder->s1) holder->s1[p] = store->s1[p];
-  }
-  holder->held += s->count;
-}
-
-/* Frees a state that a holder named last. */
-static void store_give_state(mlfab__env *env, const mlfab__store *store, uint32_t position,
-                             uint8_t *s0, uint8_t *s1) {
-  if (store->s0[position] == s0) return;
-  for (const mlfab__holder *h = store->holders; h; h = h->next) {
-    if (h->s0[position] == s0) return;
-  }
-  mlfab__memory_give(store->memory, env, s0, store->block_bytes);
-  if (s1) mlfab__memory_give(store->memory, env, s1, store->block_bytes);
-}
-
-MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
-                                             mlfab__holder *holder, uint32_t slice) {
-  const mlfab__shard_slice *s = &store->slices[slice];
-  for (uint32_t p = s->first; p < s->first + s->count; p++) {
-    if (holder->w[p] == MLFAB__NO_BLOCK) return;
-    mlfab__store_unref(store, holder->w[p]);
-    if (holder->sum[p] != MLFAB__NO_BLOCK) mlfab__store_unref(store, holder->sum[p]);
-    holder->w[p] = holder->sum[p] = MLFAB__NO_BLOCK;
-    if (!holder->s0) continue;
-    uint8_t *s0 = holder->s0[p], *s1 = holder->s1 ? holder->s1[p] : NULL;
-    holder->s0[p] = NULL;
-    if (holder->s1) holder->s1[p] = NULL;
-    store_give_state(env, store, p, s0, s1);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder) {
-  mlfab__holder **at = &store->holders;
-  while (*at != holder) at = &(*at)->next;
-  *at = holder->next;
-  holder->next = NULL;
-  holder->held = 0;
-}
-
 /* --- blocks --- */
 
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store) {
@@ -7133,9 +6944,158 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
 }
 
 /* ==============================================================================================
+ * core/model/hold.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* hold.h - a server's state of one moment, held while updates go on. Layer 3.
+ *
+ * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer.
+ * There may be several. A holder has references to the blocks. State has no references: it is shared while a holder
+ * names it, and whoever writes to state calls store.own first.
+ *
+ *    the store's alone --hold--> shared --written--> the holders' (the store has a copy) --the last one gives--> freed
+ *                                  |  \--written, no memory--> the store's; the holders are lost
+ *                                  \--the last one gives--> the store's alone */
+
+/* All zero: of no store. The arrays belong to the user; by position: NO_BLOCK, NULL: not held. */
+typedef struct mlfab__holder {
+  struct mlfab__holder *next; /* of the same store */
+  uint32_t *w, *sum;
+  uint8_t **s0, **s1; /* NULL where the store's are */
+  uint32_t held;      /* number of positions that it has had */
+  int lost; /* some state was written to for want of memory: what it has is of no moment */
+} mlfab__holder;
+
+/* Does a holder name the state that the store has at this position? */
+MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position);
+/* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
+ * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
+ * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */
+MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
+                                      uint32_t positions, int sums);
+MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
+                                             uint32_t slice);
+MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
+                                             mlfab__holder *holder, uint32_t slice);
+MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
+
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/model/hold.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* hold.c - a server's state of one moment, held while updates go on. See hold.h. */
+
+/* Does a holder need the state of this position that the store has? */
+static int hold_shared(const mlfab__store *store, uint32_t position) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next) {
+    if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_held(const mlfab__store *store, uint32_t position) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next)
+    if (h->s0 && h->s0[position] == store->s0[position]) return 1;
+  return 0;
+}
+
+/* There is no memory for a copy: the holders of this state lose their moment. */
+static void hold_lose(mlfab__store *store, uint32_t position) {
+  for (mlfab__holder *h = store->holders; h; h = h->next)
+    h->lost |= h->s0 && h->s0[position] == store->s0[position];
+}
+
+static void hold_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
+  uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
+  if (!store->s0 || !hold_shared(store, position)) return;
+  for (int k = 0; k < 2; k++) {
+    if (!states[k]) continue;
+    copies[k] = mlfab__memory_take(store->memory, env, store->block_bytes);
+    if (copies[k]) continue;
+    mlfab__memory_give(store->memory, env, copies[0], store->block_bytes);
+    hold_lose(store, position);
+    return;
+  }
+  for (int k = 0; k < 2; k++) {
+    if (!states[k]) continue;
+    mlfab__memory_copy(store->memory, copies[k], states[k][position], store->block_bytes);
+    states[k][position] = copies[k];
+  }
+}
+
+MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
+                                      uint32_t positions, int sums) {
+  uint64_t held = positions;
+  for (const mlfab__holder *h = store->holders; h; h = h->next) held += h->held;
+  uint64_t wanted = mlfab__store_wanted(store, held, sums);
+  if (positions > 0 && wanted > store->nblocks) {
+    int code = mlfab__store_spare(env, store, store->free_count + wanted - store->nblocks);
+    if (code) return code;
+  }
+  holder->held = 0;
+  holder->lost = 0;
+  holder->next = store->holders;
+  store->holders = holder;
+  store->own = hold_own;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
+                                             uint32_t slice) {
+  const mlfab__shard_slice *s = &store->slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    holder->w[p] = store->w[p];
+    mlfab__store_ref(store, store->w[p]);
+    holder->sum[p] = store->sum[p];
+    if (store->sum[p] != MLFAB__NO_BLOCK) mlfab__store_ref(store, store->sum[p]);
+    if (holder->s0) holder->s0[p] = store->s0[p];
+    if (holder->s1) holder->s1[p] = store->s1[p];
+  }
+  holder->held += s->count;
+}
+
+/* Frees a state that a holder named last. */
+static void hold_give_state(mlfab__env *env, const mlfab__store *store, uint32_t position,
+                            uint8_t *s0, uint8_t *s1) {
+  if (store->s0[position] == s0) return;
+  for (const mlfab__holder *h = store->holders; h; h = h->next) {
+    if (h->s0[position] == s0) return;
+  }
+  mlfab__memory_give(store->memory, env, s0, store->block_bytes);
+  if (s1) mlfab__memory_give(store->memory, env, s1, store->block_bytes);
+}
+
+MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
+                                             mlfab__holder *holder, uint32_t slice) {
+  const mlfab__shard_slice *s = &store->slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (holder->w[p] == MLFAB__NO_BLOCK) return;
+    mlfab__store_unref(store, holder->w[p]);
+    if (holder->sum[p] != MLFAB__NO_BLOCK) mlfab__store_unref(store, holder->sum[p]);
+    holder->w[p] = holder->sum[p] = MLFAB__NO_BLOCK;
+    if (!holder->s0) continue;
+    uint8_t *s0 = holder->s0[p], *s1 = holder->s1 ? holder->s1[p] : NULL;
+    holder->s0[p] = NULL;
+    if (holder->s1) holder->s1[p] = NULL;
+    hold_give_state(env, store, p, s0, s1);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder) {
+  mlfab__holder **at = &store->holders;
+  while (*at != holder) at = &(*at)->next;
+  *at = holder->next;
+  holder->next = NULL;
+  holder->held = 0;
+}
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
  * core/model/image.h
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
 /* image.h - the bytes of slices as one stream of chunks. Layer 3.
  *
  * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
@@ -7192,12 +7152,12 @@ typedef struct mlfab__image_part { /* zeros: EMPTY */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/image.c
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
 /* image.c - reads and writes slices as a stream of chunks. See image.h. */
 
 static int image_has(const mlfab__store *store, uint32_t kind) {
@@ -7328,7 +7288,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
   part->done = chunk->last != 0;
   return 0;
 }
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/model/windows.h
@@ -7609,63 +7569,6 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 }
 
 /* ==============================================================================================
- * core/node/mirrored.h
- * ============================================================================================== */
-/* mirrored.h - a part of a server whose state the other copy of the server has, too: what the mirror
- * (../replica/mirror.h) knows of it. Layer 3.
- *
- * The state of a part is a list of records: record 0 has what is said once, each other one a worker, or whatever the part
- * counts. A part whose code runs marks the records that it may have changed (touched). What a part tells others goes
- * through its port, in front of which the mirror puts a queue. Without a mirror `*touch` stays NULL, and nothing costs.
- *
- * A copy that stands by keeps the records as bytes; its parts are as they began, and get the records when it begins to
- * serve. Then the workers greet it, and repeat what was not answered: for a part this is as if all links had broken,
- * and with them all frames since the last mark were lost. What is a courtesy only (who is missing) is no record. */
-
-enum {
-  MLFAB__MIRRORED_MAX = 6 /* parts of a server */,
-  MLFAB__MIRRORED_BYTES = 16384 /* a record */
-};
-
-typedef struct mlfab__touch { /* the records that may have changed */
-  uint8_t *marked;            /* by record: it is in the list */
-  uint32_t *list, n;
-  int all; /* all may have */
-} mlfab__touch;
-
-static inline void mlfab__touched(mlfab__touch *touch, uint32_t record) {
-  if (!touch || touch->all || touch->marked[record]) return;
-  touch->marked[record] = 1;
-  touch->list[touch->n++] = record;
-}
-
-#if MLFAB_WITH_COLL
-static inline void mlfab__touched_all(mlfab__touch *touch) {
-  if (touch) touch->all = 1;
-}
-#endif
-
-typedef struct mlfab__mirrored {
-  const char *name;
-  void *self;
-  uint32_t records;
-  /* Writes a record, at most MLFAB__MIRRORED_BYTES, and returns its size. */
-  uint32_t (*encode)(const void *self, uint32_t record, uint8_t *bytes);
-  /* Takes a record; without `apply` only checks it. Errors: FRAME. What passes the check can be applied. */
-  int (*decode)(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply);
-  /* All records were applied, those of the parts before this one, too: makes what follows from them. Or NULL. */
-  void (*begin)(void *self);
-  mlfab__port *port; /* what it tells others; the mirror replaces its functions. NULL: nothing */
-  int workers; /* the peers of the port are workers: what waits for one is lost with its link */
-  mlfab__touch **touch;
-} mlfab__mirrored;
-
-struct mlfab_node;
-/* Adds a part. Without replicas: does nothing. Both pointers of it stay valid as long as the node. */
-MLFAB__INTERNAL void mlfab__mirrored_add(struct mlfab_node *node, const mlfab__mirrored *part);
-
-
-/* ==============================================================================================
  * core/node/role.h
  * ============================================================================================== */
 /* role.h - the role table: all that a node knows of its roles.
@@ -7825,7 +7728,7 @@ typedef struct mlfab__role {
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
  *    VOTER    between the copies of a server and the scheduler: HELLO, HELLO_ACK, votes, a copy's states
- *             and the answers to them; VOTER_IN: its other end. One link per direction: see Copies
+ *             and the answers to them; VOTER_IN: its other end. One link per direction: see copies.h
  *
  * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
  * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
@@ -7940,40 +7843,12 @@ typedef struct mlfab__role {
  * replicas). Both times start at the break, regardless of the silence before it: this node itself may have been
  * stopped. After a silence under (a) or (b) the death follows at once.
  *
- * Copies. With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The
- * group `replica` decides which of them serves; it says so with a term, which grows. The node has the rest:
- *
- *    stands by --mlfab__copy_serve(term)--> serves --mlfab__copy_stand_by(why)--> stands by
- *
- *  (1) A copy that stands by has no callers but voters. It turns away those that it has when it stops to serve, and
- *      every JOIN and HELLO: BYE with AGAIN, the reason and its nonce. Only the process at which the fabric is formed
- *      (`meets`) takes JOIN before it serves.
- *  (2) A route leads to a server, and `copy` says which copy is called. The next call is to the other one if a call
- *      failed, took 4 beats or was turned away, or a link ended in silence or before HELLO_ACK. If a link breaks
- *      otherwise, the same copy is called first. What a copy says before HELLO_ACK does not show that the server
- *      lives. A route without a copy that serves for HALT_BEATS is dead.
- *  (3) Terms. HELLO_ACK tells a worker or the scheduler the term, HELLO another server; from then on both have it in
- *      the epoch of every frame of the link. A route takes no copy with a term below the largest that it has heard,
- *      and a link no frame with a term below its own.
- *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
- *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
- *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
- *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
- *      for them.
- *  (6) A process that replaces another joins at the copy of server 0 that serves, which it looks for at both addresses
- *      of config.coordinator. So does server 0, at the other copy's, as long as it is forming a fabric (`meets`): if the
- *      other copy lets it in, there is one already. Such a process is READY when another voter of its server has admitted it.
- *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
- *      copies tell their callers (PLACE).
- *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
- *      told it, and turns JOIN of workers and the scheduler away for 5 beats: processes that are here speak first.
- *
  * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
  * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
  * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside
- * the node), caller.c (callers of our server role), bootstrap.c (joining), peers.c (what both copies of server 0 know of
- * nodes), alive.c (Liveness), node.c (events, time, leaving). Lower files call
- * higher ones through the rules of link kinds, a table in node.c. */
+ * the node), caller.c (callers of our server role), bootstrap.c (joining), copies.c and peers.c (servers with replicas:
+ * copies.h), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of link
+ * kinds, a table in node.c, and mlfab__copies_table. */
 
 /* ==============================================================================================
  * mlfab_node.h
@@ -8182,6 +8057,8 @@ enum {
 
 struct mlfab__session; /* ../keys/session.h */
 
+struct mlfab__mirrored; /* mirrored.h */
+
 /* Copies of a server: the one of the configuration, and its replica. */
 enum { MLFAB__COPIES = 2, MLFAB__HALT_BEATS = 20 /* no copy serves: the server is dead */ };
 
@@ -8269,15 +8146,20 @@ typedef struct mlfab__peer {
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Our worker role's path to another worker's node; created on first use. */
-typedef struct mlfab__peer_link {
-  uint32_t link; /* index, or MLFAB__NO_LINK */
-  uint8_t asked, connecting;
-  uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
-  uint64_t since_ns, retry_ns;
-  char addresses[MLFAB__ADDRESSES_MAX];
-  char why[96]; /* the last call that failed */
-} mlfab__peer_link;
+/* Links between workers: peer_link.c fills the table. */
+typedef struct mlfab__between {
+  void (*free)(mlfab_node *node);
+  void (*scan)(mlfab_node *node);
+  int (*waits)(const mlfab_node *node); /* for the timer SCAN */
+  /* MEET came on a new link. WHERE came to server 0, or THERE from it: errors: FRAME. */
+  void (*meet)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  int (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  /* Our call to this worker's node: where to; it succeeded (0: it is no longer wanted); it failed. */
+  const char *(*address)(const mlfab_node *node, uint64_t rank);
+  int (*up)(mlfab_node *node, uint64_t rank, uint32_t link);
+  void (*failed)(mlfab_node *node, uint64_t rank, const char *why);
+  uint32_t (*link_to)(const mlfab_node *node, int kind, uint32_t peer);
+} mlfab__between;
 
 /* Where a server is, as WELCOME or MEMBER told. */
 typedef struct mlfab__place {
@@ -8295,8 +8177,8 @@ typedef struct mlfab__place {
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
-  uint8_t copy;       /* of the server: the one that is called, or was called last */
-  uint32_t term;      /* the largest that a copy of this server has told */
+  uint8_t copy;  /* of the server: the one that is called, or was called last */
+  uint32_t term; /* the largest that a copy of this server has told */
   uint64_t retry_ns, heard_ns, connect_ns;
   char why[200];  /* the last failure */
   char other[96]; /* the last failure of the other copy */
@@ -8397,17 +8279,45 @@ typedef struct mlfab__files_table {
   void (*refused)(mlfab_node *node, uint64_t token, int status);
 } mlfab__files_table;
 
-/* A role's stream of file operations. */
-typedef struct mlfab__filer {
-  mlfab_node *node;
-  struct mlfab__filer *next;
-  void *self;
-  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
-  void (*done)(void *self, const mlfab_io_event *event);
-  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
-  uint64_t asked;   /* operations so far */
-  int busy;
-} mlfab__filer;
+/* A fabric whose servers have replicas: copies.c. */
+typedef struct mlfab__copies_table {
+  /* Makes node->replica, and counts routes and places. Errors: MEMORY. free: frees it. */
+  int (*open)(mlfab_node *node);
+  void (*free)(mlfab_node *node);
+  /* The voter of a route behind the others. */
+  uint32_t (*voter)(const mlfab_node *node, uint32_t route);
+  /* A part of a server that both copies have: mirrored.h. */
+  void (*mirrored)(mlfab_node *node, const struct mlfab__mirrored *part);
+
+  /* Callers. hello: 1: it is a voter's, or turned away. newer: is this term of a server larger than the last: 1, 0; -1: smaller,
+   * and it was turned away. issued: server 0's record of the sender may be missing. answered: HELLO_ACK is sent. */
+  int (*hello)(mlfab_node *node, uint32_t link, const mlfab__hello *hello,
+               const mlfab__frame_in *frame);
+  int (*newer)(mlfab_node *node, uint32_t link, mlfab__route *route, uint32_t term);
+  void (*issued)(const mlfab_node *node, mlfab__peer *peer, const mlfab__hello *hello);
+  void (*answered)(mlfab_node *node, uint32_t link);
+  /* A worker's MEMBER: 0, or an error. changed: the record of this node may have changed. */
+  int (*member)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  void (*changed)(mlfab_node *node, uint32_t id);
+  /* May this worker, which has no link, be declared dead? */
+  int (*judges)(mlfab_node *node, mlfab__caller *caller);
+
+  /* Routes. toggle: the next call is to the other copy. greeted: HELLO_ACK came; 0: of a copy that was replaced. place: PLACE;
+   * errors: FRAME. why: of both copies. admitted: is this node ready, as far as voters are concerned? */
+  void (*toggle)(mlfab_node *node, uint32_t route);
+  int (*greeted)(mlfab_node *node, uint32_t link, mlfab__route *route, const mlfab__hello_ack *ack);
+  int (*place)(mlfab_node *node, const mlfab__frame_in *frame);
+  void (*why)(const mlfab__route *route, char text[128]);
+  int (*admitted)(const mlfab_node *node);
+
+  /* Joining. judge: a JOIN of `who`, as bootstrap_judge. rejects: of the node with this id, or NO_NODE: not known yet; 1: it has to
+   * call again. welcome: WELCOME is due to it. welcomed: this node got WELCOME. */
+  int (*judge)(const mlfab_node *node, const mlfab__join *join, const char *who, char *text,
+               size_t room);
+  int (*rejects)(mlfab_node *node, uint32_t link, uint32_t id);
+  void (*welcome)(mlfab_node *node, uint32_t id);
+  void (*welcomed)(mlfab_node *node);
+} mlfab__copies_table;
 
 /* Processes that come while the fabric runs, if they may: growth.h. */
 typedef struct mlfab__growth {
@@ -8457,16 +8367,11 @@ struct mlfab_node {
   int fresh;              /* as in WELCOME */
   uint64_t fabric;        /* as in WELCOME */
   int is_worker, is_server, is_coordinator, is_scheduler;
-  int is_replica;
-  int standby;           /* a copy that does not serve; */
-  char standby_why[128]; /* what it tells callers */
-  /* Copies: has this one its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
-   * workers may be with the other copy: it declares none dead. NULL: always. */
-  int (*leased)(void *copy, uint64_t now_ns);
-  void *leased_copy;
-  uint64_t served_ns; /* when it began to serve */
-  int ended;          /* the copy that serves has closed */
-  int crashes;        /* a role has called mlfab__node_crash; 2: all links are down */
+  int is_replica, standby;           /* standby: a copy that does not serve */
+  const mlfab__copies_table *copies; /* NULL: servers have no replicas */
+  struct mlfab__copies *replica;     /* copies.h */
+  int ended;                         /* the copy that serves has closed */
+  int crashes; /* a role has called mlfab__node_crash; 2: all links are down */
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
@@ -8479,13 +8384,11 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
-  mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
-  uint32_t nmirrored;
-  mlfab__filer *filers;            /* the newest stream first; they belong to roles */
+  struct mlfab__filer *filers;     /* the newest stream first; they belong to roles */
   const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
-  const mlfab__link_rule *rules; /* by kind of link */
-  struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
+  mlfab__link_rule rules[MLFAB__LINK_KINDS];
+  struct mlfab__parts *parts; /* parts_bytes long, freed with the node; opaque here */
   size_t parts_bytes;
   char addresses[MLFAB__ADDRESSES_MAX];
   /* Joining. */
@@ -8508,20 +8411,15 @@ struct mlfab_node {
   char misfit[232];
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers; /* by node id; server 0 only */
-  /* peers.c: server 0 with a replica. What the other copy must have before it is said: WELCOME. */
-  mlfab__port joiners;
-  mlfab__touch *peers_touch;
-  int peers_known;         /* by the other copy that served before */
-  mlfab__place *places;    /* by server; then of the replicas; then of the scheduler that votes */
-  mlfab__route *routes;    /* by server: the worker role's, the scheduler role's, the server
+  mlfab__peer *peers;        /* by node id; server 0 only */
+  uint32_t nplaces, nroutes; /* numbers of places and routes */
+  mlfab__place *places;      /* by server; then of the replicas; then of the scheduler that votes */
+  mlfab__route *routes;      /* by server: the worker role's, the scheduler role's, the server
                                      role's */
   mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
   uint32_t *reshard_links; /* by server: its link to our server role */
   uint32_t *voter_links;   /* by voter: its link to ours; voters only */
-  mlfab__peer_link **peers_out;     /* by rank; worker role only */
-  uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
-  uint32_t *peer_in_links;          /* by rank; aggregator role only */
+  mlfab__between *between; /* NULL: no role uses links between workers */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -8537,9 +8435,7 @@ struct mlfab_node {
   int doomed;                      /* some link is doomed */
   uint32_t claims;                 /* number of CLAIM links */
   int closed;                      /* no new call may begin: the context is being closed */
-  int hops_short;                  /* no memory for a peer link that a role wanted */
   int claim_due;                   /* some claim has to be handled again */
-  int places_due;                  /* callers have to hear of a copy that was replaced */
   uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* inner links have more frames than one run carries */
@@ -8571,19 +8467,12 @@ struct mlfab_node {
 
 /* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
 /* Is a link of this kind one that leads to a server with a replica, so that the other copy may be called? */
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind);
-/* Voters: copy c of server s is number c * servers + s; the scheduler is the last. Number of them (0 without replicas);
- * the node id of one. */
-MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node);
-/* Number of `places`. */
-MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node);
-MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter);
 /* Where the server of a route is. */
 MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
@@ -8629,9 +8518,6 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
 /* The link is gone: tells its users. */
 MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
-/* Says on a link that the caller has to try the other copy, and closes it. A route's next call is to the other copy. */
-MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t link, const char *why);
-MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t route);
 /* Closes a link, which the transport will not report as DOWN. Not for links inside the node. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 /* Closes a link when the roles have returned. The second one also logs and counts a breach of the protocol. */
@@ -8674,8 +8560,6 @@ MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
-/* Tells all roles the capacity of this host's links. */
-MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
 
 /* --- outbox.c: the next frame to send --- */
 
@@ -8707,26 +8591,6 @@ MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
 /* Is the node at the other end known to be hand-driven? */
 MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link);
-
-/* --- peer_link.c: links between workers --- */
-
-/* A role wants a link to this worker's node. */
-MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
-/* Server 0 answers WHERE on this link. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
-/* Our call succeeded (returns 0 when the link is no longer wanted, else 1), or failed. */
-MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why);
-/* MEET came on a new link. */
-MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t link,
-                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
-                                           const char *why);
-MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node);
 
 /* --- inner.c: links inside the node --- */
 
@@ -8775,18 +8639,15 @@ MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
 /* HELLO on a new link. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
+/* The link is that of another server, or of another voter: answers its HELLO. */
+MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t link, int kind, uint32_t peer,
+                                         const mlfab__hello *hello);
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why);
 /* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
-/* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
- * so that they call the other copy. Call it from a role. */
-MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);
-MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why);
-/* Tells callers where the copies and the scheduler are that this node votes with: one of them has been replaced. */
-MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node);
 /* Starts the time in which all workers have to call: one without a link is dead after it. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
@@ -8815,13 +8676,6 @@ MLFAB__INTERNAL int mlfab__bootstrap_may_be_absent(const mlfab_node *node, uint3
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 
-/* --- peers.c: what server 0 knows of nodes, at both of its copies --- */
-
-/* Makes node->joiners, and with replicas the part. */
-MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node);
-/* WELCOME is due to the node that joins, as soon as the other copy knows of it. */
-MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
-
 /* --- alive.c: liveness --- */
 
 /* The transport's answer for a link that is suspect. */
@@ -8838,10 +8692,11 @@ MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint3
 /* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
 MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, const char *why);
 
-/* Creates a node without roles. Add its roles, then begin. mlfab_node_close may be called at any time
+/* Creates a node without roles; `copies` if its servers have replicas. Add its roles, then begin. mlfab_node_close may be called at any time
  * after. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
-                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p);
+                                     const char *addresses, const mlfab__copies_table *copies,
+                                     uint64_t now_ns, mlfab_node **node_p);
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
 /* Around every call of the API. Enter: may this node call now (`worker`: only a worker may)? Errors as of
  * mlfab_push. Return: keeps the error for mlfab_node_last_error, does the work that the call caused, and
@@ -8944,12 +8799,6 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
   role->bytes = bytes;
   node->nroles++;
   return role;
-}
-
-MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored *part) {
-  if (!node->config.replicas) return;
-  assert(node->nmirrored < MLFAB__MIRRORED_MAX);
-  node->mirrored[node->nmirrored++] = *part;
 }
 
 static int role_takes(const mlfab__role *role, unsigned type) {
@@ -9081,12 +8930,6 @@ MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *req
   }
 }
 
-MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++)
     if (node->roles[i].finish) node->roles[i].finish(node->roles[i].self);
@@ -9148,6 +8991,8 @@ static void node_identify(mlfab_node *node) {
   node->voter = votes ? node->id - c->workers : MLFAB__NO_NODE;
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  node->nplaces = c->servers;
+  node->nroutes = 3 * c->servers;
   node->meets = node->is_coordinator && !node->is_replica;
   if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
@@ -9180,27 +9025,15 @@ static uint64_t node_host(const char *addresses) {
 
 static int node_memory(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  uint32_t routes = mlfab__node_routes(node);
+  uint32_t routes = node->nroutes;
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  node->places = mlfab__alloc_array(&node->env, mlfab__node_places(node), sizeof *node->places);
+  node->places = mlfab__alloc_array(&node->env, node->nplaces, sizeof *node->places);
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
   for (uint32_t s = 0; s < c->servers; s++) node->places[s].vacant = 1;
-  if (node->is_worker) {
-    node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
-    node->peer_in_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peer_in_links);
-    if (!node->peers_out || !node->peer_in_links) return MLFAB_ERR_MEMORY;
-    for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
-  }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
-  if (node->voter != MLFAB__NO_NODE) {
-    uint32_t voters = mlfab__node_voters(node);
-    node->voter_links = mlfab__alloc_array(&node->env, voters, sizeof *node->voter_links);
-    if (!node->voter_links) return MLFAB_ERR_MEMORY;
-    for (uint32_t v = 0; v < voters; v++) node->voter_links[v] = MLFAB__NO_LINK;
-  }
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
   if (!node->peers) return MLFAB_ERR_MEMORY;
@@ -9211,8 +9044,8 @@ static int node_memory(mlfab_node *node) {
 /* --- rules by kind of link --- */
 
 static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  if (frame->type == MLFAB__MEET) {
-    mlfab__peer_link_meet(node, index, frame);
+  if (frame->type == MLFAB__MEET && node->between) {
+    node->between->meet(node, index, frame);
   } else if (frame->type == MLFAB__HELLO) {
     mlfab__caller_hello(node, index, frame);
   } else if (frame->type == MLFAB__JOIN) {
@@ -9251,10 +9084,6 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_VOTER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
-    [MLFAB__LINK_VOTER_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
-    [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
 
 /* This node is reached there, too: at the end of its call to server 0. */
@@ -9265,7 +9094,8 @@ static void node_reached_at(mlfab_node *node, const char *address) {
 }
 
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
-                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p) {
+                                     const char *addresses, const mlfab__copies_table *copies,
+                                     uint64_t now_ns, mlfab_node **node_p) {
   mlfab_node *node = mlfab__alloc(env, sizeof *node);
   if (!node) return MLFAB_ERR_MEMORY;
   node->env = *env;
@@ -9283,10 +9113,10 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   if (complete->progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
-  node->rules = node_rules;
-  mlfab__peers_attach(node);
+  memcpy(node->rules, node_rules, sizeof node->rules);
   *node_p = node;
-  return node_memory(node);
+  int code = copies ? copies->open(node) : 0;
+  return code ? code : node_memory(node);
 }
 
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
@@ -9312,18 +9142,14 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
-  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
-  mlfab__free(&node->env, node->places, mlfab__node_places(node) * sizeof *node->places);
-  mlfab__free(&node->env, node->voter_links, mlfab__node_voters(node) * sizeof *node->voter_links);
+  mlfab__free(&node->env, node->routes, node->nroutes * sizeof *node->routes);
+  mlfab__free(&node->env, node->places, node->nplaces * sizeof *node->places);
+  if (node->copies) node->copies->free(node);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
-  for (uint32_t w = 0; node->peers_out && w < workers; w++)
-    mlfab__free(&node->env, node->peers_out[w], sizeof **node->peers_out);
-  mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
-  mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
-  mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
-  uint32_t room = mlfab__node_places(node) * (MLFAB__ADDRESSES_MAX + 32);
+  if (node->between) node->between->free(node);
+  uint32_t room = node->nplaces * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
@@ -9354,7 +9180,7 @@ static void node_part(mlfab_node *node);
 
 /* Does a role, or a link between workers, wait for something? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
-  int waits = node->self_lost || node->nhops > 0 || node->hops_short;
+  int waits = node->self_lost || (node->between && node->between->waits(node));
   for (uint32_t i = 0; i < node->nroles && !waits; i++)
     waits = node->roles[i].waits && node->roles[i].waits(node->roles[i].self);
   return waits;
@@ -9387,7 +9213,6 @@ static void node_epilogue(mlfab_node *node) {
   node_settle(node);
   if (node->growth) node->growth->settle(node);
   mlfab__claim_again(node);
-  if (node->places_due) mlfab__caller_tell_places(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
@@ -9512,23 +9337,24 @@ static void node_bound_strangers(mlfab_node *node) {
 
 /* A call to a server or to another worker failed. */
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN) {
     mlfab__bootstrap_failed(node, why);
   } else if (called < routes) {
     mlfab__server_link_failed(node, (uint32_t)called, why);
-  } else {
-    mlfab__peer_link_failed(node, called - routes, why);
+  } else if (node->between) {
+    node->between->failed(node, called - routes, why);
   }
 }
 
 MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t index) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   if (token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     mlfab__bootstrap_up(node, index);
   } else if (token >= MLFAB__TOKEN_SERVER && called < routes) {
     mlfab__server_link_up(node, (uint32_t)called, index);
-  } else if (token < MLFAB__TOKEN_SERVER || !mlfab__peer_link_up(node, called - routes, index)) {
+  } else if (token < MLFAB__TOKEN_SERVER || !node->between ||
+             !node->between->up(node, called - routes, index)) {
     mlfab__node_hang_up(node, index, "no longer wanted");
   }
 }
@@ -9673,12 +9499,12 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
   action->link = queued->link;
   action->token = queued->token;
   if (queued->kind == MLFAB_ACTION_CONNECT) {
-    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->join_address;
     } else {
       action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
-                                        : node->peers_out[called - routes]->addresses;
+                                        : node->between->address(node, called - routes);
     }
   }
   if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
@@ -9842,7 +9668,7 @@ static void node_scan_requests(mlfab_node *node) {
 }
 
 static void node_scan(mlfab_node *node) {
-  mlfab__peer_link_scan(node);
+  if (node->between) node->between->scan(node);
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].scan) node->roles[i].scan(node->roles[i].self, node->now_ns);
   }
@@ -10108,33 +9934,6 @@ enum {
 
 /* --- names --- */
 
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  uint32_t voters = node->voter == MLFAB__NO_NODE ? 0
-                    : node->is_server             ? MLFAB__COPIES
-                                                  : MLFAB__COPIES * node->config.servers;
-  return 3 * node->config.servers + voters;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_voters(const mlfab_node *node) {
-  return node->config.replicas ? MLFAB__COPIES * node->config.servers + 1 : 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_places(const mlfab_node *node) {
-  uint32_t voters = mlfab__node_voters(node);
-  return voters ? voters : node->config.servers;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_of_voter(const mlfab_node *node, uint32_t voter) {
-  return node->config.workers + voter;
-}
-
-/* The voters that this one calls: a copy the other copy and the scheduler, the scheduler all copies. */
-static uint32_t link_voter(const mlfab_node *node, uint32_t index) {
-  uint32_t servers = node->config.servers;
-  if (!node->is_server) return index;
-  return index == 0 ? (node->voter + servers) % (MLFAB__COPIES * servers) : MLFAB__COPIES * servers;
-}
-
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
   uint32_t servers = node->config.servers;
   if (kind == MLFAB__LINK_VOTER)
@@ -10146,12 +9945,12 @@ MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, 
 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
   uint32_t servers = node->config.servers;
-  if (route >= 3 * servers) return link_voter(node, route - 3 * servers);
+  if (route >= 3 * servers) return node->copies->voter(node, route - 3 * servers);
   return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
 MLFAB__INTERNAL int mlfab__node_has_other(const mlfab_node *node, int kind) {
-  return node->config.replicas &&
+  return node->copies &&
          (kind == MLFAB__LINK_SERVER || kind == MLFAB__LINK_PLANNER || kind == MLFAB__LINK_RESHARD);
 }
 
@@ -10232,7 +10031,7 @@ MLFAB__INTERNAL void mlfab__node_add_address(char list[MLFAB__ADDRESSES_MAX], co
 /* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
-  uint32_t routes = mlfab__node_routes(node);
+  uint32_t routes = node->nroutes;
   uint32_t workers = node->is_server ? node->config.workers : 0;
   switch (kind) {
     case MLFAB__TIMER_JOIN:
@@ -10371,9 +10170,8 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
     case MLFAB__LINK_SCHEDULER:
       return node->callers[peer].link;
     case MLFAB__LINK_PEER:
-      return node->peers_out[peer] ? node->peers_out[peer]->link : MLFAB__NO_LINK;
     case MLFAB__LINK_PEER_IN:
-      return node->peer_in_links[peer];
+      return node->between->link_to(node, kind, peer);
     case MLFAB__LINK_VOTER:
       return node->routes[mlfab__node_route_of(node, kind, peer)].link;
     case MLFAB__LINK_VOTER_IN:
@@ -10499,35 +10297,23 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
-/* --- copies of a server --- */
-
-MLFAB__INTERNAL void mlfab__copy_turn_away(mlfab_node *node, uint32_t index, const char *why) {
-  mlfab__bye bye;
-  uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  bye.code = MLFAB_ERR_AGAIN;
-  bye.nonce = node->nonce;
-  snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
-  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
-  node->links[index].closing = 1;
-  node->links[index].heard_ns = node->now_ns;
-}
-
-MLFAB__INTERNAL void mlfab__copy_toggle(mlfab_node *node, uint32_t index) {
-  mlfab__route *route = &node->routes[index];
-  if (index >= 3 * node->config.servers || !node->config.replicas) return;
-  char why[sizeof route->other];
-  snprintf(why, sizeof why, "%.95s", route->why);
-  snprintf(route->why, sizeof route->why, "%s", route->other);
-  memcpy(route->other, why, sizeof why);
-  route->copy ^= 1;
-}
-
 /* ==============================================================================================
  * core/node/files.h
  * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
 /* files.h - operations on files, which a role asks for and the driver carries out. */
+
+/* A role's stream of file operations. */
+typedef struct mlfab__filer {
+  mlfab_node *node;
+  struct mlfab__filer *next;
+  void *self;
+  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
+  void (*done)(void *self, const mlfab_io_event *event);
+  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
+  uint64_t asked;   /* operations so far */
+  int busy;
+} mlfab__filer;
 
 /* Begins a stream in the memory of a role. At most MLFAB__FILERS of a node. Returns `filer`. */
 MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node *node, void *self,
@@ -10801,9 +10587,8 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
 static void claim_refuse(mlfab_node *node, uint32_t holder) {
   const mlfab__link *other = &node->links[holder];
   char name[32], text[96];
-  uint32_t id = other->kind == MLFAB__LINK_RESHARD_IN ? mlfab__node_of_server(node, other->peer)
-                : other->kind == MLFAB__LINK_VOTER_IN ? mlfab__node_of_voter(node, other->peer)
-                                                      : other->peer;
+  int serves = other->kind == MLFAB__LINK_RESHARD_IN || other->kind == MLFAB__LINK_VOTER_IN;
+  uint32_t id = serves ? mlfab__node_of_server(node, other->peer) : other->peer;
   snprintf(
       text, sizeof text, "%s is another process that is here already",
       other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler" : mlfab__node_name(node, id, name));
@@ -10905,8 +10690,20 @@ MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
 }
 
 /* ==============================================================================================
+ * core/node/peer_link.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+/* peer_link.h - links between workers, for aggregation, allreduce and collectives: see peer_link.c. */
+
+/* A node whose roles use links between workers, or server 0, which tells the addresses. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
+
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
+
+/* ==============================================================================================
  * core/node/peer_link.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
 /* peer_link.c - a node: links between workers, for aggregation, allreduce and collectives. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
@@ -10919,33 +10716,61 @@ MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
 
 #include <stdio.h>
 
-static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
-  if (node->peers_out[rank]) return node->peers_out[rank];
+/* Our worker role's path to another worker's node; created on first use. */
+typedef struct peer_link {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t asked, connecting;
+  uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
+  uint64_t since_ns, retry_ns;
+  char addresses[MLFAB__ADDRESSES_MAX];
+  char why[96]; /* the last call that failed */
+} peer_link;
+
+typedef struct peer_links {
+  mlfab__between table;             /* the node knows no more of this object */
+  peer_link **out;                  /* by rank; worker role only */
+  uint32_t *hops, nhops, hops_room; /* ranks that have an entry in `out` */
+  uint32_t *in;                     /* by rank; aggregator role only */
+  int hops_short;                   /* no memory for a link that a role wanted */
+} peer_links;
+
+static peer_links *peers_of(const mlfab_node *node) { return (peer_links *)(void *)node->between; }
+
+static peer_link *hop_of(mlfab_node *node, uint32_t rank) {
+  peer_links *peers = peers_of(node);
+  if (peers->out[rank]) return peers->out[rank];
   uint32_t *hops =
-      mlfab__grow(&node->env, node->hops, &node->hops_room, node->nhops + 1, sizeof *hops);
-  mlfab__peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
-  if (hops) node->hops = hops;
-  node->hops_short |= !hop;
+      mlfab__grow(&node->env, peers->hops, &peers->hops_room, peers->nhops + 1, sizeof *hops);
+  peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
+  if (hops) peers->hops = hops;
+  peers->hops_short |= !hop;
   if (!hop) return NULL;
   hop->link = MLFAB__NO_LINK;
-  node->hops[node->nhops++] = rank;
-  node->peers_out[rank] = hop;
+  peers->hops[peers->nhops++] = rank;
+  peers->out[rank] = hop;
   return hop;
 }
 
-static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
+/* Our path to this worker's node, or NULL. */
+static peer_link *hop_to(const mlfab_node *node, uint64_t rank) {
+  const peer_links *peers = peers_of(node);
+  return peers->out && rank < node->config.workers ? peers->out[rank] : NULL;
+}
+
+static void hop_self(mlfab_node *node, peer_link *hop) {
   uint32_t rank = (uint32_t)node->config.rank;
   if (mlfab__inner_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
     return; /* try again at the next look at the clock */
   hop->link = node->pairs[MLFAB__PAIR_PEER][0];
-  node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
+  peers_of(node)->in[rank] = node->pairs[MLFAB__PAIR_PEER][1];
   mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
+/* A role wants a link to this worker's node. */
+static void hop_want(mlfab_node *node, uint32_t rank) {
   mlfab__where where = {rank};
   uint8_t meta[16];
-  mlfab__peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
+  peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
   if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
   if (rank == (uint32_t)node->config.rank) {
     hop_self(node, hop);
@@ -10959,8 +10784,7 @@ MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
                    mlfab__encode_where(meta, &where));
 }
 
-MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame) {
+static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__where where;
   if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
       where.node >= node->config.workers)
@@ -10981,32 +10805,39 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
 }
 
 /* The link to server 0 that carried WHERE is gone. */
-static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
+static int hop_unheard(const mlfab_node *node, const peer_link *hop) {
   uint32_t link = node->routes[0].link;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
 /* Try again a little later, if it is still wanted then. */
-static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
+static void hop_later(mlfab_node *node, peer_link *hop) {
   hop->asked = hop->connecting = 0;
   hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there) {
-  mlfab__peer_link *hop =
-      node->peers_out && there->node < node->config.workers ? node->peers_out[there->node] : NULL;
+static void hop_there(mlfab_node *node, const mlfab__member *there) {
+  peer_link *hop = hop_to(node, there->node);
   if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
   hop_later(node, hop);
   if (there->addresses[0] == 0) return;
   memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
   hop->connecting = 1;
   hop->since_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
 }
 
-MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t index) {
-  mlfab__peer_link *hop =
-      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+/* WHERE came to server 0, or THERE from it. */
+static int hop_told(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__member there;
+  if (frame->type == MLFAB__WHERE) return hop_where(node, index, frame);
+  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &there)) return MLFAB_ERR_FRAME;
+  hop_there(node, &there);
+  return 0;
+}
+
+static int hop_up(mlfab_node *node, uint64_t rank, uint32_t index) {
+  peer_link *hop = hop_to(node, rank);
   if (!hop || !hop->connecting || node->leaving) return 0;
   if (hop->link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, hop->link, "replaced by a newer connection");
@@ -11024,16 +10855,14 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why) {
-  mlfab__peer_link *hop =
-      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+static void hop_failed(mlfab_node *node, uint64_t rank, const char *why) {
+  peer_link *hop = hop_to(node, rank);
   if (!hop || !hop->connecting) return;
   snprintf(hop->why, sizeof hop->why, "%s", why ? why : "");
   hop_later(node, hop);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
-                                           const mlfab__frame_in *frame) {
+static void hop_meet(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__meet meet;
   if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
       meet.node >= node->config.workers || meet.node == node->id) {
@@ -11041,7 +10870,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
                        "a MEET that does not fit this node");
     return;
   }
-  uint32_t old = node->peer_in_links[meet.node];
+  uint32_t old = peers_of(node)->in[meet.node];
   if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce) {
     mlfab__claim_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
@@ -11054,13 +10883,12 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
   link->peer = meet.node;
   link->nonce = meet.nonce;
   link->greeted = 1;
-  node->peer_in_links[meet.node] = index;
+  peers_of(node)->in[meet.node] = index;
   mlfab__greeting greeting = {.incarnation = meet.incarnation};
   mlfab__roles_up(node, MLFAB__LINK_PEER_IN, meet.node, &greeting);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t index,
-                                            const mlfab__frame_in *frame) {
+static void hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   const mlfab__link *link = &node->links[index];
   mlfab__bye bye;
   if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
@@ -11071,36 +10899,87 @@ MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t index,
     mlfab__roles_frame(node, index, frame);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
-                                           const char *why) {
-  mlfab__peer_link *hop = was->kind == MLFAB__LINK_PEER ? node->peers_out[was->peer] : NULL;
+static void hop_down(mlfab_node *node, const mlfab__link *was, uint32_t link, const char *why) {
+  peer_link *hop = was->kind == MLFAB__LINK_PEER ? hop_to(node, was->peer) : NULL;
+  uint32_t *in = peers_of(node)->in;
   (void)why;
   if (hop && hop->link == link) {
     hop->link = MLFAB__NO_LINK;
     hop_later(node, hop);
     mlfab__roles_lost(node, MLFAB__LINK_PEER, was->peer);
   }
-  if (was->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[was->peer] == link) {
-    node->peer_in_links[was->peer] = MLFAB__NO_LINK;
+  if (was->kind == MLFAB__LINK_PEER_IN && in[was->peer] == link) {
+    in[was->peer] = MLFAB__NO_LINK;
     mlfab__roles_lost(node, MLFAB__LINK_PEER_IN, was->peer);
   }
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
+static void hop_scan(mlfab_node *node) {
+  peer_links *peers = peers_of(node);
   uint64_t beat = node->config.heartbeat_ns;
-  int all = node->hops_short;
-  node->hops_short = 0;
-  for (uint32_t i = 0; i < (all ? node->config.workers : node->nhops); i++) {
-    uint32_t w = all ? i : node->hops[i];
-    mlfab__peer_link *hop = node->peers_out[w];
+  int all = peers->hops_short;
+  peers->hops_short = 0;
+  for (uint32_t i = 0; i < (all ? node->config.workers : peers->nhops); i++) {
+    uint32_t w = all ? i : peers->hops[i];
+    peer_link *hop = peers->out[w];
     if (hop && hop->link != MLFAB__NO_LINK) continue;
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : ""))
-      mlfab__peer_link_want(node, w);
+    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : "")) hop_want(node, w);
   }
 }
+
+static int hop_waits(const mlfab_node *node) {
+  return peers_of(node)->nhops > 0 || peers_of(node)->hops_short;
+}
+
+static const char *hop_address(const mlfab_node *node, uint64_t rank) {
+  return hop_to(node, rank)->addresses;
+}
+
+static uint32_t hop_link(const mlfab_node *node, int kind, uint32_t peer) {
+  if (kind == MLFAB__LINK_PEER_IN) return peers_of(node)->in[peer];
+  const peer_link *hop = hop_to(node, peer);
+  return hop ? hop->link : MLFAB__NO_LINK;
+}
+
+static void hop_free(mlfab_node *node) {
+  peer_links *peers = peers_of(node);
+  uint32_t workers = node->config.workers;
+  for (uint32_t w = 0; peers->out && w < workers; w++)
+    mlfab__free(&node->env, peers->out[w], sizeof **peers->out);
+  mlfab__free(&node->env, peers->out, workers * sizeof *peers->out);
+  mlfab__free(&node->env, peers->hops, peers->hops_room * sizeof *peers->hops);
+  mlfab__free(&node->env, peers->in, workers * sizeof *peers->in);
+  mlfab__free(&node->env, peers, sizeof *peers);
+}
+
+static const mlfab__between hop_table = {.free = hop_free,
+                                         .scan = hop_scan,
+                                         .waits = hop_waits,
+                                         .meet = hop_meet,
+                                         .frame = hop_told,
+                                         .address = hop_address,
+                                         .up = hop_up,
+                                         .failed = hop_failed,
+                                         .link_to = hop_link};
+
+MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node) {
+  uint32_t workers = node->config.workers;
+  peer_links *peers = mlfab__alloc(&node->env, sizeof *peers);
+  if (!peers) return MLFAB_ERR_MEMORY;
+  peers->table = hop_table;
+  node->between = &peers->table;
+  node->rules[MLFAB__LINK_PEER] = (mlfab__link_rule){hop_frame, hop_down, hop_want};
+  node->rules[MLFAB__LINK_PEER_IN] = (mlfab__link_rule){hop_frame, hop_down, NULL};
+  if (!node->is_worker) return 0;
+  peers->out = mlfab__alloc_array(&node->env, workers, sizeof *peers->out);
+  peers->in = mlfab__alloc_array(&node->env, workers, sizeof *peers->in);
+  for (uint32_t w = 0; peers->in && w < workers; w++) peers->in[w] = MLFAB__NO_LINK;
+  return peers->out && peers->in ? 0 : MLFAB_ERR_MEMORY;
+}
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/node/inner.c
@@ -11227,6 +11106,76 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   node->self_more =
       node->self_due != 0; /* no event reports the rest: the next tick is due at once */
 }
+
+/* ==============================================================================================
+ * core/node/mirrored.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED
+/* mirrored.h - a part of a server whose state the other copy of the server has, too: what the mirror
+ * (../replica/mirror.h) knows of it. Layer 3.
+ *
+ * The state of a part is a list of records: record 0 has what is said once, each other one a worker, or whatever the part
+ * counts. A part whose code runs marks the records that it may have changed (touched). What a part tells others goes
+ * through its port, in front of which the mirror puts a queue. Without a mirror `*touch` stays NULL, and nothing costs.
+ *
+ * A copy that stands by keeps the records as bytes; its parts are as they began, and get the records when it begins to
+ * serve. Then the workers greet it, and repeat what was not answered: for a part this is as if all links had broken,
+ * and with them all frames since the last mark were lost. What is a courtesy only (who is missing) is no record. */
+
+enum {
+  MLFAB__MIRRORED_MAX = 6 /* parts of a server */,
+  MLFAB__MIRRORED_BYTES = 16384 /* a record */
+};
+
+typedef struct mlfab__touch { /* the records that may have changed */
+  uint8_t *marked;            /* by record: it is in the list */
+  uint32_t *list, n;
+  int all; /* all may have */
+} mlfab__touch;
+
+static inline void mlfab__touched(mlfab__touch *touch, uint32_t record) {
+  if (!touch || touch->all || touch->marked[record]) return;
+  touch->marked[record] = 1;
+  touch->list[touch->n++] = record;
+}
+
+#if MLFAB_WITH_COLL
+static inline void mlfab__touched_all(mlfab__touch *touch) {
+  if (touch) touch->all = 1;
+}
+#endif
+
+typedef struct mlfab__mirrored {
+  const char *name;
+  void *self;
+  uint32_t records;
+  /* Writes a record, at most MLFAB__MIRRORED_BYTES, and returns its size. */
+  uint32_t (*encode)(const void *self, uint32_t record, uint8_t *bytes);
+  /* Takes a record; without `apply` only checks it. Errors: FRAME. What passes the check can be applied. */
+  int (*decode)(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply);
+  /* All records were applied, those of the parts before this one, too: makes what follows from them. Or NULL. */
+  void (*begin)(void *self);
+  mlfab__port *port; /* what it tells others; the mirror replaces its functions. NULL: nothing */
+  int workers; /* the peers of the port are workers: what waits for one is lost with its link */
+  mlfab__touch **touch;
+} mlfab__mirrored;
+
+struct mlfab_node;
+/* Adds a part. Without replicas: does nothing. Both pointers of it stay valid as long as the node. */
+MLFAB__INTERNAL void mlfab__mirrored_add(struct mlfab_node *node, const mlfab__mirrored *part);
+
+#endif /* MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
+
+/* ==============================================================================================
+ * core/node/mirrored.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED
+/* mirrored.c - a part of a server whose state the other copy has, too. See mirrored.h. */
+
+MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored *part) {
+  if (node->copies) node->copies->mirrored(node, part);
+}
+#endif /* MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/node/growth.h
@@ -11405,7 +11354,7 @@ static void growth_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *
 static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *member) {
   mlfab__place *place = &node->places[server];
   if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "another process has its number");
@@ -11422,7 +11371,7 @@ static void growth_here(mlfab_node *node, uint32_t server, const mlfab__member *
   mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
   mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
                    "joined; it has no slices yet");
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
       mlfab__server_link_call(node, r);
   }
@@ -11433,7 +11382,7 @@ static void growth_gone(mlfab_node *node, uint32_t server, uint32_t incarnation)
   mlfab__place *place = &node->places[server];
   if (place->vacant || place->incarnation > incarnation) return;
   place->vacant = 1;
-  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+  for (uint32_t r = server; r < node->nroutes; r += node->config.servers) {
     mlfab__route *route = &node->routes[r];
     if (route->link != MLFAB__NO_LINK)
       mlfab__node_hang_up(node, route->link, "the server has gone");
@@ -11633,7 +11582,7 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
   /* What the peer has said tells more than the end of the link. */
   if (!told) snprintf(route->why, sizeof route->why, "%s", why);
   /* Perhaps only the connection broke: then the same copy answers at once. */
-  if (!was->greeted || silent || told) mlfab__copy_toggle(node, index);
+  if (node->copies && (!was->greeted || silent || told)) node->copies->toggle(node, index);
   mlfab__roles_lost(node, was->kind, was->peer);
 }
 
@@ -11661,7 +11610,7 @@ MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index,
   route->connecting = 0;
   route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   snprintf(route->why, sizeof route->why, "%s", why);
-  mlfab__copy_toggle(node, index);
+  if (node->copies) node->copies->toggle(node, index);
 }
 
 MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, uint32_t index) {
@@ -11691,23 +11640,6 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
-/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
- * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
- * nothing else (claim.c). */
-static void server_link_say_where(mlfab_node *node, uint32_t index) {
-  const mlfab__link *link = &node->links[index];
-  int votes = link->kind == MLFAB__LINK_VOTER;
-  if (!node->config.replicas || (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)))
-    return;
-  mlfab__member self;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&self, 0, sizeof self);
-  self.node = node->id;
-  self.incarnation = node->incarnation;
-  memcpy(self.addresses, node->addresses, sizeof self.addresses);
-  mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
-}
-
 /* The server has answered HELLO, or repeats its answer. */
 static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_ack *ack) {
   mlfab__link *link = &node->links[index];
@@ -11715,20 +11647,12 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   uint32_t server = link->peer, number = mlfab__node_route_of(node, kind, server);
   mlfab__greeting greeting = {.ack = ack};
   mlfab__route *route = &node->routes[number];
-  int votes = kind == MLFAB__LINK_VOTER;
-  if (ack->term < route->term && !votes) { /* it has not heard yet that it was replaced */
-    snprintf(route->why, sizeof route->why, "a copy that was replaced");
-    link->ended = MLFAB__ENDED_TOLD;
-    mlfab__node_doom(node, index);
-    return;
-  }
-  if (!votes) route->term = link->term = ack->term;
+  if (node->copies && !node->copies->greeted(node, index, route, ack)) return;
   if (mlfab__roles_hello(node, kind, server, &greeting)) {
     server_link_dead(node, number, greeting.why);
     mlfab__node_doom(node, index);
     return;
   }
-  if (!link->greeted) server_link_say_where(node, index);
   link->greeted = route->greeted = 1;
   if (kind == MLFAB__LINK_RESHARD || kind == MLFAB__LINK_VOTER) link->nonce = ack->nonce;
   if (kind == MLFAB__LINK_RESHARD && node->growth) node->growth->tell(node, index);
@@ -11756,26 +11680,6 @@ static void server_link_told(mlfab_node *node, const mlfab__member *member) {
       dead ? "server 0 reports that it is dead" : "server 0 reports that it left or joined");
 }
 
-/* A server tells where a copy or the scheduler is now. Errors: FRAME. */
-static int server_link_place(mlfab_node *node, const mlfab__frame_in *frame) {
-  mlfab__member_info info;
-  uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
-  uint32_t first = mlfab__node_of_server(node, 0);
-  if (n == 0 || n != frame->meta_bytes || info.node < first ||
-      info.node - first >= mlfab__node_places(node))
-    return MLFAB_ERR_FRAME;
-  mlfab__place *place = &node->places[info.node - first];
-  if (info.incarnation <= place->incarnation) return 0;
-  place->incarnation = info.incarnation;
-  place->moved = 0;
-  place->nonce = info.nonce;
-  place->hand = info.hand != 0;
-  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-  /* The process itself may call later, and is no news then. */
-  node->places_due = node->voter != MLFAB__NO_NODE && node->is_server;
-  return 0;
-}
-
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
                                               const mlfab__frame_in *frame) {
   uint32_t number = mlfab__node_route_of(node, node->links[index].kind, node->links[index].peer);
@@ -11787,7 +11691,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
   /* A copy that does not serve shows that it lives, not that the server does. */
-  if (node->links[index].greeted || !node->config.replicas) route->heard_ns = node->now_ns;
+  if (node->links[index].greeted || !node->copies) route->heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       return;
@@ -11798,18 +11702,13 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__REFUSE:
       if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
       snprintf(text, sizeof text, "refused: %s", refuse.text);
-      if (node->links[index].kind == MLFAB__LINK_VOTER) {
-        /* Another process is this copy. */
-        snprintf(text, sizeof text, "joining: %.200s", refuse.text);
-        mlfab__node_fail(node, refuse.code, refuse.rank, 1, text);
-      }
       server_link_dead(node, number, text);
       mlfab__node_doom(node, index);
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
       /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
-      if (bye.code == 0 && (node->links[index].greeted || !node->config.replicas))
+      if (bye.code == 0 && (node->links[index].greeted || !node->copies))
         server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       node->links[index].ended = MLFAB__ENDED_TOLD;
@@ -11820,11 +11719,10 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       server_link_told(node, &member);
       return;
     case MLFAB__PLACE:
-      if (server_link_place(node, frame)) break;
+      if (!node->copies || node->copies->place(node, frame)) break;
       return;
     case MLFAB__THERE:
-      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
-      mlfab__peer_link_there(node, &member);
+      if (node->between && node->between->frame(node, index, frame)) break;
       return;
     case MLFAB__WAITING:
       if (mlfab__decode_waiting(frame->meta, frame->meta_bytes, &waiting)) break;
@@ -11863,10 +11761,8 @@ static void server_link_give_up(mlfab_node *node, uint32_t r) {
   const mlfab__route *route = &node->routes[r];
   const char *why = route->why[0] ? route->why : "silent";
   char text[128];
-  if (node->config.replicas) {
-    const char *words[2] = {why, route->other[0] ? route->other : "silent"};
-    snprintf(text, sizeof text, "itself: %.52s; replica: %.52s", words[route->copy],
-             words[!route->copy]);
+  if (node->copies) {
+    node->copies->why(route, text);
     why = text;
   }
   server_link_dead(node, r, why);
@@ -11890,14 +11786,14 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
   /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
-  uint64_t least = (node->config.replicas ? MLFAB__HALT_BEATS : 5) * beat;
+  uint64_t least = (node->copies ? MLFAB__HALT_BEATS : 5) * beat;
   uint64_t patience = r < node->config.servers || across ? least : node->config.timeout_ns;
   if (!votes && (route->greeted || across || place->late) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, least)) {
     server_link_give_up(node, r);
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
                                : node->now_ns >= route->retry_ns) {
-    if (route->connecting) mlfab__copy_toggle(node, r);
+    if (route->connecting && node->copies) node->copies->toggle(node, r);
     mlfab__server_link_call(node, r);
   }
 }
@@ -11919,11 +11815,7 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
     if (server_link_awaited(node, node->config.servers + s)) return;
   }
-  /* A process that takes the place of a voter: one of the others has to admit it. */
-  int votes = node->voter != MLFAB__NO_NODE && !node->fresh, admitted = 0;
-  for (uint32_t r = 3 * node->config.servers; votes && r < mlfab__node_routes(node); r++)
-    admitted |= node->routes[r].greeted;
-  if (votes && !admitted) return;
+  if (node->copies && !node->copies->admitted(node)) return;
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
 
@@ -11931,7 +11823,7 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
   if (node->is_server && mlfab__inner_begin(node)) {
     mlfab__node_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner links");
   }
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+  for (uint32_t r = 0; r < node->nroutes; r++) {
     if (!mlfab__server_link_wanted(node, r)) continue;
     node->routes[r].heard_ns = node->now_ns;
     int votes = r >= 3 * node->config.servers;
@@ -12016,7 +11908,7 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
   }
   uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
   *(left ? &caller->left : &caller->dead) = 1;
-  mlfab__touched(node->peers_touch, worker);
+  if (node->copies) node->copies->changed(node, worker);
   mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, left);
   mlfab__node_emit(node, kind, (int32_t)worker, 0, caller->incarnation,
                    left ? 0 : MLFAB_ERR_PEER_DEAD, text);
@@ -12026,12 +11918,6 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why) {
   (void)why;
-  if (was->kind == MLFAB__LINK_VOTER_IN) {
-    if (node->voter_links[was->peer] != link) return;
-    node->voter_links[was->peer] = MLFAB__NO_LINK;
-    mlfab__roles_lost(node, was->kind, was->peer);
-    return;
-  }
   if (was->kind == MLFAB__LINK_RESHARD_IN) {
     if (node->reshard_links[was->peer] == link) node->reshard_links[was->peer] = MLFAB__NO_LINK;
     return;
@@ -12068,14 +11954,12 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__caller *caller = &node->callers[w];
   if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
-  if (node->standby) return; /* it has no callers: see mlfab__copy_serve */
-  if (node->leased && !node->leased(node->leased_copy, node->now_ns))
-    caller->heard_ns = node->now_ns;
+  if (node->copies && !node->copies->judges(node, caller)) return;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
-  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with replicas
+  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat; with copies
    * it may call the other copy first. */
   uint64_t lost = caller->hand ? 0 : caller->lost_ns;
-  if (lost && !node->config.replicas) due_ns = mlfab__min(due_ns, lost + 2 * beat);
+  if (lost && !node->copies) due_ns = mlfab__min(due_ns, lost + 2 * beat);
   int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
   if (early || node->now_ns < due_ns) {
     mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, due_ns);
@@ -12084,85 +11968,14 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   }
 }
 
-/* --- copies of a server: see node.h, Copies --- */
-
-MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
-  node->term = term;
-  if (!node->standby) return;
-  node->standby = 0;
-  node->standby_why[0] = 0;
-  node->served_ns = node->now_ns;
-  /* The other copy may have issued numbers that this one has not heard of. */
-  if (term > 1 && node->incarnations < term << 16) node->incarnations = term << 16;
-  mlfab__caller_await(node);
-  /* Workers have to find out first that the other copy does not answer any more. */
-  for (uint32_t w = 0; w < node->config.workers; w++)
-    node->callers[w].heard_ns += 5 * node->config.heartbeat_ns;
-}
-
-MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why) {
-  snprintf(node->standby_why, sizeof node->standby_why, "%s", why);
-  if (node->standby) return;
-  node->standby = 1;
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    mlfab__link *link = &node->links[i];
-    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
-    if (link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
-        link->kind == MLFAB__LINK_RESHARD_IN || link->kind == MLFAB__LINK_JOIN_IN)
-      mlfab__copy_turn_away(node, i, why);
-    else if (link->kind == MLFAB__LINK_RESHARD)
-      mlfab__node_doom(node, i);
-  }
-}
-
-/* Tells a caller where the others that keep its shard alive are: they may be processes that have replaced others. The
- * scheduler tells copies of server 0 of all shards, because they welcome the processes that join. */
-static void caller_tell_places(mlfab_node *node, uint32_t index) {
-  const mlfab__link *link = &node->links[index];
-  for (uint32_t r = 3 * node->config.servers; r < mlfab__node_routes(node); r++) {
-    uint32_t voter = mlfab__node_server_of(node, r);
-    const mlfab__place *place = &node->places[voter];
-    int scheduler = voter + 1 == mlfab__node_voters(node);
-    uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
-    if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
-    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
-    if (place->moved) continue; /* its MEMBER is on its way */
-    mlfab__member_info info = {.node = mlfab__node_of_voter(node, voter),
-                               .roles = MLFAB_ROLE_SERVER,
-                               .incarnation = place->incarnation,
-                               .hand = place->hand,
-                               .nonce = place->nonce};
-    uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-    memcpy(info.addresses, place->addresses, sizeof info.addresses);
-    mlfab__node_post(node, index, MLFAB__PLACE, meta,
-                     mlfab__encode_member_info(meta, sizeof meta, &info));
-  }
-}
-
-/* Another process is a voter from now on. */
-MLFAB__INTERNAL void mlfab__caller_tell_places(mlfab_node *node) {
-  node->places_due = 0;
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    const mlfab__link *link = &node->links[i];
-    if ((link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_RESHARD_IN ||
-         link->kind == MLFAB__LINK_VOTER_IN || link->kind == MLFAB__LINK_SCHEDULER) &&
-        link->greeted && !link->self)
-      caller_tell_places(node, i);
-  }
-}
-
 /* --- HELLO --- */
 
 /* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
  * number of the sender, or MLFAB__NO_NODE. */
 static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
-  if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->config.replicas)) {
+  if (node->is_coordinator && (server == MLFAB__NO_NODE || !node->copies)) {
     mlfab__peer *peer = &node->peers[hello->node];
-    if (!peer->joined && !node->meets && !node->peers_known) { /* its former copy had issued it */
-      peer->joined = 1;
-      peer->incarnation = hello->incarnation;
-      peer->nonce = hello->nonce;
-    }
+    if (node->copies) node->copies->issued(node, peer, hello);
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
   if (server == MLFAB__NO_NODE) return 1;
@@ -12171,7 +11984,7 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
   /* Server 0 is never restarted; the other servers may have been. */
   return hello->incarnation == place->incarnation
              ? hello->nonce == place->nonce
-             : (server > 0 || node->config.replicas) && hello->incarnation > place->incarnation;
+             : (server > 0 || node->copies) && hello->incarnation > place->incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */
@@ -12194,8 +12007,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
   if (node->growth) node->growth->tell(node, index);
-  if (node->voter != MLFAB__NO_NODE && (node->is_server || kind == MLFAB__LINK_VOTER_IN))
-    caller_tell_places(node, index);
+  if (node->copies) node->copies->answered(node, index);
   return 0;
 }
 
@@ -12207,9 +12019,8 @@ static void caller_take(mlfab_node *node, uint32_t index, int kind, uint32_t pee
   link->greeted = 1;
 }
 
-/* The link is that of another server, or of another voter: answers it. */
-static void caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
-                         const mlfab__hello *hello) {
+MLFAB__INTERNAL void mlfab__caller_greet(mlfab_node *node, uint32_t index, int kind, uint32_t peer,
+                                         const mlfab__hello *hello) {
   mlfab__hello_ack ack;
   mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
   caller_take(node, index, kind, peer, hello->nonce);
@@ -12279,54 +12090,13 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   }
   uint32_t old = node->reshard_links[server];
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
-  if (hello->term < route->term) {
-    mlfab__copy_turn_away(node, index, "another copy of this server serves");
-    return;
-  }
-  int newer = hello->term > route->term;
-  route->term = hello->term;
+  int newer = node->copies ? node->copies->newer(node, index, route, hello->term) : 0;
+  if (newer < 0) return;
   if (!newer && !mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
     mlfab__node_hang_up(node, old, "replaced by a newer connection");
   node->reshard_links[server] = index;
-  caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
-}
-
-/* Is the node with this id one of the two that this voter speaks with? */
-static int caller_votes_with(const mlfab_node *node, uint32_t voter) {
-  uint32_t first = 3 * node->config.servers, n = mlfab__node_routes(node);
-  for (uint32_t r = first; r < n; r++) {
-    if (mlfab__node_server_of(node, r) == voter) return 1;
-  }
-  return 0;
-}
-
-/* HELLO of another voter on a new link. */
-static void caller_voter(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                         const mlfab__frame_in *frame) {
-  uint32_t first = node->config.workers, voter = hello->node - first;
-  if (hello->node < first || !caller_votes_with(node, voter)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that does not vote with this one");
-    return;
-  }
-  mlfab__place *place = &node->places[voter];
-  int older = hello->incarnation < place->incarnation;
-  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
-                       "not the process that joined as this copy");
-    return;
-  }
-  uint32_t old = node->voter_links[voter];
-  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
-  if (old != MLFAB__NO_LINK && old != index)
-    mlfab__node_hang_up(node, old, "replaced by a newer connection");
-  int newer = hello->incarnation > place->incarnation;
-  place->incarnation = hello->incarnation;
-  place->nonce = hello->nonce;
-  if (newer) place->moved = 1;
-  node->voter_links[voter] = index;
-  caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
+  mlfab__caller_greet(node, index, MLFAB__LINK_RESHARD_IN, server, hello);
 }
 
 /* HELLO of any kind on a new link to our server role. */
@@ -12334,15 +12104,8 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   mlfab__hello hello;
   int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello);
-  if (parsed && hello.roles == MLFAB__ROLE_VOTER && node->voter != MLFAB__NO_NODE) {
-    caller_voter(node, index, &hello, frame);
-    return;
-  }
+  if (parsed && node->copies && node->copies->hello(node, index, &hello, frame)) return;
   parsed = parsed && node->is_server;
-  if (parsed && node->standby) {
-    mlfab__copy_turn_away(node, index, node->standby_why);
-    return;
-  }
   if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
       node->config.scheduler != MLFAB_SCHEDULER_NONE) {
     caller_scheduler(node, index, &hello, frame);
@@ -12379,7 +12142,7 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
   caller->incarnation = hello.incarnation;
   caller->hand = hello.hand != 0;
   caller->dead = caller->left = 0;
-  mlfab__touched(node->peers_touch, worker);
+  if (node->copies) node->copies->changed(node, worker);
   mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
   if (fresh)
     mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
@@ -12387,60 +12150,29 @@ MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
 
 /* --- frames --- */
 
-/* A voter tells where it listens. Errors: FRAME. */
-static int caller_voter_member(mlfab_node *node, uint32_t voter, const mlfab__frame_in *frame) {
-  mlfab__member member;
-  mlfab__place *place = &node->places[voter];
-  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) ||
-      member.node != mlfab__node_of_voter(node, voter))
-    return MLFAB_ERR_FRAME;
-  memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
-  int news = place->moved;
-  place->moved = 0;
-  if (news) mlfab__caller_tell_places(node);
-  return 0;
-}
-
-/* A worker tells where it listens. Errors: FRAME, MEMORY. */
-static int caller_member(mlfab_node *node, uint32_t worker, const mlfab__frame_in *frame) {
-  mlfab__member member;
-  mlfab__peer *peer = &node->peers[worker];
-  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) || member.node != worker)
-    return MLFAB_ERR_FRAME;
-  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
-  if (!peer->addresses) return MLFAB_ERR_MEMORY;
-  memcpy(peer->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
-  return 0;
-}
-
 MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   int kind = node->links[index].kind;
   uint32_t peer = node->links[index].peer;
   mlfab__member member;
-  int among = kind == MLFAB__LINK_RESHARD_IN || kind == MLFAB__LINK_VOTER_IN;
-  if (!among) node->callers[peer].heard_ns = node->now_ns;
+  if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
       break;
     case MLFAB__BYE:
       if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
-      if (kind == MLFAB__LINK_VOTER_IN) mlfab__roles_gone(node, kind, peer, 1);
       mlfab__node_doom(node, index);
       break;
     case MLFAB__MEMBER:
       if (kind == MLFAB__LINK_RESHARD_IN && peer == 0 &&
           !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
         if (node->growth) node->growth->member(node, &member);
-      } else if (kind == MLFAB__LINK_VOTER_IN
-                     ? caller_voter_member(node, peer, frame)
-                     : kind != MLFAB__LINK_WORKER || !node->config.replicas ||
-                           !node->is_coordinator || caller_member(node, peer, frame))
+      } else if (!node->copies || node->copies->member(node, index, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
       break;
     case MLFAB__WHERE:
-      if (!node->is_coordinator || kind != MLFAB__LINK_WORKER ||
-          mlfab__peer_link_where(node, index, frame))
+      if (!node->is_coordinator || kind != MLFAB__LINK_WORKER || !node->between ||
+          node->between->frame(node, index, frame))
         mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
       break;
     default:
@@ -12482,7 +12214,7 @@ static int bootstrap_all_here(const mlfab_node *node) {
 
 /* Encodes the list of servers, their replicas and the scheduler that votes, with their addresses, for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
-  uint32_t places = mlfab__node_places(node);
+  uint32_t places = node->nplaces;
   uint32_t room = places * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
   if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
@@ -12540,7 +12272,7 @@ static void bootstrap_place(mlfab_node *node, uint32_t id) {
 static void bootstrap_complete(mlfab_node *node) {
   if (node->join_link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, node->join_link, "the fabric has been formed");
-  for (uint32_t s = 0; s < mlfab__node_places(node); s++)
+  for (uint32_t s = 0; s < node->nplaces; s++)
     bootstrap_place(node, mlfab__node_of_server(node, s));
   for (uint32_t id = 0; id < node->nodes; id++) node->peers[id].fresh = 1;
   node->fresh = 1;
@@ -12607,8 +12339,7 @@ static int bootstrap_compare(const mlfab_node *node, const mlfab__join *join,
 }
 
 /* Settings of which each node has its own whether it has a number or not. Kernels: norms, by which updates are clipped
- * and judged, have other bits with cblas. Heartbeats, with replicas: a copy stops answering after 4 of its own without
- * the others, and the other copy begins after 5 of its own. */
+ * and judged, have other bits with cblas. */
 static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join, char *text,
                                  size_t room) {
   static const char *const kernels[] = {"own", "cblas"};
@@ -12616,15 +12347,9 @@ static int bootstrap_judge_alike(const mlfab_node *node, const mlfab__join *join
   const bootstrap_setting settings[] = {
       {"kernels", "MLFAB_KERNELS", join->kernels, c->kernels, kernels, MLFAB__COUNT(kernels)}};
   int code = bootstrap_compare(node, join, settings, MLFAB__COUNT(settings), text, room);
-  if (code || !c->replicas || join->heartbeat_ns == c->heartbeat_ns) return code;
   char who[40];
   bootstrap_who(who, join);
-  mlfab__format(
-      text, room,
-      "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
-      "server 0",
-      (double)join->heartbeat_ns / 1e6, who, (double)c->heartbeat_ns / 1e6);
-  return MLFAB_ERR_WORLD;
+  return code || !node->copies ? code : node->copies->judge(node, join, who, text, room);
 }
 
 /* The settings that describe the world. */
@@ -12710,8 +12435,8 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
     return 1;
-  /* The other voters of its server judge whether the former process lives (caller.c). */
-  if (node->config.replicas && bootstrap_is_dedicated(node, id)) return 1;
+  /* The other voters of its server judge whether the former process lives (copies.c). */
+  if (node->copies && bootstrap_is_dedicated(node, id)) return 1;
   int answers = 0;
   if (bootstrap_is_dedicated(node, id)) {
     answers = bootstrap_answers(node, peer, id - node->config.workers);
@@ -12774,13 +12499,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     bootstrap_refuse(node, link, code, join.rank, text);
     return;
   }
-  /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
-   * lives, the other voters know (bootstrap_vacant). */
-  if (node->served_ns && node->now_ns - node->served_ns < 5 * node->config.heartbeat_ns &&
-      !bootstrap_is_dedicated(node, id)) {
-    mlfab__copy_turn_away(node, link, "this copy of server 0 has just begun to serve");
-    return;
-  }
+  if (node->copies && node->copies->rejects(node, link, id)) return;
   const mlfab__link *before = &node->links[link];
   if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
@@ -12799,8 +12518,8 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
   if (server != MLFAB__NO_NODE) server %= node->config.servers;
   int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
-  int comes = server != MLFAB__NO_NODE && !node->config.replicas && !again && !begins &&
-              node->growth && node->growth->spares(node, server);
+  int comes = server != MLFAB__NO_NODE && !node->copies && !again && !begins && node->growth &&
+              node->growth->spares(node, server);
   if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
@@ -12820,14 +12539,19 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
   if (comes) node->growth->came(node, server);
-  mlfab__touched(node->peers_touch, id);
+  if (node->copies) node->copies->changed(node, id);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     if (bootstrap_make_welcome(node)) {
       mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
                          "server 0: no room for the list of servers");
       return;
     }
-    mlfab__peers_welcome(node, id);
+    if (node->copies) {
+      node->copies->welcome(node, id);
+    } else {
+      node->links[link].welcome = 2;
+      mlfab__node_ready_link(node, link);
+    }
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
@@ -12907,23 +12631,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   node->joined = 1;
   if (bootstrap_all_here(node))
     bootstrap_complete(node);
-  else if (node->config.replicas)
+  else if (node->copies)
     bootstrap_call(node);
-}
-
-/* A copy of server 0 serves already: this node joins its fabric, instead of forming one. */
-static void bootstrap_meets_no_more(mlfab_node *node) {
-  node->meets = 0;
-  node->joined = node->incarnations = 0;
-  for (uint32_t id = 0; id < node->nodes; id++) {
-    mlfab__peer *peer = &node->peers[id];
-    if (peer->link != MLFAB__NO_LINK)
-      mlfab__copy_turn_away(node, peer->link, "the fabric runs already");
-    peer->joined = peer->hand = 0;
-    peer->link = MLFAB__NO_LINK;
-    peer->nonce = 0;
-    peer->incarnation = 0;
-  }
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
@@ -12979,15 +12688,6 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   if (why && !node->join_said) snprintf(node->join_why, sizeof node->join_why, "%s", why);
 }
 
-/* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
-static void bootstrap_place_self(mlfab_node *node) {
-  if (node->voter == MLFAB__NO_NODE) return;
-  mlfab__place *place = &node->places[node->voter];
-  place->incarnation = node->incarnation;
-  place->nonce = node->nonce;
-  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
-}
-
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__welcome welcome;
   const uint8_t *at = frame->bulk;
@@ -13000,7 +12700,7 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     mlfab__member_info info;
     uint32_t n = mlfab__decode_member_info(at, left, &info);
     uint32_t first = mlfab__node_of_server(node, 0);
-    uint32_t places = mlfab__node_places(node);
+    uint32_t places = node->nplaces;
     if (n == 0 || info.node < first || info.node - first >= places) {
       mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
       return;
@@ -13016,15 +12716,12 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     place->nonce = info.nonce;
   }
   /* Server 0 is where this node has called it. Of copies it may have been the other one. */
-  if (!node->config.replicas)
-    mlfab__node_add_address(node->places[0].addresses, node->join_address);
-  if (node->meets) bootstrap_meets_no_more(node);
+  if (!node->copies) mlfab__node_add_address(node->places[0].addresses, node->join_address);
   node->incarnation = welcome.incarnation;
   node->running = welcome.running != 0;
   node->fresh = welcome.fresh != 0;
   node->fabric = welcome.fabric;
-  bootstrap_place_self(node);
-  if (node->fresh && !node->is_replica) node->standby = 0;
+  if (node->copies) node->copies->welcomed(node);
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
@@ -13048,11 +12745,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
   if (frame->type == MLFAB__JOIN && node->config.join) {
     if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) node->growth->told(node, link, frame);
-  } else if (frame->type == MLFAB__JOIN && node->standby &&
-             !(node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) {
-    mlfab__copy_turn_away(node, link, node->standby_why);
   } else if (frame->type == MLFAB__JOIN) {
-    bootstrap_join(node, link, frame);
+    if (!node->copies || !node->copies->rejects(node, link, MLFAB__NO_NODE))
+      bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
                        "a frame that a joining node never sends");
@@ -13147,7 +12842,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
     node->missing_ns = node->now_ns + mlfab__node_beat(node);
     bootstrap_tell_missing(node);
   }
-  if (node->meets && !node->config.replicas) return;
+  if (node->meets && !node->copies) return;
   bootstrap_tire(node);
   if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
       node->now_ns >= node->join_retry_ns) {
@@ -13156,9 +12851,509 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
 }
 
 /* ==============================================================================================
+ * core/node/copies.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* copies.h - a node of a fabric whose servers have replicas. Layer 3.
+ *
+ * With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The
+ * group `replica` decides which of them serves; it says so with a term, which grows. The node has the rest:
+ *
+ *    stands by --mlfab__copy_serve(term)--> serves --mlfab__copy_stand_by(why)--> stands by
+ *
+ *  (1) A copy that stands by has no callers but voters. It turns away those that it has when it stops to serve, and
+ *      every JOIN and HELLO: BYE with AGAIN, the reason and its nonce. Only the process at which the fabric is formed
+ *      (`meets`) takes JOIN before it serves.
+ *  (2) A route leads to a server, and `copy` says which copy is called. The next call is to the other one if a call
+ *      failed, took 4 beats or was turned away, or a link ended in silence or before HELLO_ACK. If a link breaks
+ *      otherwise, the same copy is called first. What a copy says before HELLO_ACK does not show that the server
+ *      lives. A route without a copy that serves for HALT_BEATS is dead.
+ *  (3) Terms. HELLO_ACK tells a worker or the scheduler the term, HELLO another server; from then on both have it in
+ *      the epoch of every frame of the link. A route takes no copy with a term below the largest that it has heard,
+ *      and a link no frame with a term below its own.
+ *  (4) Links to a copy, and between voters, are LOST after 5 beats even if the peer's system answers: another copy
+ *      may serve instead. A worker without a link has 5 beats in any case, because it may call the other copy first.
+ *  (5) Voters: copy c of server s has number c * servers + s, the scheduler is the last. A copy calls the other copy
+ *      and the scheduler, the scheduler calls all copies. VOTER links are called again forever, and nobody is dead
+ *      for them.
+ *  (6) A process that replaces another joins at the copy of server 0 that serves, which it looks for at both addresses
+ *      of config.coordinator. So does server 0, at the other copy's, as long as it is forming a fabric (`meets`): if the
+ *      other copy lets it in, there is one already. Such a process is READY when another voter of its server has admitted it.
+ *      Voters go by its incarnation: the greater one is the newer process. It says where it listens (MEMBER), and
+ *      copies tell their callers (PLACE).
+ *  (7) A copy of server 0 that takes over issues incarnations from term << 16 on, knows of nodes what peers.c has
+ *      told it, and turns JOIN of workers and the scheduler away for 5 beats: processes that are here speak first.
+ *
+ * Server 0's copies have a record of each node (peers.c): whether it has joined, with which incarnation and nonce; and of a
+ * worker whether it has greeted, is dead or has left. */
+
+typedef struct mlfab__copies {
+  char standby_why[128];                     /* what a copy that does not serve tells callers */
+  /* Has this copy its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
+   * workers may be with the other copy: it declares none dead. NULL: always. */
+  int (*leased)(void *copy, uint64_t now_ns);
+  void *leased_copy;
+  uint64_t served_ns;                            /* when it began to serve */
+  mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
+  uint32_t nmirrored;
+  /* peers.c: server 0. What the other copy must have before it is said: WELCOME. */
+  mlfab__port joiners;
+  mlfab__touch *peers_touch;
+  int peers_known; /* by the other copy that served before */
+} mlfab__copies;
+
+typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
+  uint32_t joined, fresh, hand, incarnation;
+  uint64_t nonce;
+  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
+} mlfab__peer_state;
+MLFAB__WIRE_DECLARE(peer_state)
+
+MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void);
+/* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
+ * so that they call the other copy. Call it from a role. */
+MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);
+MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why);
+
+/* --- peers.c: what server 0 knows of nodes, at both of its copies --- */
+
+/* Makes replica->joiners, and at server 0 the part. */
+MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node);
+/* WELCOME is due to the node that joins, as soon as the other copy knows of it. */
+MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/node/copies.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* copies.c - a node of a fabric whose servers have replicas. See copies.h. */
+
+#include <stdio.h>
+
+/* Says on a link that the caller has to try the other copy, and closes it. */
+static void copies_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__bye bye;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  memset(&bye, 0, sizeof bye);
+  bye.code = MLFAB_ERR_AGAIN;
+  bye.nonce = node->nonce;
+  snprintf(bye.text, sizeof bye.text, "%.*s", (int)sizeof bye.text - 1, why);
+  mlfab__node_post(node, index, MLFAB__BYE, meta, mlfab__encode_bye(meta, &bye));
+  node->links[index].closing = 1;
+  node->links[index].heard_ns = node->now_ns;
+}
+
+/* --- the copy that serves --- */
+
+MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term) {
+  node->term = term;
+  if (!node->standby) return;
+  node->standby = 0;
+  node->replica->standby_why[0] = 0;
+  node->replica->served_ns = node->now_ns;
+  /* The other copy may have issued numbers that this one has not heard of. */
+  if (term > 1 && node->incarnations < term << 16) node->incarnations = term << 16;
+  mlfab__caller_await(node);
+  /* Workers have to find out first that the other copy does not answer any more. */
+  for (uint32_t w = 0; w < node->config.workers; w++)
+    node->callers[w].heard_ns += 5 * node->config.heartbeat_ns;
+}
+
+MLFAB__INTERNAL void mlfab__copy_stand_by(mlfab_node *node, const char *why) {
+  mlfab__copies *copies = node->replica;
+  snprintf(copies->standby_why, sizeof copies->standby_why, "%s", why);
+  if (node->standby) return;
+  node->standby = 1;
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
+    if (link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
+        link->kind == MLFAB__LINK_RESHARD_IN || link->kind == MLFAB__LINK_JOIN_IN)
+      copies_turn_away(node, i, why);
+    else if (link->kind == MLFAB__LINK_RESHARD)
+      mlfab__node_doom(node, i);
+  }
+}
+
+/* --- where voters are --- */
+
+/* Tells a caller where the others that keep its shard alive are: they may be processes that have replaced others. The
+ * scheduler tells copies of server 0 of all shards, because they welcome the processes that join. */
+static void copies_tell_places(mlfab_node *node, uint32_t index) {
+  const mlfab__link *link = &node->links[index];
+  for (uint32_t r = 3 * node->config.servers; r < node->nroutes; r++) {
+    uint32_t voter = mlfab__node_server_of(node, r);
+    const mlfab__place *place = &node->places[voter];
+    int scheduler = voter + 1 == node->nplaces;
+    uint32_t shard = link->peer % node->config.servers; /* a voter that calls */
+    if (!node->is_server && shard != 0 && voter % node->config.servers != shard) continue;
+    if ((scheduler && link->kind != MLFAB__LINK_VOTER_IN) || place->incarnation == 0) continue;
+    if (place->moved) continue; /* its MEMBER is on its way */
+    mlfab__member_info info = {.node = mlfab__node_of_server(node, voter),
+                               .roles = MLFAB_ROLE_SERVER,
+                               .incarnation = place->incarnation,
+                               .hand = place->hand,
+                               .nonce = place->nonce};
+    uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+    memcpy(info.addresses, place->addresses, sizeof info.addresses);
+    mlfab__node_post(node, index, MLFAB__PLACE, meta,
+                     mlfab__encode_member_info(meta, sizeof meta, &info));
+  }
+}
+
+/* Another process is a voter from now on. */
+static void copies_tell_all_places(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    if ((link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_RESHARD_IN ||
+         link->kind == MLFAB__LINK_VOTER_IN || link->kind == MLFAB__LINK_SCHEDULER) &&
+        link->greeted && !link->self)
+      copies_tell_places(node, i);
+  }
+}
+
+/* A server tells where a copy or the scheduler is now. Errors: FRAME. */
+static int copies_place(mlfab_node *node, const mlfab__frame_in *frame) {
+  mlfab__member_info info;
+  uint32_t n = mlfab__decode_member_info(frame->meta, frame->meta_bytes, &info);
+  uint32_t first = mlfab__node_of_server(node, 0);
+  if (n == 0 || n != frame->meta_bytes || info.node < first || info.node - first >= node->nplaces)
+    return MLFAB_ERR_FRAME;
+  mlfab__place *place = &node->places[info.node - first];
+  if (info.incarnation <= place->incarnation) return 0;
+  place->incarnation = info.incarnation;
+  place->moved = 0;
+  place->nonce = info.nonce;
+  place->hand = info.hand != 0;
+  memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+  /* The process itself may call later, and is no news then. */
+  if (node->voter != MLFAB__NO_NODE && node->is_server) copies_tell_all_places(node);
+  return 0;
+}
+
+/* A voter tells where it listens. Errors: FRAME. */
+static int copies_voter_member(mlfab_node *node, uint32_t voter, const mlfab__frame_in *frame) {
+  mlfab__member member;
+  mlfab__place *place = &node->places[voter];
+  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member) ||
+      member.node != mlfab__node_of_server(node, voter))
+    return MLFAB_ERR_FRAME;
+  memcpy(place->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
+  int news = place->moved;
+  place->moved = 0;
+  if (news) copies_tell_all_places(node);
+  return 0;
+}
+
+/* A worker tells where it listens. */
+static int copies_member(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__member member;
+  uint32_t worker = node->links[index].peer;
+  if (node->links[index].kind != MLFAB__LINK_WORKER || !node->is_coordinator ||
+      mlfab__decode_member(frame->meta, frame->meta_bytes, &member) || member.node != worker)
+    return MLFAB_ERR_FRAME;
+  mlfab__peer *peer = &node->peers[worker];
+  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
+  if (!peer->addresses) return MLFAB_ERR_MEMORY;
+  memcpy(peer->addresses, member.addresses, MLFAB__ADDRESSES_MAX);
+  return 0;
+}
+
+/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
+ * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
+ * nothing else (claim.c). */
+static void copies_say_where(mlfab_node *node, uint32_t index) {
+  const mlfab__link *link = &node->links[index];
+  int votes = link->kind == MLFAB__LINK_VOTER;
+  if (!votes && (link->kind != MLFAB__LINK_SERVER || link->peer != 0)) return;
+  mlfab__member self;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&self, 0, sizeof self);
+  self.node = node->id;
+  self.incarnation = node->incarnation;
+  memcpy(self.addresses, node->addresses, sizeof self.addresses);
+  mlfab__node_post(node, index, MLFAB__MEMBER, meta, mlfab__encode_member(meta, &self));
+}
+
+/* --- callers --- */
+
+/* Is the node with this id one of the two that this voter speaks with? */
+static int copies_votes_with(const mlfab_node *node, uint32_t voter) {
+  uint32_t first = 3 * node->config.servers, n = node->nroutes;
+  for (uint32_t r = first; r < n; r++) {
+    if (mlfab__node_server_of(node, r) == voter) return 1;
+  }
+  return 0;
+}
+
+/* HELLO of another voter on a new link. */
+static void copies_voter_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                               const mlfab__frame_in *frame) {
+  uint32_t first = node->config.workers, voter = hello->node - first;
+  if (hello->node < first || !copies_votes_with(node, voter)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a node that does not vote with this one");
+    return;
+  }
+  mlfab__place *place = &node->places[voter];
+  int older = hello->incarnation < place->incarnation;
+  if (older || (hello->incarnation == place->incarnation && hello->nonce != place->nonce)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)voter,
+                       "not the process that joined as this copy");
+    return;
+  }
+  uint32_t old = node->voter_links[voter];
+  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer connection");
+  int newer = hello->incarnation > place->incarnation;
+  place->incarnation = hello->incarnation;
+  place->nonce = hello->nonce;
+  if (newer) place->moved = 1;
+  node->voter_links[voter] = index;
+  mlfab__caller_greet(node, index, MLFAB__LINK_VOTER_IN, voter, hello);
+}
+
+static int copies_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                        const mlfab__frame_in *frame) {
+  int votes = hello->roles == MLFAB__ROLE_VOTER && node->voter != MLFAB__NO_NODE;
+  if (votes) copies_voter_hello(node, index, hello, frame);
+  if (votes || !node->is_server || !node->standby) return votes;
+  copies_turn_away(node, index, node->replica->standby_why);
+  return 1;
+}
+
+static int copies_newer(mlfab_node *node, uint32_t index, mlfab__route *route, uint32_t term) {
+  if (term < route->term) {
+    copies_turn_away(node, index, "another copy of this server serves");
+    return -1;
+  }
+  int newer = term > route->term;
+  route->term = term;
+  return newer;
+}
+
+/* The former copy of server 0 may have issued what this one does not know. */
+static void copies_issued(const mlfab_node *node, mlfab__peer *peer, const mlfab__hello *hello) {
+  if (peer->joined || node->meets || node->replica->peers_known) return;
+  peer->joined = 1;
+  peer->incarnation = hello->incarnation;
+  peer->nonce = hello->nonce;
+}
+
+static void copies_answered(mlfab_node *node, uint32_t index) {
+  if (node->voter != MLFAB__NO_NODE &&
+      (node->is_server || node->links[index].kind == MLFAB__LINK_VOTER_IN))
+    copies_tell_places(node, index);
+}
+
+static void copies_changed(mlfab_node *node, uint32_t id) {
+  mlfab__touched(node->replica->peers_touch, id);
+}
+
+static int copies_judges(mlfab_node *node, mlfab__caller *caller) {
+  const mlfab__copies *copies = node->replica;
+  if (node->standby) return 0; /* it has no callers: see mlfab__copy_serve */
+  if (copies->leased && !copies->leased(copies->leased_copy, node->now_ns))
+    caller->heard_ns = node->now_ns;
+  return 1;
+}
+
+/* --- routes --- */
+
+/* The voters that this one calls: a copy the other copy and the scheduler, the scheduler all copies. */
+static uint32_t copies_route_voter(const mlfab_node *node, uint32_t index) {
+  uint32_t servers = node->config.servers;
+  if (!node->is_server) return index;
+  return index == 0 ? (node->voter + servers) % (MLFAB__COPIES * servers) : MLFAB__COPIES * servers;
+}
+
+static void copies_toggle(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
+  if (index >= 3 * node->config.servers) return;
+  char why[sizeof route->other];
+  snprintf(why, sizeof why, "%.95s", route->why);
+  snprintf(route->why, sizeof route->why, "%s", route->other);
+  memcpy(route->other, why, sizeof why);
+  route->copy ^= 1;
+}
+
+static int copies_greeted(mlfab_node *node, uint32_t index, mlfab__route *route,
+                          const mlfab__hello_ack *ack) {
+  mlfab__link *link = &node->links[index];
+  int votes = link->kind == MLFAB__LINK_VOTER;
+  if (ack->term < route->term && !votes) { /* it has not heard yet that it was replaced */
+    snprintf(route->why, sizeof route->why, "a copy that was replaced");
+    link->ended = MLFAB__ENDED_TOLD;
+    mlfab__node_doom(node, index);
+    return 0;
+  }
+  if (!votes) route->term = link->term = ack->term;
+  if (!link->greeted) copies_say_where(node, index);
+  return 1;
+}
+
+static void copies_why(const mlfab__route *route, char text[128]) {
+  const char *words[2] = {route->why[0] ? route->why : "silent",
+                          route->other[0] ? route->other : "silent"};
+  snprintf(text, 128, "itself: %.52s; replica: %.52s", words[route->copy], words[!route->copy]);
+}
+
+/* A process that takes the place of a voter: one of the others has to admit it. */
+static int copies_admitted(const mlfab_node *node) {
+  int admitted = node->voter == MLFAB__NO_NODE || node->fresh;
+  for (uint32_t r = 3 * node->config.servers; !admitted && r < node->nroutes; r++)
+    admitted |= node->routes[r].greeted;
+  return admitted;
+}
+
+/* --- links between voters --- */
+
+static void copies_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__refuse refuse;
+  char text[MLFAB__TEXT_MAX];
+  if (frame->type == MLFAB__REFUSE &&
+      !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
+    /* Another process is this copy. */
+    snprintf(text, sizeof text, "joining: %.200s", refuse.text);
+    mlfab__node_fail(node, refuse.code, refuse.rank, 1, text);
+  }
+  mlfab__server_link_frame(node, index, frame);
+}
+
+static void copies_in_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  uint32_t voter = node->links[index].peer;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      break;
+    case MLFAB__BYE:
+      mlfab__roles_gone(node, MLFAB__LINK_VOTER_IN, voter, 1);
+      mlfab__node_doom(node, index);
+      break;
+    case MLFAB__MEMBER:
+      if (copies_voter_member(node, voter, frame))
+        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
+      break;
+    default:
+      mlfab__roles_frame(node, index, frame);
+  }
+}
+
+static void copies_in_down(mlfab_node *node, const mlfab__link *was, uint32_t index,
+                           const char *why) {
+  (void)why;
+  if (node->voter_links[was->peer] != index) return;
+  node->voter_links[was->peer] = MLFAB__NO_LINK;
+  mlfab__roles_lost(node, was->kind, was->peer);
+}
+
+/* --- joining --- */
+
+/* A copy stops answering after 4 heartbeats of its own without the others, and the other copy begins after 5 of its own. */
+static int copies_judge(const mlfab_node *node, const mlfab__join *join, const char *who,
+                        char *text, size_t room) {
+  uint64_t here = node->config.heartbeat_ns;
+  if (join->heartbeat_ns == here) return 0;
+  mlfab__format(
+      text, room,
+      "the configurations differ: heartbeat_ns (MLFAB_HEARTBEAT_MS) is %g ms at %s, %g ms at "
+      "server 0",
+      (double)join->heartbeat_ns / 1e6, who, (double)here / 1e6);
+  return MLFAB_ERR_WORLD;
+}
+
+static int copies_rejects(mlfab_node *node, uint32_t index, uint32_t id) {
+  const mlfab_config *c = &node->config;
+  uint64_t served_ns = node->replica->served_ns;
+  /* Workers that are here have this long to say so to a copy of server 0 that has taken over. Whether a copy of a server
+   * lives, the other voters know. */
+  int early = served_ns && node->now_ns - served_ns < 5 * c->heartbeat_ns &&
+              (id < c->workers || id - c->workers >= MLFAB__COPIES * c->servers);
+  if (id == MLFAB__NO_NODE) {
+    if (!node->standby || (node->meets && node->phase == MLFAB__BOOTSTRAP_JOINING)) return 0;
+    copies_turn_away(node, index, node->replica->standby_why);
+    return 1;
+  }
+  if (early) copies_turn_away(node, index, "this copy of server 0 has just begun to serve");
+  return early;
+}
+
+/* A copy of server 0 serves already: this node joins its fabric, instead of forming one. */
+static void copies_meets_no_more(mlfab_node *node) {
+  node->meets = 0;
+  node->joined = node->incarnations = 0;
+  for (uint32_t id = 0; id < node->nodes; id++) {
+    mlfab__peer *peer = &node->peers[id];
+    if (peer->link != MLFAB__NO_LINK) copies_turn_away(node, peer->link, "the fabric runs already");
+    peer->joined = peer->hand = 0;
+    peer->link = MLFAB__NO_LINK;
+    peer->nonce = 0;
+    peer->incarnation = 0;
+  }
+}
+
+/* A voter that replaces another one: those whom it welcomes, or tells where voters are, have to find this process. */
+static void copies_place_self(mlfab_node *node) {
+  if (node->voter == MLFAB__NO_NODE) return;
+  mlfab__place *place = &node->places[node->voter];
+  place->incarnation = node->incarnation;
+  place->nonce = node->nonce;
+  memcpy(place->addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+}
+
+static void copies_welcomed(mlfab_node *node) {
+  if (node->meets) copies_meets_no_more(node);
+  copies_place_self(node);
+  if (node->fresh && !node->is_replica) node->standby = 0;
+}
+
+/* --- open and close --- */
+
+static void copies_mirrored(mlfab_node *node, const mlfab__mirrored *part) {
+  mlfab__copies *copies = node->replica;
+  assert(copies->nmirrored < MLFAB__MIRRORED_MAX);
+  copies->mirrored[copies->nmirrored++] = *part;
+}
+
+static int copies_open(mlfab_node *node) {
+  uint32_t servers = node->config.servers, voters = MLFAB__COPIES * servers + 1;
+  node->copies = mlfab__copies_of_servers();
+  mlfab__copies *copies = node->replica = mlfab__alloc(&node->env, sizeof *copies);
+  if (!copies) return MLFAB_ERR_MEMORY;
+  node->nplaces = voters;
+  node->rules[MLFAB__LINK_VOTER] = (mlfab__link_rule){copies_frame, mlfab__server_link_down, NULL};
+  node->rules[MLFAB__LINK_VOTER_IN] = (mlfab__link_rule){copies_in_frame, copies_in_down, NULL};
+  mlfab__peers_attach(node);
+  if (node->voter == MLFAB__NO_NODE) return 0;
+  node->nroutes += node->is_server ? MLFAB__COPIES : MLFAB__COPIES * servers;
+  node->voter_links = mlfab__alloc_array(&node->env, voters, sizeof *node->voter_links);
+  if (!node->voter_links) return MLFAB_ERR_MEMORY;
+  for (uint32_t v = 0; v < voters; v++) node->voter_links[v] = MLFAB__NO_LINK;
+  return 0;
+}
+
+static void copies_free(mlfab_node *node) {
+  mlfab__free(&node->env, node->voter_links, node->nplaces * sizeof *node->voter_links);
+  mlfab__free(&node->env, node->replica, sizeof *node->replica);
+}
+
+MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void) {
+  static const mlfab__copies_table table = {
+      copies_open,     copies_free,   copies_route_voter, copies_mirrored,      copies_hello,
+      copies_newer,    copies_issued, copies_answered,    copies_member,        copies_changed,
+      copies_judges,   copies_toggle, copies_greeted,     copies_place,         copies_why,
+      copies_admitted, copies_judge,  copies_rejects,     mlfab__peers_welcome, copies_welcomed};
+  return &table;
+}
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
  * core/node/peers.c
  * ============================================================================================== */
-/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers and Copies.
+#if MLFAB_WITH_REPLICA
+/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers, and copies.h.
  *
  * A record of each node: whether it has joined, with which incarnation and nonce; and of a worker whether it has greeted,
  * is dead or has left. Left out: addresses (a worker tells them with its HELLO), links and times.
@@ -13166,6 +13361,13 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
  * Invariants. (1) A node is told its incarnation (WELCOME) only when the other copy knows it: so a copy of server 0 that
  * takes over admits every process that was welcomed, refuses those that were replaced, and issues no incarnation twice.
  * (2) What roles were told of a worker (greeted, gone) is at the same mark as what they have made of it. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+/* clang-format off */
+WIRE_META(peer_state,
+  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
+/* clang-format on */
+#undef N
 
 /* WELCOME to the process that has this number now, if it still waits. */
 static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, uint32_t bytes) {
@@ -13209,7 +13411,7 @@ static int peers_decode(void *self, uint32_t id, const uint8_t *bytes, uint32_t 
   mlfab__peer_state in;
   if (mlfab__decode_peer_state(bytes, n, &in)) return MLFAB_ERR_FRAME;
   if (!apply) return 0;
-  node->peers_known = 1;
+  node->replica->peers_known = 1;
   if (in.incarnation > node->incarnations) node->incarnations = in.incarnation;
   peer->joined = in.joined != 0;
   peer->fresh = in.fresh != 0;
@@ -13228,22 +13430,23 @@ static int peers_decode(void *self, uint32_t id, const uint8_t *bytes, uint32_t 
 }
 
 MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node) {
-  node->joiners = (mlfab__port){.self = node, .post = peers_post, .drop = peers_drop};
+  node->replica->joiners = (mlfab__port){.self = node, .post = peers_post, .drop = peers_drop};
   if (!node->is_coordinator) return;
   mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "peers",
                                                .self = node,
                                                .records = node->nodes,
                                                .encode = peers_encode,
                                                .decode = peers_decode,
-                                               .port = &node->joiners,
-                                               .touch = &node->peers_touch});
+                                               .port = &node->replica->joiners,
+                                               .touch = &node->replica->peers_touch});
 }
 
 MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id) {
   uint8_t meta[4];
   wire_put32(meta, node->peers[id].incarnation);
-  node->joiners.post(node->joiners.self, id, MLFAB__WELCOME, meta, sizeof meta);
+  node->replica->joiners.post(node->replica->joiners.self, id, MLFAB__WELCOME, meta, sizeof meta);
 }
+#endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/node/alive.c
@@ -13341,7 +13544,7 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
     mlfab__later(&node->callers[w].heard_ns, late_ns, now_ns);
     mlfab__later(&node->callers[w].lost_ns, late_ns, now_ns);
   }
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+  for (uint32_t r = 0; r < node->nroutes; r++) {
     mlfab__later(&node->routes[r].heard_ns, late_ns, now_ns);
     mlfab__later(&node->routes[r].connect_ns, late_ns, now_ns);
   }
@@ -13349,7 +13552,6 @@ static void alive_move(mlfab_node *node, uint64_t late_ns, uint64_t now_ns) {
     mlfab__later(&node->peers[i].awaited_ns, late_ns, now_ns);
     mlfab__later(&node->peers[i].offered_ns, late_ns, now_ns);
   }
-  mlfab__later(&node->served_ns, late_ns, now_ns);
 }
 
 /* node.h, Pauses. */
@@ -13448,18 +13650,13 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its route
- * (VIA): directly, granted by the server, or as a member of a group through another worker's node, granted by the
- * aggregator there. Routes have numbers; a new route voids the one before, and the part begins anew. If the
- * aggregator's grant arrives before VIA, the worker adopts the route from the grant. The same holds for pulls: the
- * answer comes from the server or through a distributor, and only the newest route counts.
+ * In a fabric with a scheduler the worker announces a large part without bytes. Its route is the server's link, granted by
+ * the server, until `routes` (../sched/hops.h) takes another.
  *
  * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is withdrawn. (2)
  * The worker announces parts in the order of their numbers. (3) It merges nothing into an announced update. (4) It
- * does not return a buffer to the caller while a transport has it. (5) A part has bulks lent to two links at most,
- * its server's and its aggregator's; when the aggregator changes, the worker takes back what the former one still
- * has. (6) The worker sends an aggregator, or a server, only bytes that the receiver granted for the current route.
- * (7) While an update lacks bytes (`lacks`), because they are still being copied to its buffers, the worker sends none of
+ * does not return a buffer to the caller while a transport has it. (5) The worker sends only bytes that the receiver
+ * granted. (6) While an update lacks bytes (`lacks`), because they are still being copied to its buffers, the worker sends none of
  * those, and no server gets the last byte of its part: a server applies a part when it has all of it, so an update that is
  * withdrawn until then is applied nowhere. An update that a scheduler places never lacks bytes: its group would wait.
  *
@@ -13489,15 +13686,10 @@ typedef struct mlfab__source {
 typedef struct mlfab__part {
   uint8_t state;
   uint8_t empty;   /* withdrawn: sent without its bytes, so that its round counts it */
-  uint8_t planned; /* the server decides when it goes, and through which hop */
+  uint8_t planned; /* the server decides when it goes, and by which route */
   uint8_t untold;  /* decided by a window, which has neither delay nor iteration */
-  uint8_t adopted; /* the route is from the aggregator's grant: VIA has not arrived yet */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
-  uint32_t aggregator; /* worker whose node forwards it, or MLFAB__NO_NODE */
-  uint32_t lent_hop;   /* bulks lent to that aggregator's link; `lent`: to the server's */
-  uint32_t way;        /* part of the hop token: tells apart bulks that were taken back */
-  uint64_t group;      /* number of the newest route; 0: none */
   uint64_t bytes, granted, sent;
   uint64_t delay;   /* once decided: its delay; dropped: the delay that it would have had */
   uint64_t reached; /* dropped: the worker's next iteration at this server */
@@ -13581,9 +13773,6 @@ typedef struct mlfab__push_codec {
 
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
-  uint8_t begun;    /* the hop has sent some of it */
-  uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
-  uint32_t attempt; /* number of the newest route; frames of older ones are void */
   /* With a cache: */
   uint8_t asked;         /* this pull is the one that asks */
   uint8_t changed;       /* some of the slice has changed */
@@ -13690,12 +13879,27 @@ typedef struct mlfab__worker_viewer {
                uint64_t now_ns);
   void (*free)(mlfab__worker *worker);
 } mlfab__worker_viewer;
+/* Routes other than the server's link, if a scheduler may choose them: parts go and come through other workers' nodes. */
+typedef struct mlfab__worker_routes {
+  /* A server's frame: 1 if it is about routes. */
+  int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame);
+  /* A part of an update. direct: the server grants bytes; do they go by its link? by: the worker that forwards it, or
+   * MLFAB__NO_NODE. lent: bulks that its hop's link has. leave: takes them back; from now on it goes by the server's link. */
+  int (*direct)(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server);
+  uint32_t (*by)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
+  uint32_t (*lent)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
+  void (*leave)(mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
+  uint32_t (*chunk)(const mlfab__worker *worker, uint32_t hop); /* the most bulk of a frame */
+  /* A part of a pull: the same. */
+  uint32_t (*pull_by)(const mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server);
+  void (*pull_leave)(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server);
+} mlfab__worker_routes;
 
 struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
-  mlfab__port hop; /* to aggregators, by the rank of their worker: `ready` opens a missing link */
+  mlfab__worker_routes *routes; /* or NULL */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -13745,7 +13949,9 @@ struct mlfab__worker {
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
   struct mlfab__moving *moving;     /* its state */
-  const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
+  /* HELLO_ACK: is it of another copy of the server than the last one? NULL: servers have no replicas. */
+  int (*copies)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack);
+  const mlfab__push_codec *packed; /* from the first filter or sparse update on, or NULL */
   /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
    * malformed or of another stretch; MEMORY. */
   int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
@@ -13754,8 +13960,8 @@ struct mlfab__worker {
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, const mlfab__port *hop,
-                                       mlfab_stats *stats, mlfab__requests *requests);
+                                       const mlfab__port *port, mlfab_stats *stats,
+                                       mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
 /* Adds the row of a worker (worker_role.c); the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
@@ -13815,25 +14021,9 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
-/* The link to an aggregator is lost: bulks lent to it are the caller's again, and nothing goes there
- * without a new grant. */
-MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t now_ns);
-/* A frame from an aggregator: HOP_GRANT, HOP_MODEL. */
-MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame, uint64_t now_ns);
-/* next: the next frame with a bulk for it (HOP_CHUNK): 1, or 0. taken: it was sent. sent: its bulk is free. */
-MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
-                                           mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t token, uint64_t now_ns);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
-/* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
-MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
@@ -13882,18 +14072,25 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the server names the hop of an update. HOP_GRANT: the aggregator grants bytes. */
-MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                       uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t token, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
+/* For `routes`. token: below 2^32. settle: ends the update once it is over. bulk: the next
+ * granted bytes of a part, for a frame on this port's link; 0: no packet is granted whole. rewind: nothing of the part was
+ * sent, or the bytes that were sent are void. advance: what became due. */
+MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update);
+MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_bulk(const mlfab__worker *worker, const mlfab__port *port,
+                                     uint32_t peer, const mlfab__outgoing *update, uint32_t server,
+                                     uint64_t token, mlfab__frame_out *frame);
+static inline void mlfab__push_rewind(mlfab__part *part) {
+  part->granted = part->sent = part->in_source = 0;
+  part->source = 0;
+}
+/* The size of a chunk of this part. */
+MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
+                                                 const mlfab__outgoing *update, uint32_t server);
 /* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
@@ -13937,13 +14134,13 @@ MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */
-MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
-                                           const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator);
-MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
+/* For `routes`. find: the pull of this request, or NULL. take: takes in a MODEL frame from the server or a hop; FRAME if it does not
+ * match the pull; MEMORY. part_done: a server's part is complete. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                     const mlfab__model *model, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
+                                           uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
@@ -14320,10 +14517,8 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
  * slice, which the worker copies into the caller's buffers. A server may send a slice again from its start at a
  * newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's part.
  *
- * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may change
- * the route at any time. Routes have ascending numbers; on each one the whole part comes, in order. PULL_VIA names
- * the newest route. So does the first frame from the hop, which may arrive earlier. On the server's own link
- * nothing comes for a route through a hop, except frames sent before the change. */
+ * In a fabric with a scheduler another worker's node may forward a part (`routes`). On the server's own link nothing comes
+ * then, except frames sent before. */
 
 #include <stdio.h>
 
@@ -14357,13 +14552,16 @@ MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t r
   return NULL;
 }
 
+/* The worker whose node forwards a part, or MLFAB__NO_NODE. */
+static uint32_t pull_by(const mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
+  return worker->routes ? worker->routes->pull_by(worker, fetch, server) : MLFAB__NO_NODE;
+}
+
 static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
   fetch->parts[server].asked = 1;
   fetch->parts[server].slice = UINT32_MAX;
-  /* The number of the last route stays: the server's next ones are larger, and frames that the former hop
-   * still sends are void. */
-  fetch->parts[server].hop = MLFAB__NO_NODE;
+  if (worker->routes) worker->routes->pull_leave(worker, fetch, server);
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
@@ -14467,7 +14665,6 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
     }
     memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
     fetch->parts[s].waiting = segments > 0;
-    fetch->parts[s].hop = MLFAB__NO_NODE;
   }
   if (out)
     code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
@@ -14556,9 +14753,8 @@ MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlf
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
-/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
-static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                     const mlfab__model *model, const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                     const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
   int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
   if (model->slice >= layout->nslices || pull_maps(worker, fetch)) return MLFAB_ERR_FRAME;
@@ -14592,7 +14788,6 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
 MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
                                            uint32_t server, uint64_t now_ns) {
   fetch->parts[server].waiting = 0;
-  fetch->parts[server].hop = MLFAB__NO_NODE;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
   pull_turn(worker, server);
 }
@@ -14605,8 +14800,8 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   /* withdrawn, or already answered */
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
   /* it comes by another route now */
-  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return;
-  int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
+  if (!bad && pull_by(worker, fetch, server) != MLFAB__NO_NODE) return;
+  int code = bad ? MLFAB_ERR_FRAME : mlfab__pull_take(worker, fetch, server, &model, frame);
   if (code) {
     worker->port.drop(worker->port.self, server, code,
                       code == MLFAB_ERR_MEMORY ? "out of memory for packets"
@@ -14614,81 +14809,6 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
     return;
   }
   if (model.flags & MLFAB__MODEL_LAST) mlfab__pull_part_done(worker, fetch, server, now_ns);
-}
-
-/* --- routes --- */
-
-static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
-                       uint32_t hop) {
-  part->attempt = attempt;
-  part->hop = hop;
-  part->begun = 0;
-  if (hop != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, hop);
-}
-
-MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame) {
-  mlfab__pull_via via;
-  if (mlfab__port_refuse(
-          &worker->port, server, frame,
-          mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
-              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
-    return;
-  mlfab__fetch *fetch = mlfab__pull_find(worker, via.request);
-  mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
-  /* Not newer than the known route: the hop was faster. */
-  if (!part || !part->waiting || via.attempt <= part->attempt) return;
-  pull_route(worker, part, via.attempt, via.aggregator);
-}
-
-MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
-                                           const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__hop_model in;
-  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
-                         mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
-                             in.server >= worker->servers))
-    return;
-  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
-  mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
-  if (!part || !part->waiting || in.attempt < part->attempt) return;
-  if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
-  if (part->hop != aggregator) return;
-  mlfab__model model = {in.request, in.offset, in.bytes, in.version,
-                        in.commit,  in.slice,  in.flags, in.epoch};
-  part->begun = 1;
-  int code = pull_take(worker, fetch, in.server, &model, frame);
-  if (code) {
-    worker->hop.drop(worker->hop.self, aggregator, code,
-                     code == MLFAB_ERR_MEMORY ? "out of memory for packets"
-                                              : "a HOP_MODEL frame that was not asked for");
-    return;
-  }
-  if (!(in.flags & MLFAB__MODEL_LAST)) return;
-  mlfab__pull_done done = {in.request};
-  MLFAB__POST(&worker->port, in.server, MLFAB__PULL_DONE, pull_done, &done);
-  mlfab__pull_part_done(worker, fetch, in.server, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
-      mlfab__fetch_part *part = &fetch->parts[s];
-      /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another.
-       * If nothing had come yet, the hop may still begin on a new link. */
-      if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
-    }
-  }
-}
-
-MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    const mlfab__fetch *fetch = &worker->fetches[i];
-    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
-      if (fetch->parts[s].waiting && fetch->parts[s].hop == aggregator) return 1;
-    }
-  }
-  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
@@ -14757,7 +14877,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
     uint32_t server = 0;
     while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;
-    uint32_t hop = fetch->parts[server].hop;
+    uint32_t hop = pull_by(worker, fetch, server);
     if (hop == MLFAB__NO_NODE)
       mlfab__request_blame(request, (int32_t)server, 1, "%s", "");
     else
@@ -14794,10 +14914,6 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain asynchronous
  * model it adds updates that wait while others are under way into one update of several members, as MLfabric's
  * aggregators do (§3.2): the busier the link, the fewer frames.
- *
- * In a fabric with a scheduler the server decides when a large update goes, and through which hop. Within a
- * generation of the stream a part waits, then is a member of groups, one after another, and may finally be sent
- * directly; never in another order.
  *
  * Progress. The worker counts whole updates, and an update has the same number at all servers:
  *
@@ -14893,115 +15009,22 @@ MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t se
 
 /* --- the route of an update --- */
 
-static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    if (push_slot(worker, i)->seq == seq) return push_slot(worker, i);
-  }
-  return NULL;
+/* The worker whose node forwards a part, or MLFAB__NO_NODE: it goes by the server's link. */
+static uint32_t push_by(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        uint32_t server) {
+  return worker->routes ? worker->routes->by(worker, update, server) : MLFAB__NO_NODE;
+}
+
+static void push_leave(mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server) {
+  if (worker->routes) worker->routes->leave(worker, update, server);
 }
 
 /* All bulks of an update that are lent to one server's link share a token, so that one detach takes all of
  * them back. */
-static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
+MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update) {
   uint64_t slot = (uint64_t)(update - worker->updates);
   return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
-}
-
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
- * token contains the server and `way`. Less than 2^60. */
-static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
-                               uint32_t server) {
-  return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
-         (uint64_t)(update->parts[server].way & 0xfffu) << 48;
-}
-
-/* Nothing of the part was sent, or the bytes that were sent are void. */
-static void push_rewind(mlfab__part *part) {
-  part->granted = part->sent = part->in_source = 0;
-  part->source = 0;
-}
-
-/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited for it
- * instead, an aggregator that stalls would hold the caller's buffers after the update has gone another way. */
-static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
-  mlfab__part *part = &update->parts[server];
-  if (part->lent_hop > 0)
-    worker->hop.detach(worker->hop.self, part->aggregator, push_hop_token(worker, update, server));
-  part->lent_hop = 0;
-  part->way++;
-  part->aggregator = MLFAB__NO_NODE;
-  part->adopted = 0;
-}
-
-/* From now on the part takes this route, from its first byte. */
-static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
-                       uint64_t group, uint32_t aggregator) {
-  mlfab__part *part = &update->parts[server];
-  if (part->aggregator != aggregator) push_leave_hop(worker, update, server);
-  push_rewind(part);
-  part->aggregator = aggregator;
-  part->group = group;
-  if (aggregator != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, aggregator);
-}
-
-MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame) {
-  mlfab__via via;
-  if (mlfab__port_refuse(
-          &worker->port, server, frame,
-          mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
-              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
-    return;
-  mlfab__outgoing *update = push_find(worker, via.seq);
-  if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
-  mlfab__part *part = &update->parts[server];
-  if (part->state != MLFAB__PART_ANNOUNCED) return;
-  if (!part->planned) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a VIA for an update that is not planned");
-    return;
-  }
-  /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
-  if (part->adopted && via.group < part->group) return;
-  int known = via.group == part->group && via.aggregator == part->aggregator;
-  part->adopted = 0;
-  if (!known) push_route(worker, update, server, via.group, via.aggregator);
-}
-
-MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame) {
-  mlfab__hop_grant grant;
-  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
-                         mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) ||
-                             grant.group == 0 || grant.server >= worker->servers))
-    return;
-  mlfab__outgoing *update = push_find(worker, grant.seq);
-  if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
-  mlfab__part *part = &update->parts[grant.server];
-  if (part->state != MLFAB__PART_ANNOUNCED || grant.group < part->group) return;
-  if (!part->planned) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_GRANT for an update that is not planned");
-    return;
-  }
-  if (grant.group > part->group) {
-    push_route(worker, update, grant.server, grant.group, aggregator);
-    part->adopted = 1;
-  }
-  if (part->aggregator != aggregator) return;
-  part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
-  worker->hop.ready(worker->hop.self, aggregator);
-}
-
-MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      const mlfab__part *part = &update->parts[s];
-      if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator == aggregator) return 1;
-    }
-  }
-  return 0;
 }
 
 /* --- the end of an update --- */
@@ -15119,8 +15142,8 @@ static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update)
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
-    uint32_t lent = part->lent + part->lent_hop;
-    if (lent > 0 && !update->withdrawn) return 0;
+    uint32_t lent = worker->routes ? worker->routes->lent(worker, update, s) : 0;
+    if (part->lent + lent > 0 && !update->withdrawn) return 0;
   }
   return 1;
 }
@@ -15224,9 +15247,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
-    /* The server wants it directly and sent no VIA, so the adopted route is from a stream that was reset. */
-    if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
-    if (part->aggregator != MLFAB__NO_NODE) return;
+    if (worker->routes && !worker->routes->direct(worker, update, server)) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
     worker->port.ready(worker->port.self, server);
   }
@@ -15242,28 +15263,10 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
     part->lent = 0;
-    if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator != MLFAB__NO_NODE) {
+    if (part->state == MLFAB__PART_ANNOUNCED && push_by(worker, update, server) != MLFAB__NO_NODE) {
       /* The group goes on without it: the server has lost it, too. */
-      push_leave_hop(worker, update, server);
-      push_rewind(part);
-    }
-    mlfab__push_settle(worker, update, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      mlfab__part *part = &update->parts[s];
-      if (part->aggregator != aggregator) continue;
-      part->lent_hop = 0;
-      part->way++;
-      if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
+      push_leave(worker, update, server);
+      mlfab__push_rewind(part);
     }
     mlfab__push_settle(worker, update, now_ns);
   }
@@ -15296,9 +15299,9 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
       update->stalled |= update->lacks != NULL;
-      /* Its number stays: the aggregator may grant it once more before it learns of this. */
-      push_leave_hop(worker, update, server);
-      push_rewind(part);
+      /* The number of its route stays: the aggregator may grant it once more before it learns of this. */
+      push_leave(worker, update, server);
+      mlfab__push_rewind(part);
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
@@ -15385,12 +15388,11 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* The most bulk of a frame of the part, which goes to its server or to an aggregator. */
-static uint64_t push_chunk_bytes(const mlfab__worker *worker, uint32_t server,
-                                 const mlfab__part *part) {
-  int hops = part->aggregator != MLFAB__NO_NODE;
-  return mlfab__port_chunk(hops ? &worker->hop : &worker->port, hops ? part->aggregator : server,
-                           worker->config->chunk_bytes);
+MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
+                                                 const mlfab__outgoing *update, uint32_t server) {
+  uint32_t hop = push_by(worker, update, server);
+  if (hop != MLFAB__NO_NODE) return worker->routes->chunk(worker, hop);
+  return mlfab__port_chunk(&worker->port, server, worker->config->chunk_bytes);
 }
 
 /* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
@@ -15408,7 +15410,7 @@ static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgo
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     if (source->data) *data_p = source->data + (from - source->offset);
-    uint64_t chunk = push_chunk_bytes(worker, server, part);
+    uint64_t chunk = mlfab__push_chunk_bytes(worker, update, server);
     uint64_t over = (from - source->offset) % PUSH_PAGE;
     return mlfab__min(to - from, mlfab__min(most, chunk > PUSH_PAGE ? chunk - over : chunk));
   }
@@ -15449,17 +15451,17 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
+/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
+ * under the same token. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s], former = *part;
     memset(part, 0, sizeof *part);
-    part->aggregator = MLFAB__NO_NODE;
     if (again) {
+      push_leave(worker, update, s);
       part->lent = former.lent;
-      part->way = former.way;
-      part->group = former.group;
     }
     uint32_t segments =
         mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
@@ -15942,6 +15944,21 @@ static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *u
   return n;
 }
 
+/* Does the transport borrow the bulk? It copies a small one. */
+static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
+                      const mlfab__frame_out *frame) {
+  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
+                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
+}
+
+/* The frame with a bulk of the update is complete. */
+static void push_lend(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
+                      const mlfab__outgoing *update, uint64_t token, mlfab__frame_out *frame) {
+  frame->slot = (uint32_t)(update - worker->updates);
+  frame->token = push_lends(worker, port, peer, frame) ? token : 0;
+  frame->callers = push_is_callers(worker, update);
+}
+
 static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
                          mlfab__frame_out *frame) {
   const mlfab__stream *stream = &worker->streams[server];
@@ -15971,17 +15988,19 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   frame->bulk = piece > 0 ? data : NULL;
   frame->bulk_bytes = (uint32_t)piece;
   frame->note[1] = push.eager;
+  push_lend(worker, &worker->port, server, update, mlfab__push_token(worker, update), frame);
   return frame->meta_bytes > 0;
 }
 
-/* Sets the next granted bytes as the bulk. 0 if no packet is granted whole. */
-static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
-                              const mlfab__outgoing *update, mlfab__frame_out *frame) {
+MLFAB__INTERNAL int mlfab__push_bulk(const mlfab__worker *worker, const mlfab__port *port,
+                                     uint32_t peer, const mlfab__outgoing *update, uint32_t server,
+                                     uint64_t token, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
   const uint8_t *data;
-  uint64_t most = part->granted - part->sent;
-  frame->bulk_bytes = (uint32_t)push_piece(worker, update, server, most, &data);
+  frame->bulk_bytes =
+      (uint32_t)push_piece(worker, update, server, part->granted - part->sent, &data);
   frame->bulk = data;
+  push_lend(worker, port, peer, update, token, frame);
   return frame->bulk_bytes > 0;
 }
 
@@ -15991,14 +16010,8 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
                         worker->streams[server].generation};
   frame->type = MLFAB__CHUNK;
   frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
-  return push_granted_piece(worker, server, update, frame);
-}
-
-/* Does the transport borrow the bulk? It copies a small one. */
-static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
-                      const mlfab__frame_out *frame) {
-  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
-                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
+  return mlfab__push_bulk(worker, &worker->port, server, update, server,
+                          mlfab__push_token(worker, update), frame);
 }
 
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
@@ -16014,15 +16027,10 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
       frame->note[0] = 1;
       found = push_announce(worker, server, update, frame);
     } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
-               part->aggregator == MLFAB__NO_NODE && !update->withdrawn) {
+               push_by(worker, update, server) == MLFAB__NO_NODE && !update->withdrawn) {
       found = push_chunk(worker, server, update, frame);
     }
-    if (!found) continue;
-    frame->slot = worker->order[i];
-    frame->token =
-        push_lends(worker, &worker->port, server, frame) ? push_token(worker, update) : 0;
-    frame->callers = push_is_callers(worker, update);
-    return 1;
+    if (found) return 1;
   }
   return 0;
 }
@@ -16050,60 +16058,9 @@ MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, ui
   uint32_t slot = (uint32_t)((token & 0xff) - 1);
   if (slot >= MLFAB__WORKER_UPDATES) return;
   mlfab__outgoing *update = &worker->updates[slot];
-  if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
+  if (update->seq == 0 || mlfab__push_token(worker, update) != token)
+    return; /* detached meanwhile */
   if (update->parts[server].lent > 0) update->parts[server].lent--;
-  mlfab__push_settle(worker, update, now_ns);
-}
-
-/* --- frames to aggregators --- */
-
-MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
-                                           mlfab__frame_out *frame) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    const mlfab__outgoing *update = push_slot(worker, i);
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      const mlfab__part *part = &update->parts[s];
-      if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
-          part->sent >= part->granted)
-        continue;
-      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, part->bytes, s};
-      frame->type = MLFAB__HOP_CHUNK;
-      frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
-      if (!push_granted_piece(worker, s, update, frame)) continue;
-      frame->slot = worker->order[i];
-      frame->note[0] = s;
-      frame->token = push_lends(worker, &worker->hop, aggregator, frame)
-                         ? push_hop_token(worker, update, s)
-                         : 0;
-      frame->callers = push_is_callers(worker, update);
-      return 1;
-    }
-  }
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_out *frame) {
-  uint32_t server = (uint32_t)frame->note[0];
-  mlfab__outgoing *update = &worker->updates[frame->slot];
-  mlfab__part *part = &update->parts[server];
-  assert(part->aggregator == aggregator);
-  (void)aggregator;
-  part->sent += frame->bulk_bytes;
-  update->codec->advance(worker, update, server, part, frame->bulk_bytes);
-  if (frame->token != 0) part->lent_hop++;
-}
-
-MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t token, uint64_t now_ns) {
-  uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
-  if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
-  mlfab__outgoing *update = &worker->updates[slot];
-  /* A bulk that was taken back may still be reported: its route, or its update, has ended then. */
-  if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
-  mlfab__part *part = &update->parts[server];
-  if (part->aggregator != aggregator || part->lent_hop == 0) return;
-  part->lent_hop--;
   mlfab__push_settle(worker, update, now_ns);
 }
 
@@ -16118,10 +16075,10 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     if (part->lent > 0) {
-      worker->port.detach(worker->port.self, s, push_token(worker, update));
+      worker->port.detach(worker->port.self, s, mlfab__push_token(worker, update));
       part->lent = 0;
     }
-    push_leave_hop(worker, update, s);
+    push_leave(worker, update, s);
     if (part->state == MLFAB__PART_ANNOUNCED || part->state == MLFAB__PART_DECIDED) announced = 1;
     if (part->state != MLFAB__PART_ANNOUNCED) continue;
     mlfab__withdraw withdraw = {update->seq, update->members, worker->streams[s].generation};
@@ -16163,8 +16120,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   mlfab__outgoing *update = &worker->updates[request->slot];
   uint32_t server = push_awaits(worker, update);
   char by[48] = "";
-  if (update->parts[server].aggregator != MLFAB__NO_NODE)
-    snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
+  if (push_by(worker, update, server) != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", push_by(worker, update, server));
   /* Merged with others: only this caller's request ends; the update goes on from the library's copy. */
   int shared = update->members > 1, lacked = update->lacks != NULL;
   int announced = shared || push_recall(worker, update);
@@ -16346,13 +16303,12 @@ MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request reque
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, const mlfab__port *hop,
-                                       mlfab_stats *stats, mlfab__requests *requests) {
+                                       const mlfab__port *port, mlfab_stats *stats,
+                                       mlfab__requests *requests) {
   memset(worker, 0, sizeof *worker);
   worker->env = env;
   worker->config = config;
   worker->port = *port;
-  worker->hop = *hop;
   worker->stats = stats;
   worker->requests = requests;
   worker->rank = rank;
@@ -17066,25 +17022,6 @@ MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t serve
   worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
 }
 
-/* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
- * this worker's progress, so no round waits for them. */
-static void worker_count_lost(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
-  mlfab__stream *stream = &worker->streams[server];
-  if (ack->term > stream->term && stream->taken > ack->taken) {
-    char text[MLFAB__TEXT_MAX];
-    uint64_t lost = stream->taken - ack->taken;
-    worker->stats->updates_lost += lost;
-    snprintf(text, sizeof text, "%llu updates of worker %u were lost with a server",
-             (unsigned long long)lost, worker->rank);
-    worker->port.event(worker->port.self, MLFAB_EVENT_UPDATES_LOST, (int32_t)server, 1, 0, 0, text);
-    stream->taken = ack->taken;
-  }
-  if (ack->term <= stream->term) return;
-  stream->term = ack->term;
-  /* The former copy may have made commits that this one has not. */
-  stream->cache_epoch = 0;
-}
-
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top) {
   return top > worker->streams[server].announced;
@@ -17112,10 +17049,9 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   }
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
-  int another =
-      ack->term > stream->term; /* a copy that may not know what the former one has confirmed */
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  worker_count_lost(worker, server, ack);
+  /* A copy of the server may not know what the former one has confirmed. */
+  int another = worker->copies && worker->copies(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands && stream->guest && worker->enters) {
     /* Its number is that of the others, or the server's answer. */
@@ -17166,6 +17102,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
 static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                         uint64_t now_ns) {
   if (worker->streams[server].absent) return; /* it tells again when it counts */
+  if (worker->routes && worker->routes->frame(worker, server, frame)) return;
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);
@@ -17175,9 +17112,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       break;
     case MLFAB__GRANT:
       mlfab__push_granted(worker, server, frame);
-      break;
-    case MLFAB__VIA:
-      mlfab__push_rerouted(worker, server, frame);
       break;
     case MLFAB__PUSH_ACK:
       mlfab__push_acked(worker, server, frame, now_ns);
@@ -17191,8 +17125,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
       break;
-    case MLFAB__PULL_VIA:
-      mlfab__pull_rerouted(worker, server, frame);
       break;
     case MLFAB__PULL_FAIL:
       mlfab__pull_failed(worker, server, frame, now_ns);
@@ -17245,102 +17177,46 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
   mlfab__worker_advance(worker, now_ns);
 }
 
-/* --- links to aggregators --- */
-
-MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t token, uint64_t now_ns) {
-  mlfab__push_hop_sent(worker, aggregator, token, now_ns);
-  mlfab__worker_advance(worker, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t now_ns) {
-  mlfab__pull_hop_lost(worker, aggregator);
-  mlfab__push_hop_lost(worker, aggregator, now_ns);
-  mlfab__worker_advance(worker, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame, uint64_t now_ns) {
-  switch (frame->type) {
-    case MLFAB__HOP_GRANT:
-      mlfab__push_hop_granted(worker, aggregator, frame);
-      break;
-    case MLFAB__HOP_MODEL:
-      mlfab__pull_hop_model(worker, aggregator, frame, now_ns);
-      break;
-    default:
-      worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                       "a frame that no aggregator sends");
-  }
-  mlfab__worker_advance(worker, now_ns);
-}
-
-MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
-  return worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
-         (mlfab__push_hop_wanted(worker, aggregator) || mlfab__pull_hop_wanted(worker, aggregator));
-}
-
 /* ==============================================================================================
  * core/worker/worker_role.c
  * ============================================================================================== */
-/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to aggregators. */
+/* worker_role.c - the worker as a role of its node, with its links to servers. */
 
 static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_frame(self, at.peer, frame, at.now_ns);
-  } else {
-    mlfab__worker_hop_frame(self, at.peer, frame, at.now_ns);
-  }
+  mlfab__worker_frame(self, at.peer, frame, at.now_ns);
   return 1;
 }
 
 static int worker_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
-  return at.kind == MLFAB__LINK_SERVER ? mlfab__worker_next(self, at.peer, frame)
-                                       : mlfab__worker_hop_next(self, at.peer, frame);
+  return mlfab__worker_next(self, at.peer, frame);
 }
 
 static void worker_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_taken(self, at.peer, frame);
-  } else {
-    mlfab__worker_hop_taken(self, at.peer, frame);
-  }
+  mlfab__worker_taken(self, at.peer, frame);
 }
 
 static void worker_role_returned(void *self, mlfab__at at, uint64_t token) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_sent(self, at.peer, token, at.now_ns);
-  } else {
-    mlfab__worker_hop_sent(self, at.peer, token, at.now_ns);
-  }
+  mlfab__worker_sent(self, at.peer, token, at.now_ns);
 }
 
 static int worker_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  if (at.kind != MLFAB__LINK_SERVER || !mlfab__worker_usurped(self, at.peer, greeting->ack->top))
-    return 0;
+  if (!mlfab__worker_usurped(self, at.peer, greeting->ack->top)) return 0;
   greeting->why = "it has updates of this worker that it never sent: another process uses its rank";
   return MLFAB_ERR_RANK_TAKEN;
 }
 
 static void worker_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   const mlfab__worker *worker = self;
-  if (at.kind != MLFAB__LINK_SERVER) return;
   if (worker->stands && !greeting->ack->model_stands && !worker->streams[at.peer].absent)
     greeting->died = "it has restarted without the model";
   mlfab__worker_hello(self, at.peer, greeting->ack, at.now_ns);
 }
 
 static void worker_role_lost(void *self, mlfab__at at) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_lost(self, at.peer, at.now_ns);
-  } else {
-    mlfab__worker_hop_lost(self, at.peer, at.now_ns);
-  }
+  mlfab__worker_lost(self, at.peer, at.now_ns);
 }
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
-  if (at.kind != MLFAB__LINK_SERVER) return;
   const mlfab__worker *worker = self;
   if (left == MLFAB__NEVER_HERE && worker->mover)
     worker->mover->vacant(self, at.peer, at.now_ns);
@@ -17349,8 +17225,8 @@ static void worker_role_gone(void *self, mlfab__at at, int left) {
 }
 
 static int worker_role_wants(void *self, mlfab__at at, const char *why) {
-  (void)why;
-  return at.kind == MLFAB__LINK_SERVER || mlfab__worker_hop_wanted(self, at.peer);
+  (void)self, (void)at, (void)why;
+  return 1;
 }
 
 static void worker_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
@@ -17362,8 +17238,8 @@ static void worker_role_free(void *self) { mlfab__worker_free(self); }
 static const mlfab__role worker_row = {
     .name = "worker",
     .rest = 1,
-    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
-    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
+    .sends = MLFAB__ON(SERVER),
+    .links = MLFAB__ON(SERVER),
     .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
                 MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
     .frame = worker_role_frame,
@@ -17383,10 +17259,9 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   mlfab__role *role = mlfab__roles_add(node, &worker_row, sizeof **worker_p);
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
-  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
   *worker_p = role->self;
   int code = mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank,
-                                &up, &hop, &node->stats, &node->requests);
+                                &up, &node->stats, &node->requests);
   (*worker_p)->founding = node->founding;
   return code;
 }
@@ -17766,7 +17641,7 @@ typedef struct mlfab__server_saver {
   void (*due)(mlfab__server *server);
   /* Slices are about to move, or the model is freed: gives back all blocks and states. */
   void (*stop)(mlfab__server *server);
-  /* Worker 0 has defined a model, and there is none. 1: it will be restored; mlfab__server_restored follows. */
+  /* Worker 0 has defined a model, and there is none. 1: it will be restored. */
   int (*restores)(mlfab__server *server);
 } mlfab__server_saver;
 
@@ -17800,6 +17675,8 @@ typedef struct mlfab__server_keeper {
   /* May this commit be applied? 0: it is held; the keeper calls mlfab__server_advance later. committed: it was. */
   int (*may)(mlfab__server *server, const mlfab__commit *commit);
   void (*committed)(mlfab__server *server, const mlfab__commit *commit);
+  /* The commit that the open round of a clock will be. */
+  mlfab__commit (*round)(mlfab__server *server, uint32_t clock);
   /* An answer to a push is due. 1: the keeper posts it later, or never if the worker's link breaks before. */
   int (*defers)(mlfab__server *server, uint32_t worker, uint32_t flags, const mlfab__push_ack *ack);
   /* A worker has withdrawn an update that is decided: it does not wait for DURABLE any more. */
@@ -17827,6 +17704,12 @@ typedef struct mlfab__server_policy {
   /* over: an announced update leaves the queue. progress: bytes of the head came. */
   void (*over)(mlfab__server *server, const mlfab__incoming *update);
   void (*progress)(mlfab__server *server, const mlfab__incoming *head);
+  /* The in-link. came: bytes of updates. idle: does it carry less than it could? idle_at: when that may be so next. let: an
+   * update may send from now on. */
+  void (*came)(mlfab__server *server, uint64_t bytes);
+  int (*idle)(mlfab__server *server);
+  uint64_t (*idle_at)(const mlfab__server *server);
+  void (*let)(mlfab__server *server);
   /* A group may send `upto` bytes of its sum. For packets, whose length is not known: all of the head, or
    * what a stage holds. */
   void (*grant)(mlfab__server *server, mlfab__incoming *leader, uint64_t upto);
@@ -17874,7 +17757,6 @@ typedef struct mlfab__server_apply {
   uint8_t *stages[MLFAB__SERVER_STAGES];
   mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   uint64_t stage_bytes;
-  mlfab__meter meter; /* measures the in-link */
   /* HELD: all bytes of the head are in `next`, and the keeper does not let it be applied yet; it can be withdrawn. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_HELD, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
   uint32_t clock, slice, position; /* of a round */
@@ -17936,7 +17818,7 @@ struct mlfab__server {
   mlfab__lists *lists;                /* of the frame that is being decoded */
   const mlfab__server_policy *policy; /* or NULL */
   struct mlfab__server_sched *sched;  /* state of the policy */
-  mlfab__schedule schedule;           /* last settings */
+  uint64_t delay_bound;               /* updates of this delay and more are dropped */
   int scheduled;                      /* the fabric has a scheduler: large transfers are planned */
   const mlfab__server_sparse *sparse; /* or NULL */
   const mlfab__server_lender *lender; /* or NULL */
@@ -17986,8 +17868,8 @@ MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server 
 
 /* A model that is to be restored, or copied. build: the model of a definition and its table of encoded
  * mlfab__tensor_info, divided into `cut` slices (0: the usual number); it does not stand yet. Errors: of the definition,
- * with a text; then call refuse or unbuild. unbuild: there is no model. restored: it stands; the caller has loaded slices and
- * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
+ * with a text; then call refuse or unbuild. unbuild: there is no model. refuse: there is no model; tells worker 0, and all
+ * who wait for its definition, why. */
 MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, const mlfab__define *define,
                                         const uint8_t *table, uint32_t cut, mlfab_error *error);
 /* owners: of its slices, which must be as many as these; or NULL: as the options say. Errors: FRAME. */
@@ -17996,8 +17878,6 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
                                               const uint32_t *owners, uint32_t nowners,
                                               mlfab_error *error);
 MLFAB__INTERNAL void mlfab__server_unbuild(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
-                                            uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
@@ -18114,8 +17994,6 @@ MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
 /* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
  * FluentPS. */
 MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__clock *clock);
-/* The commit that the open round of a clock will be, for the keeper. */
-MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock);
 /* v_train of a clock moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
 /* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
@@ -18844,52 +18722,10 @@ MLFAB__INTERNAL double mlfab__clock_share(mlfab__server *server, const mlfab__cl
   return 1.0 / (n > 0 ? n : 1);
 }
 
-/* The sum of the squares of a slice's sum; whether it has one. */
-static double clock_squares(const mlfab__server *server, const mlfab__shard_slice *s,
-                            int *summed_p) {
-  const mlfab__store *store = &server->store;
-  double squares = 0.0;
-  for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
-    mlfab__piece piece;
-    mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
-    at += piece.bytes;
-    uint32_t block = store->sum[piece.position];
-    if (block == MLFAB__NO_BLOCK) continue;
-    *summed_p = 1;
-    const uint8_t *sum = store->blocks[block].data + piece.at;
-    sum = mlfab__memory_see(store->memory, sum, piece.bytes, server->window);
-    squares += mlfab__kernel_norm2(piece.dtype, sum, piece.count);
-  }
-  return squares;
-}
-
-MLFAB__INTERNAL mlfab__commit mlfab__clock_commit(mlfab__server *server, uint32_t clock) {
-  const mlfab__store *store = &server->store;
-  mlfab__clock *round = &server->clocks[clock];
-  double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
-  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
-  int measures = round->measured != round->round_members && !store->ghost;
-  if (measures) round->squares = 0.0, round->part = 0;
-  for (uint32_t i = 0; i < store->nslices; i++) {
-    const mlfab__shard_slice *s = &store->slices[i];
-    int summed = 0;
-    commit.part |= s->clock != clock;
-    if (s->clock != clock) continue;
-    commit.elements += s->bytes;
-    if (!measures) continue;
-    round->squares += clock_squares(server, s, &summed);
-    round->part |= !summed; /* such a slice takes no step */
-  }
-  round->measured = round->round_members;
-  commit.squares = round->squares;
-  commit.part |= round->part;
-  return commit;
-}
-
 /* Does the keeper not let the open round be applied yet? It stays due. */
 static int clock_held(mlfab__server *server, uint32_t clock) {
   if (!server->keeper) return 0;
-  const mlfab__commit commit = mlfab__clock_commit(server, clock);
+  const mlfab__commit commit = server->keeper->round(server, clock);
   return !server->keeper->may(server, &commit);
 }
 
@@ -18972,7 +18808,7 @@ static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *chan
   if (sync->kind == MLFAB_SYNC_USER &&
       (!server->config->pull_condition || !server->config->push_condition))
     text = "conditions of the user's own, which this server does not have";
-  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
+  if (rounds && server->delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
   if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
   if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
     text = "another model than BSP with deterministic";
@@ -19163,7 +18999,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
 /* ==============================================================================================
  * core/server/clock_copy.h
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
 /* clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. Layer 4. */
 
 /* Describes a clock for the server that gets some of its slices. `words` has room for
@@ -19198,12 +19034,12 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
                                          const mlfab__reshard_server_clock *clocks, uint32_t n,
                                          const uint32_t *words);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/server/clock_copy.c
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
 /* clock_copy.c - the server role: clocks as records. See clock_copy.h. */
 
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
@@ -19334,7 +19170,7 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
   server->untidy = n > 1;
   mlfab__clock_members(server);
 }
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_RESHARD */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/server/queue.c
@@ -19452,7 +19288,7 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, 
 /* --- places --- */
 
 static uint64_t queue_bound(const mlfab__server *server) {
-  return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
+  return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->delay_bound;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
@@ -19831,7 +19667,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     if (mode == MLFAB__APPLY_STAGE) {
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
-      if (store->holders) mlfab__store_own(server->env, store, piece.position);
+      if (store->holders) store->own(server->env, store, piece.position);
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
@@ -20100,7 +19936,7 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
     if (apply_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
-    if (store->holders) mlfab__store_own(server->env, store, p);
+    if (store->holders) store->own(server->env, store, p);
     mlfab__memory_step(store->memory, &server->optimizer, &step, piece->dtype, dst, w, sum,
                        store->s0 ? store->s0[p] + piece->at : NULL,
                        store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
@@ -20220,7 +20056,7 @@ MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   /* Without a scheduler there is one stage. While an update owns it, nothing can be released. */
   if (!server->scheduled && server->apply.stage_owner[0]) return;
   int ends = head->push.bytes - head->received <= little;
-  int idle = server->scheduled && mlfab__meter_idle(&server->apply.meter, server->now_ns);
+  int idle = server->scheduled && server->policy->idle(server);
   if (!ends && !idle) return;
   mlfab__incoming *update = apply_unreleased(server);
   /* Without a scheduler, updates behind the one to be released send only eager bytes. */
@@ -20229,7 +20065,7 @@ MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   for (const mlfab__incoming *u = server->queue.first; u != end && !idle; u = u->next)
     coming += mlfab__max(u->granted, u->received) - u->received;
   if (coming > little) return;
-  mlfab__meter_begin(&server->apply.meter, server->now_ns);
+  if (server->scheduled) server->policy->let(server);
   if (!update) return;
   uint32_t stage = apply_free_stage(server);
   if (stage == MLFAB__SERVER_STAGES) return;
@@ -20497,7 +20333,7 @@ MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
                server->apply.applying == MLFAB__APPLY_NONE;
   uint64_t at = update->received;
   update->received += frame->bulk_bytes;
-  mlfab__meter_count(&server->apply.meter, frame->bulk_bytes);
+  if (server->scheduled) server->policy->came(server, frame->bulk_bytes);
   if (!direct) {
     /* A chunk may begin in the arena and end in the stage. */
     uint64_t eager =
@@ -20625,7 +20461,7 @@ MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
       head->last_byte_ns, server->now_ns, (head->group ? 5 : 3) * beat,
       head->group ? MLFAB__PORT_STANDS_BEATS * beat : server->config->silent_death_ns);
   int more = server->scheduled && server->queue.last != server->apply.head;
-  return more ? mlfab__min(deadline, mlfab__meter_due(&server->apply.meter)) : deadline;
+  return more ? mlfab__min(deadline, server->policy->idle_at(server)) : deadline;
 }
 
 MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server) {
@@ -20729,7 +20565,7 @@ static void round_close(mlfab__server *server) {
   if (!server->apply.code && clock->round_members > 0) {
     server->stats->commits++;
     if (server->keeper) {
-      const mlfab__commit commit = mlfab__clock_commit(server, server->apply.clock);
+      const mlfab__commit commit = server->keeper->round(server, server->apply.clock);
       server->keeper->committed(server, &commit);
     }
   }
@@ -21422,18 +21258,6 @@ enum {
   SERVER_COPY_NS = 20000       /* between two looks at copies from a device */
 };
 
-static void server_init_schedule(mlfab__server *server) {
-  const mlfab_schedule *given = &server->config->schedule;
-  server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
-  server->schedule.delay_bound = given->delay_bound;
-  server->schedule.plan_ahead_ns = given->plan_ahead_ns;
-  server->schedule.interval_ns = given->interval_ns;
-  server->schedule.best = given->best;
-  server->schedule.whole = given->whole;
-  server->schedule.no_aggregation = given->no_aggregation;
-  server->schedule.no_distribution = given->no_distribution;
-}
-
 MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats) {
@@ -21463,7 +21287,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
     server->peers[w].link_in = server->peers[w].link_out = -1.0;
   }
-  server_init_schedule(server);
+  server->scheduled = config->scheduler != MLFAB_SCHEDULER_NONE;
+  server->delay_bound = config->schedule.delay_bound;
   return 0;
 }
 
@@ -21715,8 +21540,7 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
   if (why)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: %s (server %u)", why, server->number);
-  if (mlfab__sync_rounds(options->consistency.kind) &&
-      server->schedule.delay_bound != MLFAB_UNBOUNDED)
+  if (mlfab__sync_rounds(options->consistency.kind) && server->delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: a delay bound (schedule.delay_bound) with rounds, "
                         "which drop nothing");
@@ -21806,25 +21630,6 @@ static int server_begin(mlfab__server *server, mlfab_error *error) {
   server->phase =
       server->peers[0].define.first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
   return 0;
-}
-
-MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
-                                            uint64_t version) {
-  server->phase = MLFAB__MODEL_STANDS;
-  server->first_weights_incarnation = 0;
-  server->norm_commits = 0;
-  server->save.restored = number;
-  server->save.restored_version = version;
-  server->greets = 1;
-  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
-   * it. */
-  for (uint32_t w = 0; w < server->workers; w++) {
-    mlfab__server_peer *peer = &server->peers[w];
-    peer->pushed = peer->decided = mlfab__clock_join(server, w);
-  }
-  mlfab__clock_members(server);
-  if (server->policy) server->policy->told(server);
-  mlfab__server_advance(server);
 }
 
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
@@ -29386,8 +29191,10 @@ typedef struct mlfab__barrier_server {
   uint32_t workers;
   mlfab__barrier_entry *entries;
   uint64_t over;
-  int32_t missing;     /* told to those who wait */
-  mlfab__touch *touch; /* a replica of server 0 has the state, too; or NULL */
+  int32_t missing; /* told to those who wait */
+  /* A replica of server 0 has the state, too: barrier_kept.h; or NULL. The entry of this worker may change. */
+  void (*touched)(struct mlfab__barrier_server *server, uint32_t worker);
+  struct mlfab__touch *touch;
 } mlfab__barrier_server;
 
 typedef struct mlfab__barrier_worker {
@@ -29577,8 +29384,7 @@ MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uin
 
 /* A worker's event changes its entry, and perhaps what is over. */
 static void barrier_touch(mlfab__barrier_server *server, uint32_t worker) {
-  mlfab__touched(server->touch, 0);
-  mlfab__touched(server->touch, 1 + worker);
+  if (server->touched) server->touched(server, worker);
 }
 
 static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
@@ -29664,54 +29470,6 @@ static const mlfab__role barrier_server_row = {
     .free = barrier_server_free,
 };
 
-/* --- as records: record 0, and one for each worker --- */
-
-static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes) {
-  const mlfab__barrier_server *server = self;
-  if (record == 0) {
-    const mlfab__barrier_state state = {server->over};
-    return mlfab__encode_barrier_state(bytes, &state);
-  }
-  const mlfab__barrier_entry *entry = &server->entries[record - 1];
-  const mlfab__barrier_worker_state state = {.gone = entry->gone,
-                                             .done = entry->done,
-                                             .left = entry->left,
-                                             .guest = entry->guest,
-                                             .wants = entry->wants,
-                                             .late = entry->late,
-                                             .among = entry->among,
-                                             .base = entry->base,
-                                             .asked = entry->asked,
-                                             .progress = entry->progress};
-  return mlfab__encode_barrier_worker_state(bytes, &state);
-}
-
-static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
-                          int apply) {
-  mlfab__barrier_server *server = self;
-  mlfab__barrier_state state;
-  mlfab__barrier_worker_state in;
-  int code = record ? mlfab__decode_barrier_worker_state(bytes, n, &in)
-                    : mlfab__decode_barrier_state(bytes, n, &state);
-  if (code || !apply) return code;
-  if (record == 0) {
-    server->over = state.over;
-    server->missing = MLFAB_NO_RANK;
-  } else {
-    server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
-                                                         .done = in.done != 0,
-                                                         .left = in.left != 0,
-                                                         .guest = in.guest != 0,
-                                                         .wants = in.wants != 0,
-                                                         .late = in.late != 0,
-                                                         .among = in.among != 0,
-                                                         .progress = in.progress,
-                                                         .base = in.base,
-                                                         .asked = in.asked};
-  }
-  return 0;
-}
-
 MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
                                                  mlfab__barrier_server **barrier_p) {
   mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
@@ -29723,14 +29481,6 @@ MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node,
                                     .missing = MLFAB_NO_RANK};
   server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
   if (!server->entries) return MLFAB_ERR_MEMORY;
-  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
-                                               .self = server,
-                                               .records = 1 + server->workers,
-                                               .encode = barrier_encode,
-                                               .decode = barrier_decode,
-                                               .port = &server->port,
-                                               .workers = 1,
-                                               .touch = &server->touch});
   *barrier_p = server;
   return 0;
 }
@@ -29961,6 +29711,107 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
                                         .of = MLFAB_NO_RANK};
   return 0;
 }
+
+/* ==============================================================================================
+ * core/coll/barrier_kept.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* barrier_kept.h - barriers at both copies of server 0 (../node/mirrored.h). */
+
+typedef struct mlfab__barrier_state {
+  uint64_t over;
+} mlfab__barrier_state;
+
+typedef struct mlfab__barrier_worker_state {
+  uint32_t gone, done, left, guest, wants, late, among;
+  uint64_t base, asked, progress;
+} mlfab__barrier_worker_state;
+
+MLFAB__WIRE_DECLARE(barrier_state)
+MLFAB__WIRE_DECLARE(barrier_worker_state)
+
+/* Adds the part, if servers have replicas. */
+MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier_server *server);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/coll/barrier_kept.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* barrier_kept.c - barriers at both copies of server 0: record 0, and one for each worker. See barrier_kept.h. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+/* clang-format off */
+WIRE_META(barrier_state, N(over))
+WIRE_META(barrier_worker_state,
+  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
+/* clang-format on */
+#undef N
+
+static void barrier_touched(mlfab__barrier_server *server, uint32_t worker) {
+  mlfab__touched(server->touch, 0);
+  mlfab__touched(server->touch, 1 + worker);
+}
+
+static uint32_t barrier_encode(const void *self, uint32_t record, uint8_t *bytes) {
+  const mlfab__barrier_server *server = self;
+  if (record == 0) {
+    const mlfab__barrier_state state = {server->over};
+    return mlfab__encode_barrier_state(bytes, &state);
+  }
+  const mlfab__barrier_entry *entry = &server->entries[record - 1];
+  const mlfab__barrier_worker_state state = {.gone = entry->gone,
+                                             .done = entry->done,
+                                             .left = entry->left,
+                                             .guest = entry->guest,
+                                             .wants = entry->wants,
+                                             .late = entry->late,
+                                             .among = entry->among,
+                                             .base = entry->base,
+                                             .asked = entry->asked,
+                                             .progress = entry->progress};
+  return mlfab__encode_barrier_worker_state(bytes, &state);
+}
+
+static int barrier_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n,
+                          int apply) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_state state;
+  mlfab__barrier_worker_state in;
+  int code = record ? mlfab__decode_barrier_worker_state(bytes, n, &in)
+                    : mlfab__decode_barrier_state(bytes, n, &state);
+  if (code || !apply) return code;
+  if (record == 0) {
+    server->over = state.over;
+    server->missing = MLFAB_NO_RANK;
+  } else {
+    server->entries[record - 1] = (mlfab__barrier_entry){.gone = in.gone != 0,
+                                                         .done = in.done != 0,
+                                                         .left = in.left != 0,
+                                                         .guest = in.guest != 0,
+                                                         .wants = in.wants != 0,
+                                                         .late = in.late != 0,
+                                                         .among = in.among != 0,
+                                                         .progress = in.progress,
+                                                         .base = in.base,
+                                                         .asked = in.asked};
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier_server *server) {
+  server->touched = barrier_touched;
+  mlfab__mirrored_add(node, &(mlfab__mirrored){.name = "barrier",
+                                               .self = server,
+                                               .records = 1 + server->workers,
+                                               .encode = barrier_encode,
+                                               .decode = barrier_decode,
+                                               .port = &server->port,
+                                               .workers = 1,
+                                               .touch = &server->touch});
+}
+#endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/coll/membership.h
@@ -34076,11 +33927,56 @@ typedef struct mlfab__spread_fail {
   int32_t code;
 } mlfab__spread_fail;
 
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler sends server 0's to the others. */
+typedef struct mlfab__schedule {
+  uint64_t delay_bound; /* UINT64_MAX: none */
+  uint64_t plan_ahead_ns, interval_ns;
+  uint32_t best, whole, no_aggregation, no_distribution;
+  /* Server -> scheduler only. */
+  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
+  uint64_t host;   /* of the server */
+} mlfab__schedule;
+
+typedef struct mlfab__via { /* server -> worker: the new route of this update */
+  uint64_t seq;
+  uint64_t group;      /* ascending at a server: frames with older numbers are ignored */
+  uint32_t generation; /* of the stream */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when granted */
+} mlfab__via;
+
+/* aggregator -> member: the update may be sent here up to `upto` */
+typedef struct mlfab__hop_grant {
+  uint64_t group, seq, upto;
+  uint32_t server;
+} mlfab__hop_grant;
+
+typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
+  uint64_t group, seq, offset;
+  uint64_t total; /* of the update's bytes for that server, or of its packets */
+  uint32_t server;
+} mlfab__hop_chunk;
+
+typedef struct mlfab__pull_via { /* server -> worker: ignore frames of earlier attempts */
+  uint64_t request;
+  uint32_t attempt;
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
+} mlfab__pull_via;
+
+typedef struct mlfab__hop_model { /* distributor -> member: a forwarded MODEL frame */
+  uint64_t request, offset, bytes, version, commit;
+  uint32_t slice, flags, epoch; /* as in mlfab__model */
+  uint32_t server, attempt;
+} mlfab__hop_model;
+
+typedef struct mlfab__pull_done { /* worker -> server: all of it came through the distributor */
+  uint64_t request;
+} mlfab__pull_done;
+
 /* Declared as in wire.h. */
 /* clang-format off */
 #define MLFAB__SCHED_PAIRS(X) \
   X(capacity) X(station) X(announce) X(report) X(group_end) X(release) X(group_fail) X(forward) \
-  X(spread_fail)
+  X(spread_fail) X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done)
 #define MLFAB__SCHED_LISTS(X) \
   X(plan, mlfab__plan_entry) \
   X(spread, mlfab__spread_member)
@@ -34118,6 +34014,17 @@ WIRE_META(release, N(group) N(upto))
 WIRE_META(group_fail, N(group) N(seq) N(worker) N(code))
 WIRE_META(forward, N(group) N(offset) N(total))
 WIRE_META(spread_fail, N(request) N(member_request) N(worker) N(code))
+WIRE_META(schedule,
+  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation)
+  N(no_distribution) N(rounds) N(host))
+WIRE_META(via, N(seq) N(group) N(generation) N(aggregator))
+WIRE_META(hop_grant, N(group) N(seq) N(upto) N(server))
+WIRE_META(hop_chunk, N(group) N(seq) N(offset) N(total) N(server))
+WIRE_META(pull_via, N(request) N(attempt) N(aggregator))
+WIRE_META(hop_model,
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server)
+  N(attempt))
+WIRE_META(pull_done, N(request))
 WIRE_FIELDS(plan_entry, mlfab__plan_entry,
   N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate))
 WIRE_FIELDS(group_member, mlfab__group_member, N(seq) N(weight) N(worker) N(incarnation))
@@ -39537,6 +39444,446 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 #endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
+ * core/sched/hops.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED
+/* hops.h - a worker in a fabric with a scheduler: its routes through other workers' nodes.
+ *
+ * The server names the route of a large part (VIA). It goes directly, granted by the server. Or it goes through another
+ * worker's node, the hop, as a member of a group; then the aggregator there grants it. Routes have numbers. A new route
+ * voids the former route, and the part begins anew. If the aggregator's grant arrives before VIA, the worker adopts the
+ * route from the grant. The same holds for pulls: a part comes from the server or through a distributor, on each route
+ * whole and in order. Only the newest route counts. PULL_VIA names it. The first frame from the hop names it, too, and
+ * may arrive earlier.
+ *
+ * Within a generation of the stream a part waits, then is a member of groups, one after another, and may finally be
+ * sent directly; never in another order.
+ *
+ * Invariants. (1) A part has bulks lent to two links at most: to its server and to its aggregator. When the aggregator
+ * changes, the worker takes its bulks back. (2) The worker sends an aggregator only bytes that it
+ * granted for the current route.
+ *
+ * Source: MLfabric §3.2 (aggregation, distribution). */
+
+typedef struct mlfab__hop_part { /* a part of an update */
+  uint32_t serial;               /* of its update, plus one; another number: nothing here counts */
+  uint32_t aggregator;           /* worker whose node forwards it, or MLFAB__NO_NODE */
+  uint32_t lent;                 /* bulks lent to that aggregator's link */
+  uint32_t way;                  /* part of the token: tells apart bulks that were taken back */
+  uint64_t group;                /* number of the newest route; 0: none */
+  uint8_t adopted; /* the route is from the aggregator's grant: VIA has not arrived yet */
+} mlfab__hop_part;
+
+typedef struct mlfab__hop_pull { /* a server's part of a pull */
+  uint64_t request;              /* of its pull; another number: nothing here counts */
+  uint32_t hop;                  /* worker that forwards it, or MLFAB__NO_NODE */
+  uint32_t attempt;              /* number of the newest route; frames of older ones are void */
+  uint8_t begun;                 /* the hop has sent some of it */
+} mlfab__hop_pull;
+
+typedef struct mlfab__hops {
+  mlfab__worker_routes routes; /* the worker knows no more of this object */
+  mlfab__worker *worker;
+  mlfab__port port;       /* to hops, by the rank of their worker: `ready` opens a missing link */
+  mlfab__hop_part *parts; /* by update and server */
+  mlfab__hop_pull *pulls; /* by pull and server */
+} mlfab__hops;
+
+/* The caller has set `port`. Errors: MEMORY. free: while the worker is still there, or before begin. */
+MLFAB__INTERNAL int mlfab__hops_begin(mlfab__hops *hops, mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__hops_free(mlfab__hops *hops);
+/* The functions of role.h, for links to hops. lost: bulks lent to the link are the caller's again, and only a
+ * new grant sends more there. */
+MLFAB__INTERNAL void mlfab__hops_frame(mlfab__hops *hops, mlfab__at at,
+                                       const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__hops_next(mlfab__hops *hops, mlfab__at at, mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__hops_taken(mlfab__hops *hops, mlfab__at at,
+                                       const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__hops_returned(mlfab__hops *hops, mlfab__at at, uint64_t token);
+MLFAB__INTERNAL void mlfab__hops_lost(mlfab__hops *hops, mlfab__at at);
+MLFAB__INTERNAL int mlfab__hops_wants(const mlfab__hops *hops, uint32_t aggregator);
+
+#endif /* MLFAB_WITH_SCHED */
+
+/* ==============================================================================================
+ * core/sched/hops.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED
+/* hops.c - a worker's routes through other workers' nodes, and its links to them. See hops.h. */
+
+static mlfab__hops *hops_of(const mlfab__worker *worker) {
+  return (mlfab__hops *)(void *)worker->routes;
+}
+
+static mlfab__hop_part *hops_part(const mlfab__worker *worker, const mlfab__outgoing *update,
+                                  uint32_t server) {
+  size_t slot = (size_t)(update - worker->updates);
+  mlfab__hop_part *part = &hops_of(worker)->parts[slot * worker->servers + server];
+  if (part->serial != update->serial + 1)
+    *part = (mlfab__hop_part){.serial = update->serial + 1, .aggregator = MLFAB__NO_NODE};
+  return part;
+}
+
+static mlfab__hop_pull *hops_pull(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                  uint32_t server) {
+  size_t slot = (size_t)(fetch - worker->fetches);
+  mlfab__hop_pull *pull = &hops_of(worker)->pulls[slot * worker->servers + server];
+  if (pull->request != fetch->request)
+    *pull = (mlfab__hop_pull){.request = fetch->request, .hop = MLFAB__NO_NODE};
+  return pull;
+}
+
+/* The update with this number, or NULL. */
+static mlfab__outgoing *hops_find(mlfab__worker *worker, uint64_t seq) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    if (update->seq == seq) return update;
+  }
+  return NULL;
+}
+
+/* --- pushes: what the worker asks --- */
+
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
+ * token contains the server and `way`. Less than 2^60. */
+static uint64_t hops_token(const mlfab__worker *worker, const mlfab__outgoing *update,
+                           uint32_t server) {
+  return mlfab__push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
+         (uint64_t)(hops_part(worker, update, server)->way & 0xfffu) << 48;
+}
+
+static uint32_t hops_by(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        uint32_t server) {
+  return hops_part(worker, update, server)->aggregator;
+}
+
+static uint32_t hops_lent(const mlfab__worker *worker, const mlfab__outgoing *update,
+                          uint32_t server) {
+  return hops_part(worker, update, server)->lent;
+}
+
+static uint32_t hops_chunk(const mlfab__worker *worker, uint32_t aggregator) {
+  return mlfab__port_chunk(&hops_of(worker)->port, aggregator, worker->config->chunk_bytes);
+}
+
+/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited for it
+ * instead, an aggregator that stalls would hold the caller's buffers after the update has gone another way. */
+static void hops_leave(mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server) {
+  const mlfab__port *port = &hops_of(worker)->port;
+  mlfab__hop_part *part = hops_part(worker, update, server);
+  if (part->lent > 0)
+    port->detach(port->self, part->aggregator, hops_token(worker, update, server));
+  part->lent = 0;
+  part->way++;
+  part->aggregator = MLFAB__NO_NODE;
+  part->adopted = 0;
+}
+
+/* From now on the part takes this route, from its first byte. */
+static void hops_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
+                       uint64_t group, uint32_t aggregator) {
+  const mlfab__port *port = &hops_of(worker)->port;
+  mlfab__hop_part *part = hops_part(worker, update, server);
+  if (part->aggregator != aggregator) hops_leave(worker, update, server);
+  mlfab__push_rewind(&update->parts[server]);
+  part->aggregator = aggregator;
+  part->group = group;
+  if (aggregator != MLFAB__NO_NODE) port->ready(port->self, aggregator);
+}
+
+/* The server wants it directly and sent no VIA, so an adopted route is from a stream that was reset. */
+static int hops_direct(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
+  const mlfab__hop_part *part = hops_part(worker, update, server);
+  if (part->adopted) hops_route(worker, update, server, part->group, MLFAB__NO_NODE);
+  return part->aggregator == MLFAB__NO_NODE;
+}
+
+/* --- pushes: frames --- */
+
+static void hops_via(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__via via;
+  if (mlfab__port_refuse(
+          &worker->port, server, frame,
+          mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
+              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
+    return;
+  mlfab__outgoing *update = hops_find(worker, via.seq);
+  if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
+  if (update->parts[server].state != MLFAB__PART_ANNOUNCED) return;
+  if (!update->parts[server].planned) {
+    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
+                      "a VIA for an update that is not planned");
+    return;
+  }
+  mlfab__hop_part *part = hops_part(worker, update, server);
+  /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
+  if (part->adopted && via.group < part->group) return;
+  int known = via.group == part->group && via.aggregator == part->aggregator;
+  part->adopted = 0;
+  if (!known) hops_route(worker, update, server, via.group, via.aggregator);
+}
+
+static void hops_granted(mlfab__hops *hops, uint32_t aggregator, const mlfab__frame_in *frame) {
+  mlfab__worker *worker = hops->worker;
+  mlfab__hop_grant grant;
+  if (mlfab__port_refuse(&hops->port, aggregator, frame,
+                         mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) ||
+                             grant.group == 0 || grant.server >= worker->servers))
+    return;
+  mlfab__outgoing *update = hops_find(worker, grant.seq);
+  if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
+  mlfab__part *sent = &update->parts[grant.server];
+  mlfab__hop_part *part = hops_part(worker, update, grant.server);
+  if (sent->state != MLFAB__PART_ANNOUNCED || grant.group < part->group) return;
+  if (!sent->planned) {
+    hops->port.drop(hops->port.self, aggregator, MLFAB_ERR_FRAME,
+                    "a HOP_GRANT for an update that is not planned");
+    return;
+  }
+  if (grant.group > part->group) {
+    hops_route(worker, update, grant.server, grant.group, aggregator);
+    part->adopted = 1;
+  }
+  if (part->aggregator != aggregator) return;
+  sent->granted = mlfab__min(sent->bytes, mlfab__max(sent->granted, grant.upto));
+  hops->port.ready(hops->port.self, aggregator);
+}
+
+/* Does an update go through this aggregator? */
+static int hops_push_wanted(const mlfab__worker *worker, uint32_t aggregator) {
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      if (update->parts[s].state == MLFAB__PART_ANNOUNCED &&
+          hops_by(worker, update, s) == aggregator)
+        return 1;
+    }
+  }
+  return 0;
+}
+
+static void hops_push_lost(mlfab__worker *worker, uint32_t aggregator, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      mlfab__hop_part *part = hops_part(worker, update, s);
+      if (part->aggregator != aggregator) continue;
+      part->lent = 0;
+      part->way++;
+      if (update->parts[s].state == MLFAB__PART_ANNOUNCED) mlfab__push_rewind(&update->parts[s]);
+    }
+    mlfab__push_settle(worker, update, now_ns);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__hops_next(mlfab__hops *hops, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__worker *worker = hops->worker;
+  for (uint32_t i = 0; i < worker->norder; i++) {
+    mlfab__outgoing *update = &worker->updates[worker->order[i]];
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__part *part = &update->parts[s];
+      if (part->state != MLFAB__PART_ANNOUNCED || part->sent >= part->granted ||
+          hops_by(worker, update, s) != at.peer)
+        continue;
+      mlfab__hop_chunk chunk = {hops_part(worker, update, s)->group, update->seq, part->sent,
+                                part->bytes, s};
+      frame->type = MLFAB__HOP_CHUNK;
+      frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
+      frame->note[0] = s;
+      if (mlfab__push_bulk(worker, &hops->port, at.peer, update, s, hops_token(worker, update, s),
+                           frame))
+        return 1;
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__hops_taken(mlfab__hops *hops, mlfab__at at,
+                                       const mlfab__frame_out *frame) {
+  mlfab__worker *worker = hops->worker;
+  uint32_t server = (uint32_t)frame->note[0];
+  mlfab__outgoing *update = &worker->updates[frame->slot];
+  mlfab__part *part = &update->parts[server];
+  assert(hops_by(worker, update, server) == at.peer);
+  (void)at;
+  part->sent += frame->bulk_bytes;
+  update->codec->advance(worker, update, server, part, frame->bulk_bytes);
+  if (frame->token != 0) hops_part(worker, update, server)->lent++;
+}
+
+MLFAB__INTERNAL void mlfab__hops_returned(mlfab__hops *hops, mlfab__at at, uint64_t token) {
+  mlfab__worker *worker = hops->worker;
+  uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
+  if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
+  mlfab__outgoing *update = &worker->updates[slot];
+  /* A bulk that was taken back may still be reported: its route, or its update, has ended then. */
+  if (update->seq == 0 || hops_token(worker, update, server) != token) return;
+  mlfab__hop_part *part = hops_part(worker, update, server);
+  if (part->aggregator != at.peer || part->lent == 0) return;
+  part->lent--;
+  mlfab__push_settle(worker, update, at.now_ns);
+  mlfab__worker_advance(worker, at.now_ns);
+}
+
+/* --- pulls --- */
+
+static uint32_t hops_pull_by(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                             uint32_t server) {
+  return hops_pull(worker, fetch, server)->hop;
+}
+
+/* The number of the last route stays: the server's next ones are larger, and frames that the former hop still
+ * sends are void. */
+static void hops_pull_leave(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
+  mlfab__hop_pull *pull = hops_pull(worker, fetch, server);
+  pull->hop = MLFAB__NO_NODE;
+  pull->begun = 0;
+}
+
+static void hops_pull_route(mlfab__hops *hops, mlfab__hop_pull *pull, uint32_t attempt,
+                            uint32_t hop) {
+  pull->attempt = attempt;
+  pull->hop = hop;
+  pull->begun = 0;
+  if (hop != MLFAB__NO_NODE) hops->port.ready(hops->port.self, hop);
+}
+
+static void hops_pull_via(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__pull_via via;
+  if (mlfab__port_refuse(
+          &worker->port, server, frame,
+          mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
+              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
+    return;
+  const mlfab__fetch *fetch = mlfab__pull_find(worker, via.request);
+  if (!fetch || !fetch->parts[server].waiting) return;
+  mlfab__hop_pull *pull = hops_pull(worker, fetch, server);
+  /* If the known route is as new, the hop was faster. */
+  if (via.attempt > pull->attempt)
+    hops_pull_route(hops_of(worker), pull, via.attempt, via.aggregator);
+}
+
+static void hops_model(mlfab__hops *hops, uint32_t aggregator, const mlfab__frame_in *frame,
+                       uint64_t now_ns) {
+  mlfab__worker *worker = hops->worker;
+  mlfab__hop_model in;
+  if (mlfab__port_refuse(&hops->port, aggregator, frame,
+                         mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
+                             in.server >= worker->servers))
+    return;
+  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
+  if (!fetch || !fetch->parts[in.server].waiting) return;
+  mlfab__hop_pull *pull = hops_pull(worker, fetch, in.server);
+  if (in.attempt < pull->attempt) return;
+  if (in.attempt > pull->attempt) hops_pull_route(hops, pull, in.attempt, aggregator);
+  if (pull->hop != aggregator) return;
+  mlfab__model model = {in.request, in.offset, in.bytes, in.version,
+                        in.commit,  in.slice,  in.flags, in.epoch};
+  pull->begun = 1;
+  int code = mlfab__pull_take(worker, fetch, in.server, &model, frame);
+  if (code) {
+    hops->port.drop(hops->port.self, aggregator, code,
+                    code == MLFAB_ERR_MEMORY ? "out of memory for packets"
+                                             : "a HOP_MODEL frame that was not asked for");
+    return;
+  }
+  if (!(in.flags & MLFAB__MODEL_LAST)) return;
+  mlfab__pull_done done = {in.request};
+  MLFAB__POST(&worker->port, in.server, MLFAB__PULL_DONE, pull_done, &done);
+  mlfab__pull_part_done(worker, fetch, in.server, now_ns);
+}
+
+/* The first waiting part of a pull that this hop forwards, from number *at_p on; NULL: none. */
+static mlfab__hop_pull *hops_pull_next(const mlfab__worker *worker, uint32_t hop, uint32_t *at_p) {
+  for (; *at_p < MLFAB__WORKER_PULLS * worker->servers; ++*at_p) {
+    const mlfab__fetch *fetch = &worker->fetches[*at_p / worker->servers];
+    uint32_t server = *at_p % worker->servers;
+    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    mlfab__hop_pull *pull = hops_pull(worker, fetch, server);
+    if (pull->hop == hop) return pull;
+  }
+  return NULL;
+}
+
+/* --- all frames of a link --- */
+
+static int hops_server_frame(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame) {
+  if (frame->type == MLFAB__VIA) hops_via(worker, server, frame);
+  if (frame->type == MLFAB__PULL_VIA) hops_pull_via(worker, server, frame);
+  return frame->type == MLFAB__VIA || frame->type == MLFAB__PULL_VIA;
+}
+
+MLFAB__INTERNAL void mlfab__hops_frame(mlfab__hops *hops, mlfab__at at,
+                                       const mlfab__frame_in *frame) {
+  switch (frame->type) {
+    case MLFAB__HOP_GRANT:
+      hops_granted(hops, at.peer, frame);
+      break;
+    case MLFAB__HOP_MODEL:
+      hops_model(hops, at.peer, frame, at.now_ns);
+      break;
+    default:
+      hops->port.drop(hops->port.self, at.peer, MLFAB_ERR_FRAME,
+                      "a frame that no aggregator sends");
+  }
+  mlfab__worker_advance(hops->worker, at.now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__hops_lost(mlfab__hops *hops, mlfab__at at) {
+  mlfab__worker *worker = hops->worker;
+  mlfab__hop_pull *pull;
+  /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another. If nothing had
+   * come yet, the hop may still begin on a new link. */
+  for (uint32_t i = 0; (pull = hops_pull_next(worker, at.peer, &i)) != NULL; i++)
+    if (pull->begun) pull->hop = MLFAB__NO_NODE;
+  hops_push_lost(worker, at.peer, at.now_ns);
+  mlfab__worker_advance(worker, at.now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__hops_wants(const mlfab__hops *hops, uint32_t aggregator) {
+  uint32_t first = 0;
+  return hops_push_wanted(hops->worker, aggregator) ||
+         hops_pull_next(hops->worker, aggregator, &first) != NULL;
+}
+
+static const mlfab__worker_routes hops_routes = {
+    .frame = hops_server_frame,
+    .direct = hops_direct,
+    .by = hops_by,
+    .lent = hops_lent,
+    .chunk = hops_chunk,
+    .leave = hops_leave,
+    .pull_by = hops_pull_by,
+    .pull_leave = hops_pull_leave,
+};
+
+MLFAB__INTERNAL int mlfab__hops_begin(mlfab__hops *hops, mlfab__worker *worker) {
+  hops->routes = hops_routes;
+  hops->worker = worker;
+  hops->parts = mlfab__alloc_array(worker->env, (size_t)MLFAB__WORKER_UPDATES * worker->servers,
+                                   sizeof *hops->parts);
+  hops->pulls = mlfab__alloc_array(worker->env, (size_t)MLFAB__WORKER_PULLS * worker->servers,
+                                   sizeof *hops->pulls);
+  if (!hops->parts || !hops->pulls) return MLFAB_ERR_MEMORY;
+  worker->routes = &hops->routes;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__hops_free(mlfab__hops *hops) {
+  mlfab__worker *worker = hops->worker;
+  if (!worker) return;
+  worker->routes = NULL;
+  mlfab__free(worker->env, hops->parts,
+              (size_t)MLFAB__WORKER_UPDATES * worker->servers * sizeof *hops->parts);
+  mlfab__free(worker->env, hops->pulls,
+              (size_t)MLFAB__WORKER_PULLS * worker->servers * sizeof *hops->pulls);
+}
+#endif /* MLFAB_WITH_SCHED */
+
+/* ==============================================================================================
  * core/sched/accumulator.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
@@ -39733,8 +40080,8 @@ typedef struct mlfab__aggregator {
   mlfab__port up;   /* servers by number */
   mlfab__port down; /* members by rank */
   mlfab_stats *stats;
-  const struct mlfab__worker *worker; /* of this node ... */
-  uint32_t epoch;                     /* ... and its last layout epoch */
+  mlfab__hops hops; /* of this node's worker: its links to other aggregators */
+  uint32_t epoch;   /* the last layout epoch of that worker */
   uint32_t workers, servers;
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;
@@ -41534,7 +41881,9 @@ MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint
 enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 
 struct mlfab__server_sched {
-  int up; /* the link to the scheduler stands */
+  int up;                   /* the link to the scheduler stands */
+  mlfab__schedule schedule; /* the last settings */
+  mlfab__meter meter;       /* measures the in-link */
   /* Time that an announced transfer has waited since the last plan, and time of the last tick. Time during
    * which this server itself stood still does not count. */
   uint64_t unplanned_ns, looked_ns;
@@ -41900,7 +42249,7 @@ static void route_begin(mlfab__server *server, mlfab__incoming *leader, int dire
   group.bytes = route_raw(leader);
   group.packed = (uint32_t)route_packed(leader);
   group.rate_in = leader->aggregator_rate;
-  group.whole = server->schedule.whole;
+  group.whole = server->sched->schedule.whole;
   group.segments = leader->push.segments;
   mlfab__group_member *members = server->sched->members;
   uint32_t bytes = 0;
@@ -42314,7 +42663,7 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
     members[i].attempt = pull->attempt;
   }
   mlfab__spread spread = {own->request, own->bytes, spread_frames(server, own),
-                          server->schedule.whole, n};
+                          server->sched->schedule.whole, n};
   server->port.post(server->port.self, aggregator, MLFAB__SPREAD, server->sched->meta,
                     mlfab__encode_spread(server->sched->meta, &spread, members));
 }
@@ -42525,7 +42874,7 @@ MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
 
 static void client_schedule(mlfab__server *server) {
   uint8_t meta[128];
-  mlfab__schedule schedule = server->schedule;
+  mlfab__schedule schedule = server->sched->schedule;
   schedule.rounds = (uint32_t)mlfab__clock_rounds(server);
   schedule.host = server->sched->own.host;
   mlfab__report_tell(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
@@ -42548,6 +42897,11 @@ static void client_capacity(mlfab__server *server, uint64_t host, double in, dou
 /* What a copy or a new process has not been told yet, the scheduler may know. */
 static void client_capacity_known(mlfab__server *server, uint64_t host, double in, double out) {
   if (in >= 0.0 || out >= 0.0) client_capacity(server, host, in, out);
+}
+
+static void client_set(mlfab__server *server, const mlfab__schedule *schedule) {
+  server->sched->schedule = *schedule;
+  server->delay_bound = schedule->delay_bound;
 }
 
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
@@ -42584,7 +42938,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (frame->type == MLFAB__SCHEDULE && server->number != 0 &&
       !mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) &&
       schedule.delay_bound > 0) {
-    server->schedule = schedule; /* server 0 decides */
+    client_set(server, &schedule); /* server 0 decides */
     mlfab__server_advance(server);
     return;
   }
@@ -42596,7 +42950,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   }
   server->sched->unplanned_ns = 0;
   if (plan.rate_in > 0.0)
-    mlfab__meter_rate(&server->apply.meter, plan.rate_in, server->config->chunk_bytes);
+    mlfab__meter_rate(&server->sched->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
   for (uint32_t i = 0; i < plan.entries; i++) {
     uint32_t worker = server->sched->entries[i].worker, hop = server->sched->entries[i].aggregator;
@@ -42616,7 +42970,7 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
                          mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
                              schedule.delay_bound == 0))
     return;
-  server->schedule = schedule;
+  client_set(server, &schedule);
   mlfab__touched(server->sched->touch, 0);
   client_schedule(server);
   mlfab__server_advance(server);
@@ -42626,7 +42980,7 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
 
 static uint32_t client_encode(const void *self, uint32_t record, uint8_t *bytes) {
   const mlfab__server *server = self;
-  mlfab__schedule schedule = server->schedule;
+  mlfab__schedule schedule = server->sched->schedule;
   (void)record;
   schedule.rounds = 0; /* the rest is of the copy */
   schedule.host = 0;
@@ -42639,7 +42993,7 @@ static int client_decode(void *self, uint32_t record, const uint8_t *bytes, uint
   (void)record;
   if (mlfab__decode_schedule(bytes, n, &schedule) || schedule.delay_bound == 0)
     return MLFAB_ERR_FRAME;
-  if (apply) server->schedule = schedule;
+  if (apply) client_set(server, &schedule);
   return 0;
 }
 
@@ -42708,6 +43062,22 @@ static void client_tick(mlfab__server *server) {
   mlfab__spread_tick(server);
 }
 
+static void client_came(mlfab__server *server, uint64_t bytes) {
+  mlfab__meter_count(&server->sched->meter, bytes);
+}
+
+static int client_idle(mlfab__server *server) {
+  return mlfab__meter_idle(&server->sched->meter, server->now_ns);
+}
+
+static uint64_t client_idle_at(const mlfab__server *server) {
+  return mlfab__meter_due(&server->sched->meter);
+}
+
+static void client_let(mlfab__server *server) {
+  mlfab__meter_begin(&server->sched->meter, server->now_ns);
+}
+
 static void client_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   struct mlfab__server_sched *sched = server->sched;
@@ -42728,6 +43098,10 @@ static const mlfab__server_policy client_policy = {
     .advance = mlfab__route_advance,
     .over = mlfab__route_over,
     .progress = mlfab__route_progress,
+    .came = client_came,
+    .idle = client_idle,
+    .idle_at = client_idle_at,
+    .let = client_let,
     .grant = mlfab__route_grant,
     .split = mlfab__route_split,
     .end = mlfab__route_end,
@@ -42750,6 +43124,14 @@ MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   server->sched = sched;
   server->policy = &client_policy;
   sched->own = (mlfab__capacity){server->config->host, -1.0, -1.0};
+  const mlfab_schedule *given = &server->config->schedule;
+  sched->schedule = (mlfab__schedule){.delay_bound = given->delay_bound,
+                                      .plan_ahead_ns = given->plan_ahead_ns,
+                                      .interval_ns = given->interval_ns,
+                                      .best = given->best,
+                                      .whole = given->whole,
+                                      .no_aggregation = given->no_aggregation,
+                                      .no_distribution = given->no_distribution};
   if (!server->scheduled) return 0;
   sched->entries = mlfab__alloc_array(env, MLFAB__PLAN_ENTRIES_MAX, sizeof *sched->entries);
   sched->members = mlfab__alloc_array(env, MLFAB__GROUP_MEMBERS_MAX, sizeof *sched->members);
@@ -42774,7 +43156,7 @@ typedef struct mlfab__capacity_role {
   int told;              /* something was told there, also while there was no link */
 } mlfab__capacity_role;
 
-/* Add the rows to the node, which owns the objects. The caller sets aggregator->worker. `server` (NULL
+/* Add the rows to the node, which owns the objects. The caller calls mlfab__hops_begin for aggregator->hops. `server` (NULL
  * where the node has none) must outlive its client. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
 MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);
@@ -42795,19 +43177,25 @@ MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
 /* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
- * servers, PEER_IN: members' links to it), the scheduler (PLANNER), and the server's link to the scheduler
+ * servers, PEER_IN: members' links to it, PEER: the worker's links to other aggregators), the scheduler (PLANNER), and the server's link to the scheduler
  * (SCHEDULER). */
 
 /* --- the aggregator --- */
 
 static int aggregator_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__aggregator *aggregator = self;
   if (at.kind == MLFAB__LINK_SERVER)
     return mlfab__aggregator_server_frame(self, at.peer, frame, at.now_ns);
-  mlfab__aggregator_member_frame(self, at.peer, frame, at.now_ns);
+  if (at.kind == MLFAB__LINK_PEER)
+    mlfab__hops_frame(&aggregator->hops, at, frame);
+  else
+    mlfab__aggregator_member_frame(self, at.peer, frame, at.now_ns);
   return 1;
 }
 
 static int aggregator_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__aggregator *aggregator = self;
+  if (at.kind == MLFAB__LINK_PEER) return mlfab__hops_next(&aggregator->hops, at, frame);
   return at.kind == MLFAB__LINK_SERVER ? mlfab__aggregator_next_up(self, at.peer, frame)
                                        : mlfab__aggregator_next_down(self, at.peer, frame);
 }
@@ -42815,14 +43203,18 @@ static int aggregator_role_next(void *self, mlfab__at at, mlfab__frame_out *fram
 static void aggregator_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
   if (at.kind == MLFAB__LINK_SERVER) {
     mlfab__aggregator_taken_up(self, at.peer, frame);
+  } else if (at.kind == MLFAB__LINK_PEER) {
+    mlfab__hops_taken(&((mlfab__aggregator *)self)->hops, at, frame);
   } else {
     mlfab__aggregator_taken_down(self, at.peer, frame);
   }
 }
 
 static void aggregator_role_returned(void *self, mlfab__at at, uint64_t token) {
-  (void)at;
-  mlfab__aggregator_sent(self, token);
+  if (at.kind == MLFAB__LINK_PEER)
+    mlfab__hops_returned(&((mlfab__aggregator *)self)->hops, at, token);
+  else
+    mlfab__aggregator_sent(self, token);
 }
 
 static void aggregator_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
@@ -42833,6 +43225,8 @@ static void aggregator_role_up(void *self, mlfab__at at, mlfab__greeting *greeti
 static void aggregator_role_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_SERVER) {
     mlfab__aggregator_server_lost(self, at.peer);
+  } else if (at.kind == MLFAB__LINK_PEER) {
+    mlfab__hops_lost(&((mlfab__aggregator *)self)->hops, at);
   } else {
     mlfab__aggregator_lost(self, at.peer, at.now_ns);
   }
@@ -42841,6 +43235,12 @@ static void aggregator_role_lost(void *self, mlfab__at at) {
 static void aggregator_role_gone(void *self, mlfab__at at, int left) {
   (void)left;
   if (at.kind == MLFAB__LINK_SERVER) mlfab__aggregator_server_lost(self, at.peer);
+}
+
+static int aggregator_role_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
+  return at.kind == MLFAB__LINK_PEER &&
+         mlfab__hops_wants(&((mlfab__aggregator *)self)->hops, at.peer);
 }
 
 static void aggregator_role_tick(void *self, uint64_t now_ns) {
@@ -42858,22 +43258,25 @@ static uint64_t aggregator_role_deadline(const void *self) {
 /* Follows a change of the worker's layout. */
 static void aggregator_role_settle(void *self) {
   mlfab__aggregator *aggregator = self;
-  const mlfab__worker *worker = aggregator->worker;
+  const mlfab__worker *worker = aggregator->hops.worker;
   if (aggregator->epoch == worker->epoch || !worker->stands) return;
   aggregator->epoch = worker->epoch;
   mlfab__aggregator_model(aggregator, &worker->layout, worker->define.options.ghost != 0);
 }
 
-static void aggregator_role_free(void *self) { mlfab__aggregator_free(self); }
+static void aggregator_role_free(void *self) {
+  mlfab__hops_free(&((mlfab__aggregator *)self)->hops);
+  mlfab__aggregator_free(self);
+}
 
 static const mlfab__role aggregator_row = {
     .from = MLFAB__MODEL,
-    .to = MLFAB__SPREAD_FAIL,
+    .to = MLFAB__HOP_MODEL,
     .name = "aggregator",
     .rest = 1,
-    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN) | MLFAB__ON(PEER),
     .urgent = MLFAB__ON(SERVER), /* others wait for what it forwards */
-    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN) | MLFAB__ON(PEER),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,
     .taken = aggregator_role_taken,
@@ -42881,6 +43284,7 @@ static const mlfab__role aggregator_row = {
     .up = aggregator_role_up,
     .lost = aggregator_role_lost,
     .gone = aggregator_role_gone,
+    .wants = aggregator_role_wants,
     .tick = aggregator_role_tick,
     .awake = aggregator_role_awake,
     .deadline = aggregator_role_deadline,
@@ -42894,7 +43298,10 @@ MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
   *aggregator_p = role->self;
-  return mlfab__aggregator_init(*aggregator_p, &node->env, &node->config, &up, &down, &node->stats);
+  int code =
+      mlfab__aggregator_init(*aggregator_p, &node->env, &node->config, &up, &down, &node->stats);
+  (*aggregator_p)->hops.port = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  return code;
 }
 
 /* --- the scheduler --- */
@@ -43006,7 +43413,9 @@ static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns)
   double in = capacity.in > 0.0 ? capacity.in : 0.0, out = capacity.out > 0.0 ? capacity.out : 0.0;
   node->stats.link_in = (uint64_t)in;
   node->stats.link_out = (uint64_t)out;
-  mlfab__roles_capacity(node, in, out);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
+  }
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
   if (role->server) {
     mlfab__server_capacity(role->server, &capacity, now_ns);
@@ -44661,10 +45070,7 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
 static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
                                        uint32_t server, uint64_t from, uint64_t most,
                                        uint64_t *at_p) {
-  const mlfab__part *part = &update->parts[server];
-  int hops = part->aggregator != MLFAB__NO_NODE;
-  uint32_t chunk = mlfab__port_chunk(hops ? &worker->hop : &worker->port,
-                                     hops ? part->aggregator : server, worker->config->chunk_bytes);
+  uint32_t chunk = mlfab__push_chunk_bytes(worker, update, server);
   uint64_t at = from, bytes = 0, sum = 0;
   uint32_t owner = server;
   for (; at < update->packet_bytes; at += bytes) {
@@ -46034,7 +46440,6 @@ static void view_instead(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t no
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__fetch_part *part = &fetch->parts[s];
-    part->hop = MLFAB__NO_NODE;
     part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
     fetch->nwaiting += part->waiting;
   }
@@ -48467,8 +48872,8 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       if (worker->cache.bytes && !recut_maps(worker, fetch))
         segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
-      part->begun = part->asked = 0;
-      part->hop = MLFAB__NO_NODE;
+      part->asked = 0;
+      if (worker->routes) worker->routes->pull_leave(worker, fetch, s);
       fetch->nwaiting += part->waiting;
     }
     if (segments == UINT32_MAX)
@@ -50019,7 +50424,7 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 /* The number of the process that this call wants to reach, what it may be, and the first frame on its link. The two ends
  * may disagree about the world, which JOIN finds out: so it is no node id. */
 static void guard_want(const mlfab_node *node, uint64_t token, mlfab__challenge *c) {
-  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = node->nroutes;
   uint32_t servers = node->config.servers, place = 0;
   c->first = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
   c->to = 0;
@@ -50358,8 +50763,7 @@ MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
  * core/checkpoint/checkpoint_wire.h
  * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* checkpoint_wire.h - frames of checkpoints, and the metas of the records in their files. See wire.h, record.h. Layer
- * 4. */
+/* checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. Layer 4. */
 
 /* --- frames --- */
 
@@ -50397,6 +50801,88 @@ typedef struct mlfab__checkpoint_resume { /* worker 0 -> server: the model will 
 } mlfab__checkpoint_resume;
 
 /* --- records --- */
+
+typedef struct mlfab__checkpoint_entry { /* of a manifest: one shard */
+  uint64_t bytes;
+  uint32_t chain; /* checksum over the headers of all its records */
+} mlfab__checkpoint_entry;
+
+typedef struct
+    mlfab__checkpoint_manifest { /* MANIFEST: the only record of its file; u32 count and entries follow */
+  uint64_t number, version, bytes;
+  uint32_t epoch, slices;
+  uint32_t shards;
+} mlfab__checkpoint_manifest;
+
+#define MLFAB__CHECKPOINT_SHARDS_MAX 4096u
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__CHECKPOINT_PAIRS(X) \
+  X(checkpoint_ask) X(checkpoint_done) X(checkpoint_order) X(checkpoint_shard) X(checkpoint_resume)
+#define MLFAB__CHECKPOINT_LISTS(X) \
+  X(checkpoint_manifest, mlfab__checkpoint_entry)
+/* clang-format on */
+MLFAB__CHECKPOINT_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__CHECKPOINT_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/checkpoint_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* checkpoint_wire.c - the fields of these frames, and of the manifest. See checkpoint_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(checkpoint_ask, N(ask) N(timeout_ns) N(keep) T(dir))
+WIRE_META(checkpoint_done,
+  N(ask) N(code) N(rank) N(is_server) N(servers) N(number) N(version) N(bytes) T(text))
+WIRE_META(checkpoint_order, N(number) N(set) N(index) N(shards) T(dir))
+WIRE_META(checkpoint_shard,
+  N(number) N(set) N(bytes) N(version) N(server) N(chain) N(epoch) N(code) T(text))
+WIRE_META(checkpoint_resume, T(dir))
+WIRE_FIELDS(checkpoint_entry, mlfab__checkpoint_entry, N(bytes) N(chain))
+WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry, 12,
+  MLFAB__CHECKPOINT_SHARDS_MAX, N(number) N(version) N(bytes) N(epoch) N(slices))
+/* clang-format on */
+
+#undef N
+#undef T
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/state.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* state.h - the records of a server's state, in which a checkpoint's files and the stream of a copy are written. Layer 4.
+ *
+ * A record has a meta, which is one of the structs below or DEFINE's, and a bulk. moment.h makes the records of a server,
+ * reader.h takes them one after another. */
+
+enum mlfab__record_type {
+  MLFAB__RECORD_MANIFEST = 1,
+  MLFAB__RECORD_HEAD = 2,
+  MLFAB__RECORD_DEFINE = 3,
+  MLFAB__RECORD_CLOCK = 4,
+  MLFAB__RECORD_WORKER = 5,
+  MLFAB__RECORD_SLICE = 6,
+  MLFAB__RECORD_IMAGE = 7, /* BYTES */
+  MLFAB__RECORD_END = 8,
+  MLFAB__RECORD_PEER = 9,  /* of a copy for another server only: follows WORKER */
+  MLFAB__RECORD_VOTES = 10 /* of a voter: ../replica/voter.h */
+};
+
+typedef struct mlfab__file_record {
+  uint16_t type;
+  uint32_t index;
+  uint64_t set;
+  uint32_t meta_bytes, bulk_bytes;
+  const uint8_t *meta, *bulk; /* in the buffer */
+} mlfab__file_record;
 
 typedef struct mlfab__checkpoint_head { /* HEAD, the first record of a shard's file */
   uint64_t number;
@@ -50443,51 +50929,25 @@ typedef struct mlfab__checkpoint_end { /* END, the last record of a shard's file
   uint32_t records;                    /* before this one */
 } mlfab__checkpoint_end;
 
-typedef struct mlfab__checkpoint_entry { /* of a manifest: one shard */
-  uint64_t bytes;
-  uint32_t chain; /* checksum over the headers of all its records */
-} mlfab__checkpoint_entry;
-
-typedef struct
-    mlfab__checkpoint_manifest { /* MANIFEST: the only record of its file; u32 count and entries follow */
-  uint64_t number, version, bytes;
-  uint32_t epoch, slices;
-  uint32_t shards;
-} mlfab__checkpoint_manifest;
-
-#define MLFAB__CHECKPOINT_SHARDS_MAX 4096u
-
 /* As declared in wire.h, for each type. */
 /* clang-format off */
-#define MLFAB__CHECKPOINT_PAIRS(X) \
-  X(checkpoint_ask) X(checkpoint_done) X(checkpoint_order) X(checkpoint_shard) X(checkpoint_resume) \
+#define MLFAB__STATE_PAIRS(X) \
   X(checkpoint_head) X(checkpoint_worker) X(checkpoint_peer) X(checkpoint_slice) X(checkpoint_bytes) X(checkpoint_end)
-#define MLFAB__CHECKPOINT_LISTS(X) \
-  X(checkpoint_manifest, mlfab__checkpoint_entry)
 /* clang-format on */
-MLFAB__CHECKPOINT_PAIRS(MLFAB__WIRE_DECLARE)
-MLFAB__CHECKPOINT_LISTS(MLFAB__WIRE_DECLARE_LIST)
+MLFAB__STATE_PAIRS(MLFAB__WIRE_DECLARE)
 
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
- * core/checkpoint/checkpoint_wire.c
+ * core/checkpoint/state.c
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* checkpoint_wire.c - the fields of these frames and records. See checkpoint_wire.h and codec.h. Layer 4. */
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* state.c - the fields of these records. See state.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
-#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
 
 /* clang-format off */
-WIRE_META(checkpoint_ask, N(ask) N(timeout_ns) N(keep) T(dir))
-WIRE_META(checkpoint_done,
-  N(ask) N(code) N(rank) N(is_server) N(servers) N(number) N(version) N(bytes) T(text))
-WIRE_META(checkpoint_order, N(number) N(set) N(index) N(shards) T(dir))
-WIRE_META(checkpoint_shard,
-  N(number) N(set) N(bytes) N(version) N(server) N(chain) N(epoch) N(code) T(text))
-WIRE_META(checkpoint_resume, T(dir))
 WIRE_META(checkpoint_head,
   N(number) N(server) N(servers) N(workers) N(epoch) N(slices) N(owned))
 WIRE_META(checkpoint_worker, N(worker) N(incarnation) N(top) A(applied) A(dropped) N(pushed))
@@ -50495,15 +50955,11 @@ WIRE_META(checkpoint_peer, N(worker) N(flags) N(decided) N(changed) N(taken) N(s
 WIRE_META(checkpoint_slice, N(slice) N(clock) N(version) N(commit))
 WIRE_META(checkpoint_bytes, N(slice) N(kind) N(offset) N(last))
 WIRE_META(checkpoint_end, N(records))
-WIRE_FIELDS(checkpoint_entry, mlfab__checkpoint_entry, N(bytes) N(chain))
-WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry, 12,
-  MLFAB__CHECKPOINT_SHARDS_MAX, N(number) N(version) N(bytes) N(epoch) N(slices))
 /* clang-format on */
 
 #undef N
 #undef A
-#undef T
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/record.h
@@ -50519,7 +50975,7 @@ WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry
  *    6  u16 type                    24  u64 set
  *    8  u32 index in its file       32  u32 CRC32C of meta and bulk
  *   12  u32 zero                    36  u32 CRC32C of the 36 bytes before
- *   40  meta (checkpoint_wire.h), then bulk
+ *   40  meta (state.h), then bulk
  *
  * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
@@ -50533,27 +50989,6 @@ WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry
  * length. */
 
 enum { MLFAB__RECORD_FORMAT = 1, MLFAB__RECORD_BYTES = 40 };
-
-enum mlfab__record_type {
-  MLFAB__RECORD_MANIFEST = 1,
-  MLFAB__RECORD_HEAD = 2,
-  MLFAB__RECORD_DEFINE = 3,
-  MLFAB__RECORD_CLOCK = 4,
-  MLFAB__RECORD_WORKER = 5,
-  MLFAB__RECORD_SLICE = 6,
-  MLFAB__RECORD_IMAGE = 7, /* BYTES */
-  MLFAB__RECORD_END = 8,
-  MLFAB__RECORD_PEER = 9,  /* of a copy for another server only: follows WORKER */
-  MLFAB__RECORD_VOTES = 10 /* of a voter: ../replica/voter.h */
-};
-
-typedef struct mlfab__file_record {
-  uint16_t type;
-  uint32_t index;
-  uint64_t set;
-  uint32_t meta_bytes, bulk_bytes;
-  const uint8_t *meta, *bulk; /* in the buffer */
-} mlfab__file_record;
 
 /* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
 MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record);
@@ -50725,7 +51160,7 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 /* ==============================================================================================
  * core/checkpoint/moment.h
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
 /* moment.h - a server's state of one moment, as the records of a shard (record.h). Layer 4.
  *
  * pin sets the state aside: references to the blocks of weights and of open rounds' sums, and to optimizer state
@@ -50773,9 +51208,9 @@ typedef struct mlfab__moment {
   /* What comes next. */
   int step;
   uint32_t item, index;
-  uint32_t announced; /* slices before this one have their SLICE record */
-  mlfab__image_cursor cursor;
-  uint8_t *window; /* of a model on a device: the bulk of the last record */
+  uint32_t announced;         /* slices before this one have their SLICE record */
+  mlfab__image_cursor cursor; /* its slice (an index of the store) is that of the last record */
+  uint8_t *window;            /* of a model on a device: the bulk of the last record */
 } mlfab__moment;
 
 /* Pins the slices that have changed since `since`; 0: all. The server has a model that stands, applies nothing, and
@@ -50786,10 +51221,6 @@ MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
  * lent (NULL: none, or ghosts; of a model on a device only until the next call). record->set is 0. Bulks come in the order of slices. */
 MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
                                        mlfab__file_record *record);
-/* The slice (an index of the store) of the record that next() gave last. */
-static inline uint32_t mlfab__moment_slice(const mlfab__moment *moment) {
-  return moment->cursor.slice;
-}
 /* Nobody uses the bytes of the slices before `end` (an index) any more: gives them back. */
 MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end);
 /* Was there no memory to copy a state that an update changed, so that the records are of no moment? Ask when all of
@@ -50802,12 +51233,12 @@ MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment);
 /* The same, and frees the memory. */
 MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/moment.c
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
 /* moment.c - a server's state of one moment. See moment.h. */
 
 enum {
@@ -51095,7 +51526,7 @@ MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
   }
   return 0;
 }
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/writer.h
@@ -51219,7 +51650,7 @@ static void writer_go_on(mlfab__writer *writer) {
          MLFAB__WRITER_HEADS - op->head_bytes >= MLFAB__RECORD_BYTES + MLFAB__MOMENT_META) {
     if (!writer_append(writer)) break;
   }
-  mlfab__moment_give(&writer->moment, mlfab__moment_slice(&writer->moment));
+  mlfab__moment_give(&writer->moment, writer->moment.cursor.slice);
   if (writer->over) op->flags |= MLFAB_FILE_LAST;
   mlfab__files_ask(writer->filer);
 }
@@ -52113,8 +52544,8 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
 /* ==============================================================================================
  * core/checkpoint/reader.h
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* reader.h - the records of a shard, one after another: their form and their order (record.h). Layer 4.
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
+/* reader.h - the records of a shard, one after another: their form and their order (state.h). Layer 4.
  *
  *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
@@ -52161,12 +52592,12 @@ static inline int mlfab__reader_ended(const mlfab__reader *reader) {
   return reader->last == MLFAB__RECORD_END;
 }
 
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/reader.c
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
+#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
 /* reader.c - the records of a shard, one after another. See reader.h. */
 
 _Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
@@ -52302,7 +52733,7 @@ MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
   reader->index++;
   return NULL;
 }
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/restore.h
@@ -52787,6 +53218,25 @@ static void restore_load(mlfab__restore *restore) {
   restore_open(restore);
 }
 
+/* Slices and clocks are loaded: the model stands. */
+static void restore_stands(mlfab__server *server, uint64_t number, uint64_t version) {
+  server->phase = MLFAB__MODEL_STANDS;
+  server->first_weights_incarnation = 0;
+  server->norm_commits = 0;
+  server->save.restored = number;
+  server->save.restored_version = version;
+  server->greets = 1;
+  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
+   * it. */
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->pushed = peer->decided = mlfab__clock_join(server, w);
+  }
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
+  mlfab__server_advance(server);
+}
+
 /* LOADS is over: the model stands. */
 static void restore_finish(mlfab__restore *restore) {
   mlfab__server *server = restore->server;
@@ -52805,7 +53255,7 @@ static void restore_finish(mlfab__restore *restore) {
   mlfab__log(restore->env, MLFAB_LOG_INFO, "%s", text);
   server->port.event(server->port.self, MLFAB_EVENT_RESTORED, (int32_t)server->number, 1, 0, 0,
                      text);
-  mlfab__server_restored(server, number, version);
+  restore_stands(server, number, version);
 }
 
 /* The present shard has been read to its end. */
@@ -52904,7 +53354,7 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
 /* ==============================================================================================
  * core/checkpoint/collect.h
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
+#if MLFAB_WITH_REPLICA
 /* collect.h - a copy of a server takes over the moments of the server that it is a copy of. Layer 4.
  *
  * The records of a moment (moment.h, complete) come one after another, from a server of the same number in a fabric of
@@ -52976,12 +53426,12 @@ MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect);
 /* The same, and frees the memory. */
 MLFAB__INTERNAL void mlfab__collect_free(mlfab__collect *collect);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/collect.c
  * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
+#if MLFAB_WITH_REPLICA
 /* collect.c - a copy of a server takes over its moments. See collect.h. */
 
 #include <stdio.h>
@@ -53390,7 +53840,7 @@ MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
   if (collect->built && server->policy) server->policy->told(server);
   collect->built = 0;
 }
-#endif /* MLFAB_WITH_CHECKPOINT */
+#endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/checkpoint/checkpoint.h
@@ -55082,6 +55532,48 @@ static void keeper_committed(mlfab__server *server, const mlfab__commit *commit)
   }
 }
 
+/* The sum of the squares of a slice's sum; whether it has one. */
+static double keeper_squares(const mlfab__server *server, const mlfab__shard_slice *s,
+                             int *summed_p) {
+  const mlfab__store *store = &server->store;
+  double squares = 0.0;
+  for (uint64_t at = s->offset, end = at + s->bytes; at < end;) {
+    mlfab__piece piece;
+    mlfab__store_piece(store, at, mlfab__store_seen(end - at), &piece);
+    at += piece.bytes;
+    uint32_t block = store->sum[piece.position];
+    if (block == MLFAB__NO_BLOCK) continue;
+    *summed_p = 1;
+    const uint8_t *sum = store->blocks[block].data + piece.at;
+    sum = mlfab__memory_see(store->memory, sum, piece.bytes, server->window);
+    squares += mlfab__kernel_norm2(piece.dtype, sum, piece.count);
+  }
+  return squares;
+}
+
+static mlfab__commit keeper_round(mlfab__server *server, uint32_t clock) {
+  const mlfab__store *store = &server->store;
+  mlfab__clock *round = &server->clocks[clock];
+  double scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : round->round_scale;
+  mlfab__commit commit = {0.0, scale * mlfab__clock_share(server, round), 0, 0};
+  int measures = round->measured != round->round_members && !store->ghost;
+  if (measures) round->squares = 0.0, round->part = 0;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *s = &store->slices[i];
+    int summed = 0;
+    commit.part |= s->clock != clock;
+    if (s->clock != clock) continue;
+    commit.elements += s->bytes;
+    if (!measures) continue;
+    round->squares += keeper_squares(server, s, &summed);
+    round->part |= !summed; /* such a slice takes no step */
+  }
+  round->measured = round->round_members;
+  commit.squares = round->squares;
+  commit.part |= round->part;
+  return commit;
+}
+
 /* --- answers --- */
 
 /* Is an update answered when it is in the sum of an open round? The bound counts it only when the round is committed, so
@@ -55339,6 +55831,7 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
                                              .refuses = keeper_refuses,
                                              .may = keeper_may,
                                              .committed = keeper_committed,
+                                             .round = keeper_round,
                                              .defers = keeper_defers,
                                              .withdrawn = keeper_withdrawn,
                                              .shows = keeper_shows,
@@ -55379,7 +55872,7 @@ typedef struct mlfab__vote_frame { /* voter -> voter */
 } mlfab__vote_frame;
 
 typedef struct
-    mlfab__moment_frame { /* serving copy -> other copy: a record (../checkpoint/record.h); its meta follows */
+    mlfab__moment_frame { /* serving copy -> other copy: a record (../checkpoint/state.h); its meta follows */
   uint64_t number; /* of the moment; ascending in a term */
   uint32_t term;   /* of the sender */
   uint32_t type, index;
@@ -55410,10 +55903,10 @@ typedef struct
 #define MLFAB__MIRROR_MARK 0xffffffffu
 
 /* VOTES, a record in a voter's file: its table as bulk. */
-typedef struct mlfab__votes {
+typedef struct mlfab__votes_head {
   uint64_t fabric;
   uint32_t shards;
-} mlfab__votes;
+} mlfab__votes_head;
 
 enum {
   MLFAB__MIRROR_FRAME_BYTES = 24,
@@ -55426,7 +55919,7 @@ MLFAB__WIRE_DECLARE(moment_frame)
 MLFAB__WIRE_DECLARE(moment_has)
 MLFAB__WIRE_DECLARE(mirror_frame)
 MLFAB__WIRE_DECLARE(mirror_has)
-MLFAB__WIRE_DECLARE(votes)
+MLFAB__WIRE_DECLARE(votes_head)
 /* A record of the table. */
 MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYTES],
                                                const mlfab__vote_record *record);
@@ -55453,7 +55946,7 @@ WIRE_META(moment_frame, N(number) N(term) N(type) N(index) N(since) N(history))
 WIRE_META(moment_has, N(number) N(term) N(refused))
 WIRE_META(mirror_frame, N(number) N(term) N(stream) N(part) N(record))
 WIRE_META(mirror_has, N(number) N(term) N(stream))
-WIRE_META(votes, N(fabric) N(shards))
+WIRE_META(votes_head, N(fabric) N(shards))
 /* clang-format on */
 
 #undef N
@@ -55480,49 +55973,50 @@ MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECO
 #if MLFAB_WITH_REPLICA
 /* voter.h - the votes of a node: a copy votes in one shard, the scheduler in all. Layer 4.
  *
- * Votes travel over VOTER links. What a voter has granted is in one file of the directory `vote_dir`, which holds all
- * its shards. A record is granted when it is on disk; without a directory it is in memory only, and a process that starts
- * again has lost it (vote.h, UNKNOWN).
+ * Votes travel over VOTER links. A record is granted when it is stored: in a file of the directory `vote_dir` (votes.h), or
+ * without a directory in memory only, and a process that starts again has lost it (vote.h, UNKNOWN).
  *
  *    WAITS --WELCOME--> READS (only a process that replaces another, with a directory) --file read--> VOTES
  *      \--WELCOME, the fabric is being formed, or no directory--> VOTES
  *
- *    what is stored:  CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
- *                                                                       \--error--> DIRTY, again after a beat
- *
- * The file is a record of record.h (VOTES) with the number of the fabric: that of another fabric counts as none.
- *
- * Invariant: a record is granted only after a file that has it is durable. */
+ * Invariant: with a directory, a record is granted only after a file that has it is durable. */
 
 struct mlfab__voters;
+
+/* Where votes are stored: votes.h. */
+typedef struct mlfab__voter_disk {
+  int (*open)(struct mlfab__voters *voters);   /* makes voters->votes. Errors: MEMORY */
+  void (*read)(struct mlfab__voters *voters);  /* fills `stored`, then calls mlfab__voters_begin */
+  void (*write)(struct mlfab__voters *voters); /* `stored`; then calls mlfab__voters_stored */
+  void (*free)(struct mlfab__voters *voters);
+} mlfab__voter_disk;
 
 typedef struct mlfab__voter_shard {
   struct mlfab__voters *voters;
   uint32_t shard;
   mlfab__vote vote;
   mlfab__vote_record stored; /* what the file has, or will have */
-  uint32_t written;          /* epoch of the record in the file that is being written */
+  uint32_t written;          /* epoch of the record that is being written */
   uint8_t pending;           /* `stored` waits to be durable */
 } mlfab__voter_shard;
 
 typedef struct mlfab__voters {
   mlfab_node *node;
-  mlfab__port port;           /* peers are voters */
-  mlfab__port in;             /* their links to us, on which their votes come */
-  mlfab__filer files, *filer; /* filer NULL: without a directory */
-  uint32_t n;                 /* shards */
+  mlfab__port port;              /* peers are voters */
+  mlfab__port in;                /* their links to us, on which their votes come */
+  const mlfab__voter_disk *disk; /* NULL: without a directory */
+  struct mlfab__votes *votes;    /* the file */
+  uint32_t n;                    /* shards */
   mlfab__voter_shard *shards;
   enum { MLFAB__VOTERS_WAIT, MLFAB__VOTERS_READ, MLFAB__VOTERS_VOTE } phase;
   uint64_t retry_ns; /* after an error of the file; 0: none */
-  uint8_t *bytes;    /* the file */
-  uint32_t file_bytes;
-  char path[MLFAB__RECORD_PATH];
 } mlfab__voters;
 
-/* `n` shards from `first` on; `port` and `in` are copied. Errors: MEMORY. Afterwards free works in any case. */
+/* `n` shards from `first` on; `port` and `in` are copied. disk: with config.vote_dir. Errors: MEMORY. Afterwards free
+ * works in any case. */
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
                                        const mlfab__port *port, const mlfab__port *in,
-                                       uint32_t first, uint32_t n);
+                                       uint32_t first, uint32_t n, const mlfab__voter_disk *disk);
 MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters);
 /* A VOTE from this voter. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
@@ -55533,6 +56027,13 @@ MLFAB__INTERNAL void mlfab__voters_awake(mlfab__voters *voters, uint64_t late_ns
 MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters);
 MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters);
 MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters);
+/* For the disk: votes begin with `stored`; the records that were `written` are durable. */
+MLFAB__INTERNAL void mlfab__voters_begin(mlfab__voters *voters);
+MLFAB__INTERNAL void mlfab__voters_stored(mlfab__voters *voters);
+
+/* witness.c: the scheduler's third vote on every shard (vote.h). It decides which of two copies serves when they do not hear each
+ * other. Adds the role to a node that is only a scheduler. disk: of votes, or NULL. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk);
 
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -55541,8 +56042,6 @@ MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters);
  * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
 /* voter.c - the votes of a node. See voter.h. */
-
-#include <stdio.h>
 
 /* A voter's part in a shard, and its number in the node. */
 static uint32_t voter_part(const mlfab__voters *voters, uint32_t voter) {
@@ -55578,39 +56077,9 @@ static void voter_store(void *user, const mlfab__vote_record *record) {
   shard->pending = 1;
 }
 
-/* --- the file --- */
+/* --- what is stored --- */
 
-static uint32_t voter_file_bytes(uint32_t n) {
-  return MLFAB__RECORD_BYTES + 16 + n * MLFAB__VOTE_RECORD_BYTES;
-}
-
-static void voter_write(mlfab__voters *voters) {
-  mlfab_file_op *op = &voters->filer->op;
-  uint8_t *meta = voters->bytes + MLFAB__RECORD_BYTES;
-  const mlfab__votes votes = {voters->node->fabric, voters->n};
-  mlfab__file_record record = {
-      .type = MLFAB__RECORD_VOTES,
-      .meta_bytes = mlfab__encode_votes(meta, &votes),
-      .bulk_bytes = voters->n * MLFAB__VOTE_RECORD_BYTES,
-  };
-  uint8_t *table = meta + record.meta_bytes;
-  record.bulk = table;
-  for (uint32_t i = 0; i < voters->n; i++) {
-    mlfab__encode_vote_record(table + i * MLFAB__VOTE_RECORD_BYTES, &voters->shards[i].stored);
-    voters->shards[i].written = voters->shards[i].pending ? voters->shards[i].stored.epoch : 0;
-  }
-  mlfab__record_seal(voters->bytes, &record);
-  op->kind = MLFAB_FILE_WRITE;
-  op->flags = MLFAB_FILE_FIRST | MLFAB_FILE_LAST;
-  op->path = voters->path;
-  op->head = voters->bytes;
-  op->head_bytes = MLFAB__RECORD_BYTES + record.meta_bytes + record.bulk_bytes;
-  op->bulk = NULL;
-  op->bulk_bytes = 0;
-  mlfab__files_ask(voters->filer);
-}
-
-static void voter_begin(mlfab__voters *voters) {
+MLFAB__INTERNAL void mlfab__voters_begin(mlfab__voters *voters) {
   const mlfab_node *node = voters->node;
   voters->phase = MLFAB__VOTERS_VOTE;
   for (uint32_t i = 0; i < voters->n; i++) {
@@ -55627,46 +56096,7 @@ static void voter_begin(mlfab__voters *voters) {
   }
 }
 
-/* What the file has, if it is of this fabric. */
-static void voter_read(mlfab__voters *voters, const mlfab_io_event *event) {
-  mlfab__file_record record;
-  mlfab__votes votes;
-  const char *why = NULL;
-  if (event->code) return;
-  int64_t n = mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why);
-  int bad = n <= 0 || (uint64_t)n != event->bulk_bytes || record.type != MLFAB__RECORD_VOTES ||
-            mlfab__decode_votes(record.meta, record.meta_bytes, &votes) ||
-            votes.shards != voters->n || record.bulk_bytes != voters->n * MLFAB__VOTE_RECORD_BYTES;
-  if (bad) {
-    mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: '%s' is damaged: %s", voters->path,
-               why ? why : "not a voter's file");
-    return;
-  }
-  if (votes.fabric != voters->node->fabric) return;
-  for (uint32_t i = 0; i < voters->n; i++)
-    mlfab__decode_vote_record(record.bulk + i * MLFAB__VOTE_RECORD_BYTES,
-                              &voters->shards[i].stored);
-}
-
-static void voter_event(void *self, const mlfab_io_event *event) {
-  mlfab__voters *voters = self;
-  if (voters->phase == MLFAB__VOTERS_READ) {
-    voter_read(voters, event);
-    voter_begin(voters);
-    return;
-  }
-  if (voters->filer->op.kind == MLFAB_FILE_ABORT) return; /* it may fail, too */
-  if (event->code) {
-    if (!voters->retry_ns)
-      mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: cannot write '%s': %s", voters->path,
-                 event->text ? event->text : mlfab_error_text(event->code));
-    voters->retry_ns = voters->node->now_ns + voters->node->config.heartbeat_ns;
-    voters->filer->op.kind = MLFAB_FILE_ABORT;
-    voters->filer->op.head_bytes = 0;
-    mlfab__files_ask(voters->filer);
-    return;
-  }
-  voters->retry_ns = 0;
+MLFAB__INTERNAL void mlfab__voters_stored(mlfab__voters *voters) {
   for (uint32_t i = 0; i < voters->n; i++) {
     mlfab__voter_shard *s = &voters->shards[i];
     if (!s->pending || s->written != s->stored.epoch) continue;
@@ -55680,14 +56110,14 @@ MLFAB__INTERNAL void mlfab__voters_settle(mlfab__voters *voters) {
   if (voters->phase != MLFAB__VOTERS_VOTE) return;
   for (uint32_t i = 0; i < voters->n; i++) {
     mlfab__voter_shard *s = &voters->shards[i];
-    if (!s->pending) continue;
-    dirty = 1;
-    if (voters->path[0]) continue;
-    s->pending = 0;
-    mlfab__vote_stored(&s->vote, voters->node->now_ns);
+    dirty |= s->pending;
+    if (!voters->disk) s->written = s->stored.epoch;
   }
   int waits = voters->retry_ns && voters->node->now_ns < voters->retry_ns;
-  if (dirty && voters->path[0] && !voters->filer->busy && !waits) voter_write(voters);
+  if (!voters->disk)
+    mlfab__voters_stored(voters);
+  else if (dirty && !waits)
+    voters->disk->write(voters);
 }
 
 /* --- in --- */
@@ -55722,15 +56152,11 @@ MLFAB__INTERNAL void mlfab__voters_tick(mlfab__voters *voters) {
   const mlfab_node *node = voters->node;
   if (node->phase != MLFAB__BOOTSTRAP_GREETING && node->phase != MLFAB__BOOTSTRAP_READY) return;
   if (voters->phase == MLFAB__VOTERS_WAIT) {
-    if (node->fresh || !voters->path[0]) {
-      voter_begin(voters);
+    if (node->fresh || !voters->disk) {
+      mlfab__voters_begin(voters);
     } else {
       voters->phase = MLFAB__VOTERS_READ;
-      voters->filer->op.kind = MLFAB_FILE_READ;
-      voters->filer->op.path = voters->path;
-      voters->filer->op.offset = 0;
-      voters->filer->op.bytes = voters->file_bytes + 1;
-      mlfab__files_ask(voters->filer);
+      voters->disk->read(voters);
     }
   }
   if (voters->phase != MLFAB__VOTERS_VOTE) return;
@@ -55752,29 +56178,163 @@ MLFAB__INTERNAL uint64_t mlfab__voters_deadline(const mlfab__voters *voters) {
 
 MLFAB__INTERNAL int mlfab__voters_init(mlfab__voters *voters, mlfab_node *node,
                                        const mlfab__port *port, const mlfab__port *in,
-                                       uint32_t first, uint32_t n) {
+                                       uint32_t first, uint32_t n, const mlfab__voter_disk *disk) {
   *voters = (mlfab__voters){.node = node, .port = *port, .in = *in, .n = n};
-  voters->file_bytes = voter_file_bytes(n);
   voters->shards = mlfab__alloc_array(&node->env, n, sizeof *voters->shards);
-  voters->bytes = mlfab__alloc(&node->env, voters->file_bytes);
-  if (!voters->shards || !voters->bytes) return MLFAB_ERR_MEMORY;
+  if (!voters->shards) return MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < n; i++)
     voters->shards[i] = (mlfab__voter_shard){.voters = voters, .shard = first + i};
-  if (!node->config.vote_dir[0]) return 0;
-  voters->filer = mlfab__files_open(&voters->files, node, voters, voter_event);
-  snprintf(voters->path, sizeof voters->path, "%s/votes-%016llx-%u", node->config.vote_dir,
-           (unsigned long long)node->job, node->id);
-  return 0;
+  if (!node->config.vote_dir[0] || !disk) return 0;
+  voters->disk = disk;
+  return disk->open(voters);
 }
 
 MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters) {
   if (!voters->node) return;
   mlfab__free(&voters->node->env, voters->shards, voters->n * sizeof *voters->shards);
-  mlfab__free(&voters->node->env, voters->bytes, voters->file_bytes);
   voters->shards = NULL;
-  voters->bytes = NULL;
+  if (voters->disk) voters->disk->free(voters);
 }
 #endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/votes.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT
+/* votes.h - the file of a voter: what it has granted, of all its shards, in the directory `vote_dir`. Layer 4.
+ *
+ *    CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
+ *                                                      \--error--> DIRTY, again after a beat
+ *
+ * The file is a record of ../checkpoint/record.h (VOTES) with the number of the fabric: that of another fabric counts as
+ * none. */
+
+typedef struct mlfab__votes {
+  mlfab__filer filer;
+  uint8_t *bytes; /* the file */
+  uint32_t file_bytes;
+  char path[MLFAB__RECORD_PATH];
+} mlfab__votes;
+
+MLFAB__INTERNAL const mlfab__voter_disk *mlfab__votes_disk(void);
+
+#endif /* MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/replica/votes.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT
+/* votes.c - the file of a voter. See votes.h. */
+
+#include <stdio.h>
+
+static void votes_write(mlfab__voters *voters) {
+  mlfab__votes *file = voters->votes;
+  mlfab_file_op *op = &file->filer.op;
+  if (file->filer.busy) return;
+  uint8_t *meta = file->bytes + MLFAB__RECORD_BYTES;
+  const mlfab__votes_head votes = {voters->node->fabric, voters->n};
+  mlfab__file_record record = {
+      .type = MLFAB__RECORD_VOTES,
+      .meta_bytes = mlfab__encode_votes_head(meta, &votes),
+      .bulk_bytes = voters->n * MLFAB__VOTE_RECORD_BYTES,
+  };
+  uint8_t *table = meta + record.meta_bytes;
+  record.bulk = table;
+  for (uint32_t i = 0; i < voters->n; i++) {
+    mlfab__encode_vote_record(table + i * MLFAB__VOTE_RECORD_BYTES, &voters->shards[i].stored);
+    voters->shards[i].written = voters->shards[i].pending ? voters->shards[i].stored.epoch : 0;
+  }
+  mlfab__record_seal(file->bytes, &record);
+  op->kind = MLFAB_FILE_WRITE;
+  op->flags = MLFAB_FILE_FIRST | MLFAB_FILE_LAST;
+  op->path = file->path;
+  op->head = file->bytes;
+  op->head_bytes = MLFAB__RECORD_BYTES + record.meta_bytes + record.bulk_bytes;
+  op->bulk = NULL;
+  op->bulk_bytes = 0;
+  mlfab__files_ask(&file->filer);
+}
+
+static void votes_read(mlfab__voters *voters) {
+  mlfab__votes *file = voters->votes;
+  file->filer.op.kind = MLFAB_FILE_READ;
+  file->filer.op.path = file->path;
+  file->filer.op.offset = 0;
+  file->filer.op.bytes = file->file_bytes + 1;
+  mlfab__files_ask(&file->filer);
+}
+
+/* What the file has, if it is of this fabric. */
+static void votes_take(mlfab__voters *voters, const mlfab_io_event *event) {
+  mlfab__file_record record;
+  mlfab__votes_head votes;
+  const char *why = NULL;
+  if (event->code) return;
+  int64_t n = mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why);
+  int bad = n <= 0 || (uint64_t)n != event->bulk_bytes || record.type != MLFAB__RECORD_VOTES ||
+            mlfab__decode_votes_head(record.meta, record.meta_bytes, &votes) ||
+            votes.shards != voters->n || record.bulk_bytes != voters->n * MLFAB__VOTE_RECORD_BYTES;
+  if (bad) {
+    mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: '%s' is damaged: %s",
+               voters->votes->path, why ? why : "not a voter's file");
+    return;
+  }
+  if (votes.fabric != voters->node->fabric) return;
+  for (uint32_t i = 0; i < voters->n; i++)
+    mlfab__decode_vote_record(record.bulk + i * MLFAB__VOTE_RECORD_BYTES,
+                              &voters->shards[i].stored);
+}
+
+static void votes_event(void *self, const mlfab_io_event *event) {
+  mlfab__voters *voters = self;
+  mlfab__votes *file = voters->votes;
+  if (voters->phase == MLFAB__VOTERS_READ) {
+    votes_take(voters, event);
+    mlfab__voters_begin(voters);
+    return;
+  }
+  if (file->filer.op.kind == MLFAB_FILE_ABORT) return; /* it may fail, too */
+  if (event->code) {
+    if (!voters->retry_ns)
+      mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: cannot write '%s': %s", file->path,
+                 event->text ? event->text : mlfab_error_text(event->code));
+    voters->retry_ns = voters->node->now_ns + voters->node->config.heartbeat_ns;
+    file->filer.op.kind = MLFAB_FILE_ABORT;
+    file->filer.op.head_bytes = 0;
+    mlfab__files_ask(&file->filer);
+    return;
+  }
+  voters->retry_ns = 0;
+  mlfab__voters_stored(voters);
+}
+
+static int votes_open(mlfab__voters *voters) {
+  mlfab_node *node = voters->node;
+  mlfab__votes *file = mlfab__alloc(&node->env, sizeof *file);
+  voters->votes = file;
+  if (!file) return MLFAB_ERR_MEMORY;
+  file->file_bytes = MLFAB__RECORD_BYTES + 16 + voters->n * MLFAB__VOTE_RECORD_BYTES;
+  file->bytes = mlfab__alloc(&node->env, file->file_bytes);
+  if (!file->bytes) return MLFAB_ERR_MEMORY;
+  (void)mlfab__files_open(&file->filer, node, voters, votes_event);
+  snprintf(file->path, sizeof file->path, "%s/votes-%016llx-%u", node->config.vote_dir,
+           (unsigned long long)node->job, node->id);
+  return 0;
+}
+
+static void votes_free(mlfab__voters *voters) {
+  mlfab__votes *file = voters->votes;
+  if (file) mlfab__free(&voters->node->env, file->bytes, file->file_bytes);
+  mlfab__free(&voters->node->env, file, sizeof *file);
+  voters->votes = NULL;
+}
+
+MLFAB__INTERNAL const mlfab__voter_disk *mlfab__votes_disk(void) {
+  static const mlfab__voter_disk disk = {votes_open, votes_read, votes_write, votes_free};
+  return &disk;
+}
+#endif /* MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
  * core/replica/mirror.h
@@ -56554,14 +57114,16 @@ static const mlfab__role mirror_row = {
 MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
                                          mlfab__mirror **mirror_p) {
   *mirror_p = NULL;
-  if (node->nmirrored == 0) return 0;
+  const mlfab__copies *copies = node->replica;
+  if (copies->nmirrored == 0) return 0;
   mlfab__role *row = mlfab__roles_add(node, &mirror_row, sizeof(mlfab__mirror_role));
   if (!row) return MLFAB_ERR_MEMORY;
   mlfab__mirror_role *role = row->self;
   role->node = node;
   *mirror_p = &role->mirror;
   const mlfab__port out = mlfab__roles_port(node, row, MLFAB__LINK_VOTER);
-  return mlfab__mirror_init(&role->mirror, &node->env, node->mirrored, node->nmirrored, &out, peer);
+  return mlfab__mirror_init(&role->mirror, &node->env, copies->mirrored, copies->nmirrored, &out,
+                            peer);
 }
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -56573,7 +57135,7 @@ MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
  * lost. Layer 5.
  *
  * Three processes keep a shard alive: copy A (the dedicated server of the configuration), copy B (its replica), and the
- * scheduler as witness (witness.h). Which copy serves is decided by votes (vote.h). Both copies have all roles of a
+ * scheduler as witness (witness.c). Which copy serves is decided by votes (vote.h). Both copies have all roles of a
  * server, and this one; the copy that does not serve has no callers, because the node turns them away (node.h, Copies).
  *
  *    STANDS_BY --the vote says: this copy, and its state is whole--> SERVES --it hears neither of the others for 6 beats-->
@@ -56622,6 +57184,8 @@ enum { MLFAB__COPY_LOANS = 16 };
 
 enum mlfab__copy_phase { MLFAB__COPY_STANDS_BY, MLFAB__COPY_SERVES, MLFAB__COPY_SUSPENDED };
 
+struct mlfab__worker;
+
 typedef struct mlfab__copy {
   mlfab_node *node;
   mlfab__server *server;
@@ -56664,8 +57228,11 @@ typedef struct mlfab__copy {
   uint32_t term_in;   /* ... and the term of its sender; 0: nothing */
 } mlfab__copy;
 
-/* Adds the role; the server gets a keeper. Errors: MEMORY, ARGUMENT (Div_max). */
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server);
+/* Adds the role; the server gets a keeper. disk: of votes, or NULL. Errors: MEMORY, ARGUMENT (Div_max). */
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
+                                       const mlfab__voter_disk *disk);
+/* losses.c: a worker whose server is replaced by its replica counts what is lost. */
+MLFAB__INTERNAL void mlfab__losses_attach(struct mlfab__worker *worker);
 
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -57095,8 +57662,8 @@ static void copy_tell_mirror(mlfab__copy *c) {
 static void copy_tell_callers(mlfab__copy *c) {
   const mlfab__vote *vote = copy_vote(c);
   uint64_t now_ns = c->node->now_ns;
-  char *why = c->node->standby_why;
-  size_t room = sizeof c->node->standby_why;
+  char *why = c->node->replica->standby_why;
+  size_t room = sizeof c->node->replica->standby_why;
   int silent = mlfab__vote_silent(vote, c->other, now_ns);
   int state = 1 + silent + (silent && mlfab__vote_silent(vote, MLFAB__VOTER_WITNESS, now_ns));
   if (silent && c->voters.retry_ns) state = 4;
@@ -57194,6 +57761,7 @@ static void copy_tick(void *self, uint64_t now_ns) {
 static void copy_awake(void *self, uint64_t late_ns, uint64_t now_ns) {
   mlfab__copy *c = self;
   mlfab__voters_awake(&c->voters, late_ns, now_ns);
+  mlfab__later(&c->node->replica->served_ns, late_ns, now_ns);
   mlfab__later(&c->heard_ns, late_ns, now_ns);
   mlfab__later(&c->began_ns, late_ns, now_ns);
   mlfab__later(&c->apart_ns, late_ns, now_ns);
@@ -57243,7 +57811,7 @@ static void copy_model(void *self) {
 static void copy_free(void *self) {
   mlfab__copy *c = self;
   if (!c->node) return;
-  c->node->leased = NULL;
+  c->node->replica->leased = NULL;
   mlfab__moment_free(&c->moment);
   mlfab__collect_free(&c->collect);
   mlfab__voters_free(&c->voters);
@@ -57271,7 +57839,8 @@ static const mlfab__role copy_row = {
     .free = copy_free,
 };
 
-MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
+                                       const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &copy_row, sizeof(mlfab__copy));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__copy *c = role->self;
@@ -57285,15 +57854,15 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) 
   c->peer = c->other * servers + server->number;
   server->asleep = 1;
   c->meta = mlfab__alloc(&node->env, MLFAB__MOMENT_FRAME_BYTES + MLFAB__MOMENT_META);
-  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1);
+  int code = mlfab__voters_init(&c->voters, node, &c->port, &in, server->number, 1, disk);
   if (!code && !c->meta) code = MLFAB_ERR_MEMORY;
   if (!code) code = mlfab__keeper_attach(server, node->config.div_max);
   if (code) return code;
   server->keeping->above = c;
   server->keeping->stop = copy_stop;
   server->keeping->leased = copy_leased;
-  node->leased = copy_leased;
-  node->leased_copy = c;
+  node->replica->leased = copy_leased;
+  node->replica->leased_copy = c;
   server->keeping->model = copy_model;
   mlfab__keeper_freeze(server, 1);
   return mlfab__mirror_attach(node, c->peer, &c->mirror);
@@ -57301,22 +57870,41 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server) 
 #endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
- * core/replica/witness.h
+ * core/replica/losses.c
  * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* witness.h - the scheduler's third vote on every shard (vote.h): it decides which of two copies serves when they do not
- * hear each other. Layer 4. */
+/* losses.c - a worker whose server is replaced by its replica. See copy.h. */
 
-/* Adds the role to a node that is only a scheduler. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node);
+#include <stdio.h>
 
+/* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
+ * this worker's progress, so no round waits for them. */
+static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
+  mlfab__stream *stream = &worker->streams[server];
+  if (ack->term > stream->term && stream->taken > ack->taken) {
+    char text[MLFAB__TEXT_MAX];
+    uint64_t lost = stream->taken - ack->taken;
+    worker->stats->updates_lost += lost;
+    snprintf(text, sizeof text, "%llu updates of worker %u were lost with a server",
+             (unsigned long long)lost, worker->rank);
+    worker->port.event(worker->port.self, MLFAB_EVENT_UPDATES_LOST, (int32_t)server, 1, 0, 0, text);
+    stream->taken = ack->taken;
+  }
+  if (ack->term <= stream->term) return 0;
+  stream->term = ack->term;
+  /* The former copy may have made commits that this one has not. */
+  stream->cache_epoch = 0;
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__losses_attach(mlfab__worker *worker) { worker->copies = losses_count; }
 #endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/replica/witness.c
  * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* witness.c - the scheduler's vote. See witness.h. */
+/* witness.c - the scheduler's vote. See voter.h. */
 
 static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind != MLFAB__LINK_VOTER_IN || frame->type != MLFAB__VOTE) return MLFAB_ERR_FRAME;
@@ -57352,12 +57940,12 @@ static const mlfab__role witness_row = {
     .free = witness_free,
 };
 
-MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node) {
+MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk) {
   mlfab__role *role = mlfab__roles_add(node, &witness_row, sizeof(mlfab__voters));
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port port = mlfab__roles_port(node, role, MLFAB__LINK_VOTER);
   mlfab__port in = mlfab__roles_port(node, role, MLFAB__LINK_VOTER_IN);
-  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers);
+  return mlfab__voters_init(role->self, node, &port, &in, 0, node->config.servers, disk);
 }
 #endif /* MLFAB_WITH_REPLICA */
 
@@ -59564,8 +60152,6 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
   return mlfab__node_return(node, code, &error);
 }
 
-}
-
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p) {
   return mlfab__node_submit(node, call, now_ns, request_p, NULL);
@@ -59850,14 +60436,15 @@ typedef struct mlfab__context_sharing {
   int (*map)(mlfab *ctx);
 } mlfab__context_sharing;
 
-/* File operations in a thread of their own: disk.c, which has the contracts. */
+/* File operations in a thread of their own: disk.c. */
 typedef struct mlfab__context_files {
-  struct mlfab__disk *(*open)(mlfab__env *env, const mlfab_files *files, void *self,
-                              void (*ended)(void *self));
-  void (*close)(struct mlfab__disk *disk, int child);
-  int (*begin)(struct mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
-  int (*take)(struct mlfab__disk *disk, mlfab_io_event *event_p);
-  int (*waits)(struct mlfab__disk *disk);
+  /* Begins the operation of an action, as mlfab__disk_begin; the first one makes ctx->disk. */
+  int (*begin)(mlfab *ctx, const mlfab_action *action);
+  /* If there is a disk: hands ended operations to the node. 1: there were some. */
+  int (*events)(mlfab *ctx, uint64_t now);
+  /* 1: operations run and none has ended; 2: one has ended; 0: there are none. */
+  int (*waits)(const mlfab *ctx);
+  void (*close)(mlfab *ctx, int child);
 } mlfab__context_files;
 
 typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
@@ -60027,6 +60614,8 @@ MLFAB__INTERNAL void mlfab__context_trouble(mlfab *ctx, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
+/* Makes the descriptor of mlfab_fd readable. */
+MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx);
 /* The condition that a waiter waits for: not 0 when it holds. */
 typedef int (*mlfab__context_test)(mlfab *ctx, void *what);
 /* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.
@@ -60435,18 +61024,8 @@ static uint32_t context_keeps(const mlfab *ctx, char *whom, size_t room) {
   return kept;
 }
 
-static void context_disk_ended(void *self);
-
-static int context_file(mlfab *ctx, const mlfab_action *action) {
-  /* A simulation has no threads: operations end at once. */
-  if (!ctx->disk)
-    ctx->disk = ctx->files->open(&ctx->env, ctx->hooks.files, ctx,
-                                 ctx->simulated ? NULL : context_disk_ended);
-  return ctx->disk ? ctx->files->begin(ctx->disk, action->file, action->token) : MLFAB_ERR_MEMORY;
-}
-
 static int context_action(mlfab *ctx, const mlfab_action *action) {
-  if (action->kind == MLFAB_ACTION_FILE) return context_file(ctx, action);
+  if (action->kind == MLFAB_ACTION_FILE) return ctx->files->begin(ctx, action);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return mlfab__calling_begin(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -60468,17 +61047,6 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   }
 }
 
-/* Hands ended file operations to the node. 1: there were some. */
-static int context_disk(mlfab *ctx, uint64_t now) {
-  mlfab_io_event event;
-  int moved = 0;
-  while (ctx->disk && ctx->files->take(ctx->disk, &event)) {
-    mlfab_node_event(ctx->node, &event, now);
-    moved = 1;
-  }
-  return moved;
-}
-
 /* Carries out the node's actions. */
 static int context_actions(mlfab *ctx, uint64_t now) {
   mlfab_action action;
@@ -60488,7 +61056,7 @@ static int context_actions(mlfab *ctx, uint64_t now) {
       mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
       moved = 1;
     }
-  } while (context_disk(ctx, now));
+  } while (ctx->disk && ctx->files->events(ctx, now));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -60556,7 +61124,7 @@ static void context_measure(mlfab *ctx, uint64_t now) {
 
 /* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`, which is
  * readable when something has moved, inside another call or by the thread, since mlfab_progress last returned. */
-static void context_tell(mlfab *ctx) {
+MLFAB__INTERNAL void mlfab__context_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
@@ -60615,7 +61183,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
   if (moved) {
     ctx->idle_looks = 0;
     ctx->moves++;
-    if (ctx->thread_is) context_tell(ctx);
+    if (ctx->thread_is) mlfab__context_tell(ctx);
   }
   if (moved && ctx->waiters > 1) pthread_cond_broadcast(&ctx->changed);
   return moved;
@@ -60665,16 +61233,6 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
 
 static void context_cond_wait(mlfab *ctx, uint64_t ns);
 
-/* In the disk's thread: a file operation has ended. */
-static void context_disk_ended(void *self) {
-  mlfab *ctx = self;
-  pthread_mutex_lock(&ctx->lock);
-  if (ctx->sleeping) mlfab__context_wake(ctx);
-  context_tell(ctx);
-  pthread_cond_broadcast(&ctx->changed);
-  pthread_mutex_unlock(&ctx->lock);
-}
-
 /* Sleeps without the lock until something may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
@@ -60688,7 +61246,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && n > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
-  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx->disk) : 0;
+  int files = n == 0 && ctx->disk ? ctx->files->waits(ctx) : 0;
   if (files) { /* the disk's thread signals `changed` */
     if (files == 1) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
     return;
@@ -61017,7 +61575,7 @@ static void context_rearm(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
     pending |= ctx->transports[t].table->arm(ctx->transports[t].self, 1);
   }
-  if (pending) context_tell(ctx);
+  if (pending) mlfab__context_tell(ctx);
 }
 
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
@@ -61107,7 +61665,7 @@ static void context_free(mlfab *ctx) {
   const int child = context_is_child(ctx);
   if (ctx->freed) ctx->freed(ctx, child);
   if (ctx->observer) ctx->observer->stop(ctx, child);
-  if (ctx->disk) ctx->files->close(ctx->disk, child);
+  if (ctx->disk) ctx->files->close(ctx, child);
   mlfab__calling_free(ctx);
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -61768,8 +62326,7 @@ MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *p
 /* Creates a file that nothing else has open. An older file or link with this name is removed first, the file that a link
  * names stays. Returns a descriptor, or a negative errno. */
 MLFAB__INTERNAL int mlfab__disk_create(const char *path);
-/* The functions above, for a context. `open` makes a disk in memory of env, or returns NULL; `waits`: 1: operations run and none
- * has ended, 2: one has ended, 0: there are none. */
+/* The functions above, for a context. */
 MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
@@ -62198,26 +62755,51 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
   return 1;
 }
 
-static mlfab__disk *disk_new(mlfab__env *env, const mlfab_files *files, void *self,
-                             void (*ended)(void *self)) {
-  mlfab__disk *disk = mlfab__alloc(env, sizeof *disk);
-  if (disk) mlfab__disk_init(disk, env, files, self, ended);
-  return disk;
+/* --- of a context --- */
+
+/* In the disk's thread: a file operation has ended. */
+static void disk_ended(void *self) {
+  mlfab *ctx = self;
+  pthread_mutex_lock(&ctx->lock);
+  if (ctx->sleeping) mlfab__context_wake(ctx);
+  mlfab__context_tell(ctx);
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
 }
 
-static void disk_delete(mlfab__disk *disk, int child) {
-  mlfab__env *env = disk->env;
-  mlfab__disk_free(disk, child);
-  mlfab__free(env, disk, sizeof *disk);
+static int disk_do(mlfab *ctx, const mlfab_action *action) {
+  if (!ctx->disk) {
+    ctx->disk = mlfab__alloc(&ctx->env, sizeof *ctx->disk);
+    if (!ctx->disk) return MLFAB_ERR_MEMORY;
+    /* A simulation has no threads: operations end at once. */
+    mlfab__disk_init(ctx->disk, &ctx->env, ctx->hooks.files, ctx,
+                     ctx->simulated ? NULL : disk_ended);
+  }
+  return mlfab__disk_begin(ctx->disk, action->file, action->token);
 }
 
-static int disk_waits(mlfab__disk *disk) {
+static int disk_events(mlfab *ctx, uint64_t now) {
+  mlfab_io_event event;
+  int moved = 0;
+  while (mlfab__disk_take(ctx->disk, &event)) {
+    mlfab_node_event(ctx->node, &event, now);
+    moved = 1;
+  }
+  return moved;
+}
+
+static int disk_waits(const mlfab *ctx) {
+  const mlfab__disk *disk = ctx->disk;
   return disk->jobs == 0 ? 0 : atomic_load(&disk->news) == 0 ? 1 : 2;
 }
 
+static void disk_delete(mlfab *ctx, int child) {
+  mlfab__disk_free(ctx->disk, child);
+  mlfab__free(&ctx->env, ctx->disk, sizeof *ctx->disk);
+}
+
 MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
-  static const mlfab__context_files table = {disk_new, disk_delete, mlfab__disk_begin,
-                                             mlfab__disk_take, disk_waits};
+  static const mlfab__context_files table = {disk_do, disk_events, disk_waits, disk_delete};
   return &table;
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
@@ -64584,7 +65166,7 @@ MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, ui
 #if MLFAB_WITH_COLL || MLFAB_WITH_DEVICE
 /* direct_table.h - what staging.c asks of direct.c, where both are compiled in. */
 
-/* What becomes of a collective that may go from device to device. */
+/* The state of a collective that may go from device to device. */
 enum mlfab__direct_told {
   MLFAB__DIRECT_WAITS, /* nothing has moved */
   MLFAB__DIRECT_MOVED,
@@ -66789,54 +67371,9 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
 #endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
- * transports/tcp.c
+ * transports/tcp.h
  * ============================================================================================== */
-/* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
- *
- * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket
- * must belong to one user, or to root. Does not: encrypt, authenticate beyond that, read frames beyond
- * mlfab_frame_check and _verify, start threads except the one that resolves names, read a clock except to
- * measure, without descriptors, or to resolve a name, or keep state outside its tcp_self.
- *
- * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
- *
- *   RESOLVING   its host name is being resolved           -> CONNECTING, FAILED
- *   CONNECTING  dialled, no answer yet                    -> SHAKING, OPEN, FAILED
- *   SHAKING     connected; the layer's handshake          -> OPEN, FAILED, CONNECTING (another attempt)
- *   STRANGER    accepted, no valid frame received yet     -> OPEN, REFUSED (at once: another user)
- *   OPEN        carries frames; told_up: UP was reported  -> BROKEN, LINGER
- *   LINGER      disconnected by us: writes its queued output, discards input -> freed, without an event
- *   FAILED      to be reported as DOWN of link 0          -> freed
- *   REFUSED     to be reported as REFUSED                 -> freed
- *   BROKEN      to be reported as DOWN                    -> freed
- *
- * A layer (mlfab_transport_options.layer) may stand between frames and sockets. Then every link has a session of it,
- * a stranger's handshake comes before its first frame, and both have TCP_SHAKE_NS.
- *
- * Before admission a peer gets few resources. There are at most TCP_WAITING_ROOM strangers; the oldest is
- * dropped for a new one, or when the process has no descriptor left. A stranger's first frame, and every
- * frame of a connection on which a node joins, has at most TCP_FIRST_BYTES; a peer that announces more is
- * refused before anything is allocated for the frame.
- *
- * Invariants. A link with an event to report, or with unread input, is in the list `ready`, which poll
- * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a
- * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
- * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
- * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
- * read directly into that. In a fabric with a key the header is reported before the rest is read (MLFAB_IO_HEAD), and so
- * is one with which bytes begin that are read in the midst of a frame. All buffers come from free lists, last in first out, so that a stream reuses
- * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
- * `listener_paused` with the other functions.
- *
- * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
- * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
- * otherwise look like a slow network. The outgoing rate comes from the kernel (TCP_INFO). The incoming rate
- * is timed here: a link awaits bytes from the time its socket was found empty inside a large frame until it
- * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show what this host can receive,
- * or its peers send.
- *
- * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
- * NCCL_SOCKET_IFNAME. */
+/* tcp.h - the links of the TCP transport, for all of its files. See tcp.c. */
 
 #if MLFAB_WITH_TCP
 
@@ -66877,19 +67414,6 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
 #include <sys/syscall.h>
 #endif
 
-#ifdef MSG_NOSIGNAL
-#define TCP_SEND_FLAGS (MSG_NOSIGNAL | MSG_DONTWAIT)
-#else
-#define TCP_SEND_FLAGS MSG_DONTWAIT
-#endif
-#if defined(__linux__)
-#define TCP_SOCK_FLAGS (SOCK_CLOEXEC | SOCK_NONBLOCK)
-#else
-#define TCP_SOCK_FLAGS 0
-#endif
-
-#define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
-
 enum {
   TCP_SIZE_CLASSES = 5,
   TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
@@ -66912,16 +67436,12 @@ enum {
   TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
   TCP_PLACES = 4,                 /* maximum addresses that a node publishes */
   TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
-  TCP_UNSENT_BYTES = 128 << 10,
   TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
   TCP_ASK_NS = 500000000,   /* pause after a name that did not resolve */
   TCP_BIND_PAUSE_MS = 50,
   TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
   TCP_SHAKE_NS =
       2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
-  TCP_LOAD_BYTES = 1 << 20,   /* bytes in a window that suffice to compute a rate */
-  TCP_LOAD_NS = 100000000,    /* time in a window that suffices too */
-  TCP_LITTLE_BYTES = 4 << 10, /* minimum bytes of a link with traffic */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
 };
@@ -66943,12 +67463,6 @@ enum tcp_state {
   TCP_LINK_BROKEN
 };
 
-/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the largest
- * frame. Each bulk begins at a multiple of 64 behind its head. */
-static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
-    1 << 10, 8 << 10, TCP_BLOCK_BYTES, 260 << 10,
-    MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX};
-
 /* The payload begins 64 bytes behind its address. */
 typedef struct tcp_buffer {
   struct tcp_buffer *next, *prev; /* list of all buffers */
@@ -66956,9 +67470,6 @@ typedef struct tcp_buffer {
   uint32_t size_class, refs;
   size_t used; /* of an output block */
 } tcp_buffer;
-
-#define TCP_BUFFER_HEADER 64u
-#define TCP_ROUND64(n) (((size_t)(n) + 63) & ~(size_t)63)
 
 typedef struct tcp_node {
   struct tcp_node *next, *prev; /* NULL: in no list */
@@ -67038,14 +67549,7 @@ typedef struct tcp_link {
   uint64_t sent[TCP_SENT_TOKENS];
   uint32_t sent_at, sent_count;
 
-  /* Measurements of the current window. */
-  uint8_t counted;            /* it leaves this host */
-  int shallow;                /* its unsent bytes in the kernel are limited */
-  uint8_t had_room, had_none; /* whether a write took everything; whether one did not */
-  uint64_t moved_in, moved_out;
-  uint64_t awaits_ns, awaits_bytes; /* awaiting since, and bytes_in at that time; 0: not awaiting */
-  uint64_t awaited_ns, awaited_bytes;
-  uint64_t acked, busy_us, stalled_us; /* last values of the kernel */
+  struct tcp_window *window; /* NULL: it is not measured */
 
   tcp_dial *dial;    /* while connecting */
   uint64_t asked_ns; /* RESOLVING: since when */
@@ -67080,16 +67584,12 @@ typedef struct tcp_self {
 #endif
   tcp_node ready, dirty, shaking, strangers, lingering;
   uint32_t stranger_count, lingering_count;
-  uint32_t turns;               /* events since the last pass */
-  uint32_t idle;                /* polls without events */
-  tcp_link *hot;                /* link of the last frame: polled before a pass over all others */
-  uint64_t measured_ns;         /* last measurement; 0: never */
-  uint64_t bytes_in, bytes_out; /* of measured links */
-  uint64_t told_in, told_out;   /* at the last measurement: those, or the interface's */
-  uint64_t told_own_in, told_own_out; /* at the last measurement: bytes_in, bytes_out */
-  double nominal;
-  uint32_t is_local;     /* only reachable from this host */
-  char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
+  uint32_t turns;                /* events since the last pass */
+  uint32_t idle;                 /* polls without events */
+  tcp_link *hot;                 /* link of the last frame: polled before a pass over all others */
+  const struct tcp_gauge *gauge; /* NULL: links are not measured */
+  uint32_t is_local;             /* only reachable from this host */
+  tcp_endpoint place;            /* of the published address, if it is not local */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
@@ -67101,6 +67601,125 @@ typedef struct tcp_self {
   int anywhere;   /* it listens at all addresses of this host, and nobody has chosen one of them */
   char text[300]; /* text of the last event */
 } tcp_self;
+
+/* Measures links: tcp_measure.c. A link that counts has a window. */
+typedef struct tcp_gauge {
+  void (*opened)(tcp_self *self, tcp_link *link);
+  /* These many bytes were written, and the socket is full or not; were read. */
+  void (*wrote)(tcp_self *self, tcp_link *link, size_t bytes, int full);
+  void (*got)(tcp_self *self, tcp_link *link, size_t bytes);
+  void (*empty)(tcp_self *self, tcp_link *link);  /* the socket is */
+  void (*closed)(tcp_self *self, tcp_link *link); /* NULL: the transport closes */
+} tcp_gauge;
+
+/* The function `measure` of the table. The first call begins to measure. */
+MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p);
+
+static inline int tcp_is_loopback(const tcp_endpoint *end) {
+  if (end->at.any.sa_family == AF_UNIX) return 1;
+  if (end->at.any.sa_family == AF_INET) return ntohl(end->at.v4.sin_addr.s_addr) >> 24 == 127;
+  const struct in6_addr *v6 = &end->at.v6.sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+static inline int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
+  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
+  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
+  return a->at.any.sa_family == AF_INET6 &&
+         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
+}
+
+#if defined(__linux__) && defined(TCP_INFO)
+/* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
+ * Kernels before 4.10 return less. */
+enum {
+  TCP_INFO_RETRANSMITS = 2, /* a byte: consecutive expiries of the retransmission timer */
+  TCP_INFO_PROBES = 3,      /* a byte: unanswered probes of a closed window */
+  TCP_INFO_SND_MSS = 16,    /* u32 */
+  TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
+  TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
+  TCP_INFO_LAST_RECV = 52,  /* u32, milliseconds since data have come */
+  TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
+  TCP_INFO_PROBE_WANTED = 60
+};
+
+static inline uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
+  uint64_t large = 0;
+  uint32_t small = 0;
+  if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
+  return memcpy(&small, at, sizeof small), small;
+}
+#endif
+
+#endif /* MLFAB_WITH_TCP */
+
+
+/* ==============================================================================================
+ * transports/tcp.c
+ * ============================================================================================== */
+/* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
+ *
+ * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket
+ * must belong to one user, or to root. Does not: encrypt, authenticate beyond that, read frames beyond
+ * mlfab_frame_check and _verify, start threads except the one that resolves names, read a clock except to
+ * measure, without descriptors, or to resolve a name, or keep state outside its tcp_self.
+ *
+ * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
+ *
+ *   RESOLVING   its host name is being resolved           -> CONNECTING, FAILED
+ *   CONNECTING  dialled, no answer yet                    -> SHAKING, OPEN, FAILED
+ *   SHAKING     connected; the layer's handshake          -> OPEN, FAILED, CONNECTING (another attempt)
+ *   STRANGER    accepted, no valid frame received yet     -> OPEN, REFUSED (at once: another user)
+ *   OPEN        carries frames; told_up: UP was reported  -> BROKEN, LINGER
+ *   LINGER      disconnected by us: writes its queued output, discards input -> freed, without an event
+ *   FAILED      to be reported as DOWN of link 0          -> freed
+ *   REFUSED     to be reported as REFUSED                 -> freed
+ *   BROKEN      to be reported as DOWN                    -> freed
+ *
+ * A layer (mlfab_transport_options.layer) may stand between frames and sockets. Then every link has a session of it,
+ * a stranger's handshake comes before its first frame, and both have TCP_SHAKE_NS.
+ *
+ * Before admission a peer gets few resources. There are at most TCP_WAITING_ROOM strangers; the oldest is
+ * dropped for a new one, or when the process has no descriptor left. A stranger's first frame, and every
+ * frame of a connection on which a node joins, has at most TCP_FIRST_BYTES; a peer that announces more is
+ * refused before anything is allocated for the frame.
+ *
+ * Invariants. A link with an event to report, or with unread input, is in the list `ready`, which poll
+ * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a
+ * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
+ * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
+ * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
+ * read directly into that. In a fabric with a key the header is reported before the rest is read (MLFAB_IO_HEAD), and so
+ * is one with which bytes begin that are read in the midst of a frame. All buffers come from free lists, last in first out, so that a stream reuses
+ * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
+ * `listener_paused` with the other functions.
+ *
+ * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
+ * NCCL_SOCKET_IFNAME. */
+
+#if MLFAB_WITH_TCP
+
+#ifdef MSG_NOSIGNAL
+#define TCP_SEND_FLAGS (MSG_NOSIGNAL | MSG_DONTWAIT)
+#else
+#define TCP_SEND_FLAGS MSG_DONTWAIT
+#endif
+#if defined(__linux__)
+#define TCP_SOCK_FLAGS (SOCK_CLOEXEC | SOCK_NONBLOCK)
+#else
+#define TCP_SOCK_FLAGS 0
+#endif
+
+#define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
+
+/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the largest
+ * frame. Each bulk begins at a multiple of 64 behind its head. */
+static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
+    1 << 10, 8 << 10, TCP_BLOCK_BYTES, 260 << 10,
+    MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX};
+
+#define TCP_BUFFER_HEADER 64u
+#define TCP_ROUND64(n) (((size_t)(n) + 63) & ~(size_t)63)
 
 /* --- lists ------------------------------------------------------------------------------------ */
 
@@ -67373,6 +67992,7 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   tcp_unready(self, link);
   self->slots[link->id % TCP_SLOTS].link = NULL;
   self->links--;
+  if (link->window) self->gauge->closed(self, link);
   mlfab__free(&self->env, link, sizeof *link);
 }
 
@@ -67430,13 +68050,6 @@ static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-static int tcp_is_loopback(const tcp_endpoint *end) {
-  if (end->at.any.sa_family == AF_UNIX) return 1;
-  if (end->at.any.sa_family == AF_INET) return ntohl(end->at.v4.sin_addr.s_addr) >> 24 == 127;
-  const struct in6_addr *v6 = &end->at.v6.sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
-}
-
 /* May this node listen at it, or call it? */
 static int tcp_is_allowed(const tcp_self *self, const tcp_endpoint *end) {
   if (self->allow_insecure || end->at.any.sa_family == AF_UNIX) return 1;
@@ -67457,13 +68070,6 @@ static void tcp_set_port(tcp_endpoint *end, in_port_t port) {
     end->at.v4.sin_port = port;
   else
     end->at.v6.sin6_port = port;
-}
-
-static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
-  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
-  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
-  return a->at.any.sa_family == AF_INET6 &&
-         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
 }
 
 /* What the addresses of its hosts begin with. */
@@ -67756,21 +68362,6 @@ static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *opt
   return 0;
 }
 
-/* Finds the interface with this address, unless it is loopback. */
-static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
-  struct ifaddrs *list = NULL;
-  if (getifaddrs(&list)) return;
-  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    tcp_endpoint at;
-    if (!i->ifa_addr || i->ifa_flags & IFF_LOOPBACK) continue;
-    int kind = i->ifa_addr->sa_family;
-    if (kind != AF_INET && kind != AF_INET6) continue;
-    memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
-    if (tcp_same_address(&at, end)) snprintf(self->ifname, sizeof self->ifname, "%s", i->ifa_name);
-  }
-  freeifaddrs(list);
-}
-
 /* Sets self->address to the addresses under which others reach the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
@@ -67804,7 +68395,7 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     at += strlen(self->address + at);
   }
   self->is_local = tcp_is_loopback(&ends[0]) != 0;
-  if (!self->is_local) tcp_name_interface(self, &ends[0]);
+  if (!self->is_local) self->place = ends[0];
 }
 
 #define TCP_INSECURE_TEXT                                                               \
@@ -68073,19 +68664,6 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
-/* Does this link count when this host's network is measured? */
-static int tcp_counts(const tcp_self *self, const tcp_link *link) {
-  tcp_endpoint here, there;
-  memset(&here, 0, sizeof here);
-  memset(&there, 0, sizeof there);
-  here.bytes = there.bytes = sizeof here.at.storage;
-  if (self->is_local) return 1;
-  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
-      getpeername(link->fd, &there.at.any, &there.bytes))
-    return 0;
-  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
-}
-
 /* The user of the peer of a Unix socket, which the kernel recorded at connect or listen; (uid_t)-1: unknown. */
 static uid_t tcp_user(int fd) {
 #if defined(__linux__)
@@ -68170,7 +68748,7 @@ static void tcp_accept(tcp_self *self) {
     }
     link->fd = fd;
     link->small = 1;
-    link->counted = (uint8_t)tcp_counts(self, link);
+    if (self->gauge) self->gauge->opened(self, link);
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
@@ -68197,7 +68775,7 @@ static void tcp_opened(tcp_self *self, tcp_link *link) {
   link->readable = link->session != NULL; /* it may have read ahead */
   link->state = TCP_LINK_OPEN;
   tcp_patience(link->fd, 0);
-  link->counted = (uint8_t)tcp_counts(self, link);
+  if (self->gauge) self->gauge->opened(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {
     link->state = TCP_LINK_CONNECTING;
     tcp_link_fail(self, link, errno);
@@ -68396,11 +68974,6 @@ static void tcp_out_advance(tcp_self *self, tcp_link *link, size_t bytes) {
   }
 }
 
-static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
-  *all_p += (uint64_t)bytes;
-  *link_p += (uint64_t)bytes;
-}
-
 /* Returns like sendmsg. */
 static ssize_t tcp_put(const tcp_self *self, const tcp_link *link, struct iovec *iov,
                        uint32_t count) {
@@ -68414,6 +68987,7 @@ static ssize_t tcp_put(const tcp_self *self, const tcp_link *link, struct iovec 
 /* Writes as much as possible. A failure is reported only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
+  size_t moved = 0;
   tcp_list_remove(&link->dirty);
   while (link->piece_count && !full) {
     struct iovec iov[TCP_PIECES];
@@ -68434,11 +69008,10 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
       break;
     }
     if (n > 0) tcp_out_advance(self, link, (size_t)n);
-    if (n > 0 && link->counted) tcp_moved(&self->bytes_out, &link->moved_out, n);
+    if (n > 0) moved += (size_t)n;
     full = n < 0 || (size_t)n < bytes;
   }
-  if (full) link->had_none = 1;
-  if (!full) link->had_room = 1;
+  if (link->window) self->gauge->wrote(self, link, moved, full);
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
     link->write_failed = errno; /* no event would report writability */
@@ -68735,7 +69308,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
     link->fed = 1;
-    if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
+    if (link->window) self->gauge->got(self, link, (size_t)n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
     /* A layer that has failed since says so in the next call. */
@@ -68766,31 +69339,6 @@ static void tcp_look_midst(tcp_self *self, tcp_link *link, size_t got) {
   if (mlfab_frame_check(self->midst, &head_bytes, &bulk_bytes) == 0) link->asks = TCP_ASKS_MIDST;
 }
 
-/* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
-static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
-  if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
-  link->awaited_bytes += self->bytes_in - link->awaits_bytes;
-  link->awaits_ns = 0;
-}
-
-static void tcp_awaits(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
-  link->awaits_ns = mlfab__max(now_ns, 1);
-  link->awaits_bytes = self->bytes_in;
-}
-
-/* The socket is empty: will the peer certainly send more? Reads the clock only if that has changed. */
-static void tcp_await(const tcp_self *self, tcp_link *link) {
-  if (!self->measured_ns || !link->counted) return;
-  int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
-                           : link->awaits_ns && link->stage_end > link->stage_at;
-  if (awaits == (link->awaits_ns != 0)) return;
-  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
-  if (awaits)
-    tcp_awaits(self, link, now);
-  else
-    tcp_awaited(self, link, now);
-}
-
 /* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
   if (link->shakes && !tcp_shake(self, link)) return;
@@ -68807,7 +69355,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     }
     if (link->asks) return;
     if (!link->readable) {
-      tcp_await(self, link);
+      if (link->window) self->gauge->empty(self, link);
       return;
     }
     int drained = 0, midst = link->frame != NULL;
@@ -68832,7 +69380,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     if (n > 0 && midst && link->got < (size_t)link->head_bytes + link->bulk_bytes)
       tcp_look_midst(self, link, got);
     if (n < 0) {
-      tcp_await(self, link);
+      if (link->window) self->gauge->empty(self, link);
       return;
     }
   }
@@ -68943,7 +69491,7 @@ static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
     return NULL;
   tcp_set_port(&here, tcp_port(&listens));
-  if (!self->measured_ns) tcp_name_interface(self, &here);
+  if (!self->gauge) self->place = here;
   self->is_local = 0;
   tcp_format(self, &here, self->text, sizeof self->text);
   return self->text;
@@ -69118,74 +69666,9 @@ static int tcp_arm(void *opaque, int on) {
   return self->ready.next != &self->ready;
 }
 
-/* --- measuring -------------------------------------------------------------------------------- */
-
-/* Is this enough to compute a rate? A few packets at once, or the initial burst of a token bucket, are not. */
-static int tcp_is_load(uint64_t bytes, uint64_t ns) {
-  if (ns == 0) return 0; /* no time, no rate */
-  return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
-}
+/* --- probing ---------------------------------------------------------------------------------- */
 
 #if defined(__linux__) && defined(TCP_INFO)
-/* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
- * Kernels before 4.10 return less. */
-enum {
-  TCP_INFO_RETRANSMITS = 2, /* a byte: consecutive expiries of the retransmission timer */
-  TCP_INFO_PROBES = 3,      /* a byte: unanswered probes of a closed window */
-  TCP_INFO_LIMITED = 7,     /* a byte with one bit: the application limited the last sample */
-  TCP_INFO_SND_MSS = 16,    /* u32 */
-  TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
-  TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
-  TCP_INFO_LAST_RECV = 52,  /* u32, milliseconds since data have come */
-  TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
-  TCP_INFO_PROBE_WANTED = 60,
-  TCP_INFO_ACKED = 120,        /* u64, bytes */
-  TCP_INFO_NOTSENT = 144,      /* u32, unsent bytes in the kernel */
-  TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
-  TCP_INFO_BUSY = 168,         /* u64, microseconds with data to send */
-  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds limited by the peer's window */
-  TCP_INFO_WANTED = 184
-};
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#define TCP_INFO_LIMITED_BIT 0x80u
-#else
-#define TCP_INFO_LIMITED_BIT 1u
-#endif
-
-static uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
-  uint64_t large = 0;
-  uint32_t small = 0;
-  if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
-  return memcpy(&small, at, sizeof small), small;
-}
-
-/* The rate at which the peer received this link's bytes: 0 if unknown or limited by the application;
- * negative: limited by the peer, which did not read. *active_p: the link is sending now. The kernel's own
- * rate is that of the last round trip, too low at the end of a transfer and too high at its beginning.
- * Bytes over busy time is too low by the cost of slow start and small frames, and would be the
- * application's rate if no write had been refused. Under load both are too low, so the larger is used. */
-static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
-  uint8_t info[TCP_INFO_WANTED];
-  socklen_t room = sizeof info;
-  *active_p = 0;
-  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
-  uint64_t acked = tcp_info_number(info + TCP_INFO_ACKED, 8), bytes = acked - link->acked;
-  uint64_t busy_us = tcp_info_number(info + TCP_INFO_BUSY, 8), us = busy_us - link->busy_us;
-  uint64_t stalled_us = tcp_info_number(info + TCP_INFO_RWND_LIMITED, 8);
-  uint64_t stalled_ns = (stalled_us - link->stalled_us) * 1000;
-  link->acked = acked;
-  link->busy_us = busy_us;
-  link->stalled_us = stalled_us;
-  if (stalled_ns > elapsed_ns / 4) return -1;
-  if (info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT || !tcp_is_load(bytes, us * 1000)) return 0;
-  double rate = link->had_none ? (double)bytes * 1e6 / (double)us : 0;
-  *active_p = tcp_info_number(info + TCP_INFO_UNACKED, 4) &&
-              (link->piece_count || tcp_info_number(info + TCP_INFO_NOTSENT, 4));
-  double last = *active_p ? (double)tcp_info_number(info + TCP_INFO_DELIVERY, 8) : 0;
-  return last > rate ? last : rate;
-}
-#undef TCP_INFO_LIMITED_BIT
-
 /* AGAIN when retransmitted data is unanswered: an acknowledgement older than the last transmission does not
  * answer it. The kernel knows the connection's round trip time, so its timer tells when an answer is due.
  * While the peer answers, a closed window (its process does not read) does not matter. */
@@ -69216,13 +69699,6 @@ static unsigned tcp_look_at_path(int fd) {
 #else
 static unsigned tcp_look_at_path(int fd) { return (void)fd, 0; }
 static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
-
-static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
-  (void)link;
-  (void)elapsed_ns;
-  *active_p = 0;
-  return 0;
-}
 #endif
 
 /* An open Unix socket is enough, unless the peer's process has died and only a child of it holds the
@@ -69289,124 +69765,6 @@ static int tcp_trouble(void *opaque, char *text, size_t room) {
   return 0;
 }
 
-/* Adds one link's window to this host's measurement, and begins the link's next window. */
-static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
-                             mlfab_measure *m, double *together_p) {
-  uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
-  int awaits = link->awaits_ns != 0, full = !link->had_room && link->interest & TCP_WATCH_OUT;
-  if (awaits) tcp_awaited(self, link, now_ns);
-  if (link->moved_in >= TCP_LITTLE_BYTES && link->awaited_ns >= most) m->limited_in = 0;
-  if (link->moved_in >= TCP_LITTLE_BYTES && tcp_is_load(link->awaited_bytes, link->awaited_ns)) {
-    double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
-    if (rate > m->delivery_in) m->delivery_in = rate;
-  }
-  int active; /* always queried: the kernel may still be sending after the last write */
-  double rate = tcp_delivery(link, m->elapsed_ns, &active);
-  if (active && rate > 0) *together_p += rate;
-  if (rate > m->delivery_out) m->delivery_out = rate;
-  if (full && rate >= 0 && link->moved_out >= TCP_LITTLE_BYTES) m->limited_out = 0;
-  link->moved_in = link->moved_out = link->awaited_ns = link->awaited_bytes = 0;
-  link->had_none = (link->interest & TCP_WATCH_OUT) != 0;
-  link->had_room = !link->had_none;
-  if (awaits) tcp_awaits(self, link, now_ns);
-}
-
-/* Bytes that the interface has received and sent. /proc/net shows this process's network namespace; /sys
- * may not. 0: unavailable. */
-static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
-  char line[512];
-  size_t bytes = strlen(name);
-  int found = 0;
-  FILE *file = bytes ? fopen("/proc/net/dev", "re") : NULL;
-  while (file && !found && fgets(line, sizeof line, file)) {
-    const char *at = line + strspn(line, " ");
-    char *end = NULL;
-    if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
-    at += bytes + 1;
-    /* the first of eight counters of input, and of output */
-    for (int i = 0; i < 9; i++, at = end) {
-      uint64_t number = strtoull(at, &end, 10);
-      if (end == at) break;
-      if (i == 0) *in_p = number;
-      if (i == 8) *out_p = number, found = 1;
-    }
-  }
-  if (file) (void)fclose(file);
-  return found;
-}
-
-/* A number of the interface from /sys, or -1. */
-static long tcp_interface_number(const char *name, const char *what) {
-  char path[IFNAMSIZ + 64];
-  long number = -1;
-  snprintf(path, sizeof path, "/sys/class/net/%s/%s", name, what);
-  FILE *file = fopen(path, "re");
-  if (!file) return -1;
-  if (fgets(path, sizeof path, file)) number = strtol(path, NULL, 10);
-  (void)fclose(file);
-  return number;
-}
-
-/* The interface's nominal speed, bytes a second, or 0. Virtual interfaces report arbitrary speeds (veth: 10
- * Gbit/s), and /sys may show another network namespace. */
-static double tcp_nominal(const char *name) {
-  char device[IFNAMSIZ + 64];
-  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
-  if (!*name || access(device, F_OK) ||
-      tcp_interface_number(name, "ifindex") != (long)if_nametoindex(name))
-    return 0;
-  long megabits = tcp_interface_number(name, "speed");
-  return megabits > 0 ? (double)megabits * 125000.0 : 0;
-}
-
-/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters,
- * and the kernel's queue cannot be reordered: without a limit it would take whole models, and share the
- * link among all of them. */
-static void tcp_link_shallow(tcp_link *link) {
-#ifdef TCP_NOTSENT_LOWAT
-  unsigned bytes = TCP_UNSENT_BYTES;
-  if (!link->shallow)
-    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
-#endif
-  link->shallow = 1;
-}
-
-static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
-  tcp_self *self = opaque;
-  mlfab_measure m = {.limited_in = 1, .limited_out = 1};
-  int first = !self->measured_ns;
-  double together = 0;
-  uint64_t in = self->bytes_in, out = self->bytes_out;
-  if (now_ns <= self->measured_ns) return 0;
-  if (first) self->nominal = tcp_nominal(self->ifname);
-  if (self->ifname[0] && !tcp_interface_bytes(self->ifname, &in, &out)) {
-    self->ifname[0] = 0;
-    first = 1;
-  }
-  m.elapsed_ns = now_ns - self->measured_ns;
-  m.nominal = self->nominal;
-  m.bytes_in = in - self->told_in;
-  m.bytes_out = out - self->told_out;
-  m.own_in = self->bytes_in - self->told_own_in;
-  m.own_out = self->bytes_out - self->told_own_out;
-  self->told_own_in = self->bytes_in;
-  self->told_own_out = self->bytes_out;
-  self->measured_ns = now_ns;
-  self->told_in = in;
-  self->told_out = out;
-  for (uint32_t i = 1; i < self->slot_count; i++) {
-    tcp_link *link = self->slots[i].link;
-    if (link && link->state == TCP_LINK_OPEN && link->counted) {
-      tcp_link_shallow(link);
-      tcp_link_measure(self, link, now_ns, &m, &together);
-    }
-  }
-  if (together > m.delivery_out) m.delivery_out = together;
-  if (first) return 0;
-  *measure_p = m;
-  return 1;
-}
-
 /* --- open and close --------------------------------------------------------------------------- */
 
 /* In a forked child the descriptors refer to the parent's connections: a shutdown or a change of the epoll
@@ -69430,6 +69788,7 @@ static void tcp_close(void *opaque) {
     tcp_unask(self); /* a child has no thread that could answer or release the lock */
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
+  if (self->gauge) self->gauge->closed(self, NULL);
   if (self->listener >= 0) (void)close(self->listener);
   if (self->path[0] && !lstat(self->path, &info) && info.st_dev == self->path_device &&
       info.st_ino == self->path_inode)
@@ -69506,7 +69865,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .wake = tcp_wake,
                                         .fd = tcp_fd,
                                         .arm = tcp_arm,
-                                        .measure = tcp_measure,
+                                        .measure = mlfab__tcp_measure,
                                         .probe = tcp_probe,
                                         .trouble = tcp_trouble};
   return &table;
@@ -69524,6 +69883,324 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
 MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
 
 #endif
+
+/* ==============================================================================================
+ * transports/tcp_measure.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED
+/* tcp_measure.c - what this host's network carries: rates of links and of the interface. For the scheduler.
+ *
+ * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
+ * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
+ * otherwise look like a slow network. The outgoing rate comes from the kernel (TCP_INFO). The incoming rate
+ * is timed here: a link awaits bytes from the time its socket was found empty inside a large frame until it
+ * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show what this host can receive,
+ * or its peers send. */
+
+#if MLFAB_WITH_TCP
+
+enum {
+  TCP_UNSENT_BYTES = 128 << 10,
+  TCP_LOAD_BYTES = 1 << 20,    /* bytes in a window that suffice to compute a rate */
+  TCP_LOAD_NS = 100000000,     /* time in a window that suffices too */
+  TCP_LITTLE_BYTES = 4 << 10,  /* minimum bytes of a link with traffic */
+  TCP_INFO_LIMITED = 7,        /* a byte with one bit: the application limited the last sample */
+  TCP_INFO_ACKED = 120,        /* u64, bytes */
+  TCP_INFO_NOTSENT = 144,      /* u32, unsent bytes in the kernel */
+  TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
+  TCP_INFO_BUSY = 168,         /* u64, microseconds with data to send */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds limited by the peer's window */
+  TCP_INFO_WANTED = 184
+};
+
+/* A link's measurements since the last measure. */
+typedef struct tcp_window {
+  int shallow;                /* its unsent bytes in the kernel are limited */
+  uint8_t had_room, had_none; /* whether a write took everything; whether one did not */
+  uint64_t moved_in, moved_out;
+  uint64_t awaits_ns, awaits_bytes; /* awaiting since, and bytes_in at that time; 0: not awaiting */
+  uint64_t awaited_ns, awaited_bytes;
+  uint64_t acked, busy_us, stalled_us; /* last values of the kernel */
+} tcp_window;
+
+typedef struct tcp_meter {
+  tcp_gauge gauge;                    /* tcp.c knows no more of this object */
+  uint64_t measured_ns;               /* last measurement; 0: never */
+  uint64_t bytes_in, bytes_out;       /* of measured links */
+  uint64_t told_in, told_out;         /* at the last measurement: those, or the interface's */
+  uint64_t told_own_in, told_own_out; /* at the last measurement: bytes_in, bytes_out */
+  double nominal;
+  char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
+} tcp_meter;
+
+static tcp_meter *tcp_meter_of(const tcp_self *self) { return (tcp_meter *)(void *)self->gauge; }
+
+/* Finds the interface with this address, unless it is loopback. */
+static void tcp_name_interface(tcp_meter *meter, const tcp_endpoint *end) {
+  struct ifaddrs *list = NULL;
+  if (getifaddrs(&list)) return;
+  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+    tcp_endpoint at;
+    if (!i->ifa_addr || i->ifa_flags & IFF_LOOPBACK) continue;
+    int kind = i->ifa_addr->sa_family;
+    if (kind != AF_INET && kind != AF_INET6) continue;
+    memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
+    if (tcp_same_address(&at, end))
+      snprintf(meter->ifname, sizeof meter->ifname, "%s", i->ifa_name);
+  }
+  freeifaddrs(list);
+}
+
+/* Does this link count when this host's network is measured? */
+static int tcp_counts(const tcp_self *self, const tcp_link *link) {
+  tcp_endpoint here, there;
+  memset(&here, 0, sizeof here);
+  memset(&there, 0, sizeof there);
+  here.bytes = there.bytes = sizeof here.at.storage;
+  if (self->is_local) return 1;
+  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
+      getpeername(link->fd, &there.at.any, &there.bytes))
+    return 0;
+  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
+}
+
+/* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
+static void tcp_awaited(const tcp_meter *meter, tcp_window *window, uint64_t now_ns) {
+  if (now_ns > window->awaits_ns) window->awaited_ns += now_ns - window->awaits_ns;
+  window->awaited_bytes += meter->bytes_in - window->awaits_bytes;
+  window->awaits_ns = 0;
+}
+
+static void tcp_awaits(const tcp_meter *meter, tcp_window *window, uint64_t now_ns) {
+  window->awaits_ns = mlfab__max(now_ns, 1);
+  window->awaits_bytes = meter->bytes_in;
+}
+
+/* Will the peer certainly send more? Reads the clock only if that has changed. */
+static void tcp_empty(tcp_self *self, tcp_link *link) {
+  tcp_window *window = link->window;
+  int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
+                           : window->awaits_ns && link->stage_end > link->stage_at;
+  if (awaits == (window->awaits_ns != 0)) return;
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  if (awaits)
+    tcp_awaits(tcp_meter_of(self), window, now);
+  else
+    tcp_awaited(tcp_meter_of(self), window, now);
+}
+
+static void tcp_got(tcp_self *self, tcp_link *link, size_t bytes) {
+  tcp_meter_of(self)->bytes_in += bytes;
+  link->window->moved_in += bytes;
+}
+
+static void tcp_wrote(tcp_self *self, tcp_link *link, size_t bytes, int full) {
+  tcp_meter_of(self)->bytes_out += bytes;
+  link->window->moved_out += bytes;
+  *(full ? &link->window->had_none : &link->window->had_room) = 1;
+}
+
+static void tcp_link_opened(tcp_self *self, tcp_link *link) {
+  if (!link->window && tcp_counts(self, link))
+    link->window = mlfab__alloc(&self->env, sizeof *link->window);
+}
+
+static void tcp_link_closed(tcp_self *self, tcp_link *link) {
+  if (link) {
+    mlfab__free(&self->env, link->window, sizeof *link->window);
+    return;
+  }
+  mlfab__free(&self->env, tcp_meter_of(self), sizeof(tcp_meter));
+  self->gauge = NULL;
+}
+
+/* Is this enough to compute a rate? A few packets at once, or the initial burst of a token bucket, are not. */
+static int tcp_is_load(uint64_t bytes, uint64_t ns) {
+  if (ns == 0) return 0; /* no time, no rate */
+  return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
+}
+
+#if defined(__linux__) && defined(TCP_INFO)
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define TCP_INFO_LIMITED_BIT 0x80u
+#else
+#define TCP_INFO_LIMITED_BIT 1u
+#endif
+
+/* The rate at which the peer received this link's bytes: 0 if unknown or limited by the application;
+ * negative: limited by the peer, which did not read. *active_p: the link is sending now. The kernel's own
+ * rate is that of the last round trip, too low at the end of a transfer and too high at its beginning.
+ * Bytes over busy time is too low by the cost of slow start and small frames, and would be the
+ * application's rate if no write had been refused. Under load both are too low, so the larger is used. */
+static double tcp_delivery(const tcp_link *link, uint64_t elapsed_ns, int *active_p) {
+  tcp_window *window = link->window;
+  uint8_t info[TCP_INFO_WANTED];
+  socklen_t room = sizeof info;
+  *active_p = 0;
+  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
+  uint64_t acked = tcp_info_number(info + TCP_INFO_ACKED, 8), bytes = acked - window->acked;
+  uint64_t busy_us = tcp_info_number(info + TCP_INFO_BUSY, 8), us = busy_us - window->busy_us;
+  uint64_t stalled_us = tcp_info_number(info + TCP_INFO_RWND_LIMITED, 8);
+  uint64_t stalled_ns = (stalled_us - window->stalled_us) * 1000;
+  window->acked = acked;
+  window->busy_us = busy_us;
+  window->stalled_us = stalled_us;
+  if (stalled_ns > elapsed_ns / 4) return -1;
+  if (info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT || !tcp_is_load(bytes, us * 1000)) return 0;
+  double rate = window->had_none ? (double)bytes * 1e6 / (double)us : 0;
+  *active_p = tcp_info_number(info + TCP_INFO_UNACKED, 4) &&
+              (link->piece_count || tcp_info_number(info + TCP_INFO_NOTSENT, 4));
+  double last = *active_p ? (double)tcp_info_number(info + TCP_INFO_DELIVERY, 8) : 0;
+  return last > rate ? last : rate;
+}
+#undef TCP_INFO_LIMITED_BIT
+
+#else
+static double tcp_delivery(const tcp_link *link, uint64_t elapsed_ns, int *active_p) {
+  (void)link, (void)elapsed_ns;
+  *active_p = 0;
+  return 0;
+}
+#endif
+
+/* Adds one link's window to this host's measurement, and begins the link's next window. */
+static void tcp_link_measure(const tcp_meter *meter, const tcp_link *link, uint64_t now_ns,
+                             mlfab_measure *m, double *together_p) {
+  tcp_window *window = link->window;
+  uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
+  int awaits = window->awaits_ns != 0, full = !window->had_room && link->interest & TCP_WATCH_OUT;
+  if (awaits) tcp_awaited(meter, window, now_ns);
+  if (window->moved_in >= TCP_LITTLE_BYTES && window->awaited_ns >= most) m->limited_in = 0;
+  if (window->moved_in >= TCP_LITTLE_BYTES &&
+      tcp_is_load(window->awaited_bytes, window->awaited_ns)) {
+    double rate = (double)window->awaited_bytes * 1e9 / (double)window->awaited_ns;
+    if (rate > m->delivery_in) m->delivery_in = rate;
+  }
+  int active; /* always queried: the kernel may still be sending after the last write */
+  double rate = tcp_delivery(link, m->elapsed_ns, &active);
+  if (active && rate > 0) *together_p += rate;
+  if (rate > m->delivery_out) m->delivery_out = rate;
+  if (full && rate >= 0 && window->moved_out >= TCP_LITTLE_BYTES) m->limited_out = 0;
+  window->moved_in = window->moved_out = window->awaited_ns = window->awaited_bytes = 0;
+  window->had_none = (link->interest & TCP_WATCH_OUT) != 0;
+  window->had_room = !window->had_none;
+  if (awaits) tcp_awaits(meter, window, now_ns);
+}
+
+/* Bytes that the interface has received and sent. /proc/net shows this process's network namespace; /sys
+ * may not. 0: unavailable. */
+static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
+  char line[512];
+  size_t bytes = strlen(name);
+  int found = 0;
+  FILE *file = bytes ? fopen("/proc/net/dev", "re") : NULL;
+  while (file && !found && fgets(line, sizeof line, file)) {
+    const char *at = line + strspn(line, " ");
+    char *end = NULL;
+    if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
+    at += bytes + 1;
+    /* the first of eight counters of input, and of output */
+    for (int i = 0; i < 9; i++, at = end) {
+      uint64_t number = strtoull(at, &end, 10);
+      if (end == at) break;
+      if (i == 0) *in_p = number;
+      if (i == 8) *out_p = number, found = 1;
+    }
+  }
+  if (file) (void)fclose(file);
+  return found;
+}
+
+/* A number of the interface from /sys, or -1. */
+static long tcp_interface_number(const char *name, const char *what) {
+  char path[IFNAMSIZ + 64];
+  long number = -1;
+  snprintf(path, sizeof path, "/sys/class/net/%s/%s", name, what);
+  FILE *file = fopen(path, "re");
+  if (!file) return -1;
+  if (fgets(path, sizeof path, file)) number = strtol(path, NULL, 10);
+  (void)fclose(file);
+  return number;
+}
+
+/* The interface's nominal speed, bytes a second, or 0. Virtual interfaces report arbitrary speeds (veth: 10
+ * Gbit/s), and /sys may show another network namespace. */
+static double tcp_nominal(const char *name) {
+  char device[IFNAMSIZ + 64];
+  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
+  if (!*name || access(device, F_OK) ||
+      tcp_interface_number(name, "ifindex") != (long)if_nametoindex(name))
+    return 0;
+  long megabits = tcp_interface_number(name, "speed");
+  return megabits > 0 ? (double)megabits * 125000.0 : 0;
+}
+
+/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters,
+ * and the kernel's queue cannot be reordered: without a limit it would take whole models, and share the
+ * link among all of them. */
+static void tcp_link_shallow(const tcp_link *link) {
+#ifdef TCP_NOTSENT_LOWAT
+  unsigned bytes = TCP_UNSENT_BYTES;
+  if (!link->window->shallow)
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+#endif
+  link->window->shallow = 1;
+}
+
+/* NULL: out of memory, so nothing is measured yet. */
+static tcp_meter *tcp_meter_begin(tcp_self *self) {
+  tcp_meter *meter = mlfab__alloc(&self->env, sizeof *meter);
+  if (!meter) return NULL;
+  meter->gauge = (tcp_gauge){tcp_link_opened, tcp_wrote, tcp_got, tcp_empty, tcp_link_closed};
+  self->gauge = &meter->gauge;
+  if (!self->is_local) tcp_name_interface(meter, &self->place);
+  meter->nominal = tcp_nominal(meter->ifname);
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (link && (link->state == TCP_LINK_OPEN || link->state == TCP_LINK_STRANGER))
+      tcp_link_opened(self, link);
+  }
+  return meter;
+}
+
+MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
+  tcp_self *self = opaque;
+  tcp_meter *meter = self->gauge ? tcp_meter_of(self) : tcp_meter_begin(self);
+  mlfab_measure m = {.limited_in = 1, .limited_out = 1};
+  double together = 0;
+  if (!meter || now_ns <= meter->measured_ns) return 0;
+  uint64_t in = meter->bytes_in, out = meter->bytes_out;
+  int first = !meter->measured_ns;
+  if (meter->ifname[0] && !tcp_interface_bytes(meter->ifname, &in, &out)) {
+    meter->ifname[0] = 0;
+    first = 1;
+  }
+  m.elapsed_ns = now_ns - meter->measured_ns;
+  m.nominal = meter->nominal;
+  m.bytes_in = in - meter->told_in;
+  m.bytes_out = out - meter->told_out;
+  m.own_in = meter->bytes_in - meter->told_own_in;
+  m.own_out = meter->bytes_out - meter->told_own_out;
+  meter->told_own_in = meter->bytes_in;
+  meter->told_own_out = meter->bytes_out;
+  meter->measured_ns = now_ns;
+  meter->told_in = in;
+  meter->told_out = out;
+  for (uint32_t i = 1; i < self->slot_count; i++) {
+    tcp_link *link = self->slots[i].link;
+    if (link && link->state == TCP_LINK_OPEN && link->window) {
+      tcp_link_shallow(link);
+      tcp_link_measure(meter, link, now_ns, &m, &together);
+    }
+  }
+  if (together > m.delivery_out) m.delivery_out = together;
+  if (first) return 0;
+  *measure_p = m;
+  return 1;
+}
+
+#endif
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * transports/shm_file.h
@@ -75077,6 +75754,91 @@ MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
 #endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
 /* ==============================================================================================
+ * core/open/dirs.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* dirs.h - directories that a configuration names, for votes and for checkpoints. */
+
+/* Can they be used? asks: the process asks for a number, and makes no checkpoint. *doubt_p: an errno that is to be logged.
+ * Errors: IO, CONFIG. */
+MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int *doubt_p,
+                                      mlfab_error *error);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/open/dirs.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* dirs.c - directories that a configuration names. See dirs.h. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
+static int dirs_votes(const mlfab_config *c, mlfab_error *error) {
+  struct stat status;
+  if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
+  int number = stat(c->vote_dir, &status)                                         ? errno
+               : !S_ISDIR(status.st_mode)                                         ? ENOTDIR
+               : faccessat(AT_FDCWD, c->vote_dir, R_OK | W_OK | X_OK, AT_EACCESS) ? errno
+                                                                                  : 0;
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
+                              c->vote_dir, mlfab__reason(number))
+                : 0;
+}
+
+/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
+ * refuses. */
+static int dirs_probe(const char *dir) {
+  char path[MLFAB__TEXT_MAX + 64];
+  struct stat status;
+  if (stat(dir, &status)) return errno;
+  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
+  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
+  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return errno == EEXIST ? 0 : errno;
+  close(fd);
+  return unlink(path) ? errno : 0;
+}
+
+/* May this be over when the first checkpoint is due? A full disk, a network file system that is away for a moment, a process
+ * that has too many files open. */
+static int dirs_passes(int number) {
+  return number == ENOSPC || number == EDQUOT || number == EINTR || number == EIO ||
+         number == ESTALE || number == EMFILE || number == ENFILE || number == ETIMEDOUT ||
+         number == EAGAIN || number == ENOMEM;
+}
+
+/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
+ * and a URL is not asked here. *doubt_p: an errno that is to be logged. */
+static int dirs_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *error) {
+  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
+  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
+  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
+  int number = dirs_probe(c->checkpoint_dir);
+  if (dirs_passes(number)) {
+    *doubt_p = number;
+    return 0;
+  }
+  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                              "configuration: checkpoint_dir '%.200s' is no directory that this "
+                              "process can write to: %s",
+                              c->checkpoint_dir, mlfab__reason(number))
+                : 0;
+}
+
+MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int *doubt_p,
+                                      mlfab_error *error) {
+  int code = dirs_votes(config, error);
+  return code || asks ? code : dirs_checkpoints(config, doubt_p, error);
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
  * core/open/compose.c
  * ============================================================================================== */
 /* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
@@ -75093,10 +75855,17 @@ MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
 #if MLFAB_WITH_LEND
 #endif
 #if MLFAB_WITH_REPLICA
+#if MLFAB_WITH_CHECKPOINT
+#define VOTES_DISK mlfab__votes_disk()
+#else
+#define VOTES_DISK NULL
+#endif
 #endif
 #if MLFAB_WITH_RESHARD
 #endif
 #if MLFAB_WITH_SCHED
+#endif
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
 #endif
 #if MLFAB_WITH_SPARSE
 #endif
@@ -75139,9 +75908,14 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (!MLFAB_WITH_REPLICA && config->replicas)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: replicas (MLFAB_REPLICAS) need code that was left out "
+                       "(MLFAB_WITH_REPLICA is 0)");
+  if (!MLFAB_WITH_CHECKPOINT && config->vote_dir[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_UNSUPPORTED,
-        "configuration: replicas need code that was left out (MLFAB_WITH_REPLICA is 0)");
+        "configuration: vote_dir (MLFAB_VOTE_DIR) needs checkpoints, which were left "
+        "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
@@ -75205,10 +75979,13 @@ static int compose_worker(mlfab_node *node) {
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
 #endif
 #if MLFAB_WITH_SCHED
-  if (aggregator) aggregator->worker = parts->worker;
+  if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
   mlfab__sparse_worker_attach(parts->worker);
+#endif
+#if MLFAB_WITH_REPLICA
+  if (node->config.replicas) mlfab__losses_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
   code = mlfab__reshard_worker_attach(parts->worker);
@@ -75228,6 +76005,9 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
 #endif
   mlfab__barrier_server *barrier = NULL;
   if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node, &barrier);
+#if MLFAB_WITH_REPLICA
+  if (!code && barrier) mlfab__barrier_keep(node, barrier);
+#endif
 #if MLFAB_WITH_SCHED
   if (!code) code = mlfab__client_attach(node, node->parts->server);
 #endif
@@ -75245,7 +76025,8 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
 #endif
 #if MLFAB_WITH_REPLICA
-  if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
+  if (!code && node->config.replicas)
+    code = mlfab__copy_attach(node, node->parts->server, VOTES_DISK);
 #endif
   return code;
 }
@@ -75262,13 +76043,16 @@ static int compose(mlfab_node *node, mlfab_error *error) {
 #if MLFAB_WITH_KEYS
   if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
 #endif
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+  if (!code && (node->is_worker || node->is_coordinator)) code = mlfab__peer_link_attach(node);
+#endif
   if (!code && node->is_worker) code = compose_worker(node);
   if (!code && node->is_server) code = compose_server(node, error);
 #if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
 #if MLFAB_WITH_REPLICA
   if (!code && !node->is_server && node->voter != MLFAB__NO_NODE)
-    code = mlfab__witness_attach(node);
+    code = mlfab__witness_attach(node, VOTES_DISK);
 #endif
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
 #endif
@@ -75290,7 +76074,11 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
-  code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
+  const mlfab__copies_table *copies = NULL;
+#if MLFAB_WITH_REPLICA
+  if (complete.replicas) copies = mlfab__copies_of_servers();
+#endif
+  code = mlfab__node_make(&complete, &env, addresses, copies, now_ns, &node);
   if (!code) code = compose(node, &why);
 #if MLFAB_WITH_KEYS
   mlfab__wipe(complete.key, sizeof complete.key);
@@ -75407,8 +76195,10 @@ MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__op
 
 #if MLFAB_WITH_CHECKPOINT
 #define OPEN_FILES mlfab__disk_functions()
+#define OPEN_DIRS mlfab__dirs_check
 #else
 #define OPEN_FILES NULL
+#define OPEN_DIRS(config, ask, doubt_p, error) 0
 #endif
 
 #if MLFAB_WITH_DEVICE
@@ -75607,59 +76397,6 @@ static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_e
 #endif
 }
 
-/* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
-static int open_votes(const mlfab_config *c, mlfab_error *error) {
-  struct stat status;
-  if (!c->vote_dir[0] || (c->roles & MLFAB_ROLE_WORKER)) return 0;
-  int number = stat(c->vote_dir, &status)                                         ? errno
-               : !S_ISDIR(status.st_mode)                                         ? ENOTDIR
-               : faccessat(AT_FDCWD, c->vote_dir, R_OK | W_OK | X_OK, AT_EACCESS) ? errno
-                                                                                  : 0;
-  return number ? MLFAB__FAIL(error, MLFAB_ERR_IO, "configuration: vote_dir '%.200s': %s",
-                              c->vote_dir, mlfab__reason(number))
-                : 0;
-}
-
-/* Can files be made in this directory? 0, or an errno. It makes one: a right to write may be there, and the file system
- * refuses. */
-static int open_probe(const char *dir) {
-  char path[MLFAB__TEXT_MAX + 64];
-  struct stat status;
-  if (stat(dir, &status)) return errno;
-  if (!S_ISDIR(status.st_mode)) return ENOTDIR;
-  snprintf(path, sizeof path, "%.255s/.mlfab-%ld", dir, (long)getpid());
-  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return errno == EEXIST ? 0 : errno;
-  close(fd);
-  return unlink(path) ? errno : 0;
-}
-
-/* May this be over when the first checkpoint is due? A full disk, a network file system that is away for a moment, a process
- * that has too many files open. */
-static int open_passes(int number) {
-  return number == ENOSPC || number == EDQUOT || number == EINTR || number == EIO ||
-         number == ESTALE || number == EMFILE || number == ENFILE || number == ETIMEDOUT ||
-         number == EAGAIN || number == ENOMEM;
-}
-
-/* A directory that can never have checkpoints is an error now: nobody would notice it for hours. Files of the caller's know other directories,
- * and a URL is not asked here. *doubt_p: an errno that is to be logged. */
-static int open_checkpoints(const mlfab_config *c, int *doubt_p, mlfab_error *error) {
-  int serves = (c->roles & (MLFAB_ROLE_SERVER | MLFAB_ROLE_REPLICA)) != 0;
-  int files = c->env && MLFAB__HAS(c->env, mlfab_env, files) && c->env->files;
-  if (!c->checkpoint_dir[0] || !serves || files || strstr(c->checkpoint_dir, "://")) return 0;
-  int number = open_probe(c->checkpoint_dir);
-  if (open_passes(number)) {
-    *doubt_p = number;
-    return 0;
-  }
-  return number ? MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
-                              "configuration: checkpoint_dir '%.200s' is no directory that this "
-                              "process can write to: %s",
-                              c->checkpoint_dir, mlfab__reason(number))
-                : 0;
-}
-
 /* --- what mlfab-run is told ---
  *
  * _MLFAB_OPENED is "PATH" or "PATH PLACE": a pipe, and the place of this rank in mlfab-run's table. A context that was
@@ -75715,8 +76452,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code && c.join && !ask && MLFAB_WITH_GROWTH)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
-  if (!code) code = open_votes(&c, &error);
-  if (!code && !ask) code = open_checkpoints(&c, &doubt, &error);
+  if (!code) code = OPEN_DIRS(&c, ask, &doubt, &error);
   if (!code) open_meeting(&c);
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
@@ -75829,6 +76565,7 @@ ABSENT_NODE(mlfab_node_set_other_traffic, NO_SCHED, double in, double out, doubl
 ABSENT_CTX(mlfab_set_schedule, NO_SCHED, const mlfab_schedule *schedule)
 ABSENT_CTX(mlfab_explain, NO_SCHED, char *text, size_t room, size_t *bytes_p)
 ABSENT_CALL(mlfab__calls_sched, NO_SCHED)
+ABSENT_MUTE(mlfab__tcp_measure, NO_SCHED, void *opaque, uint64_t now_ns, mlfab_measure *measure_p)
 #endif
 
 #if !MLFAB_WITH_SPARSE

@@ -35,58 +35,11 @@
  * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
  * `listener_paused` with the other functions.
  *
- * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
- * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
- * otherwise look like a slow network. The outgoing rate comes from the kernel (TCP_INFO). The incoming rate
- * is timed here: a link awaits bytes from the time its socket was found empty inside a large frame until it
- * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show what this host can receive,
- * or its peers send.
- *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
-#include "../core/base/base.h"
-#include "../core/base/env.h"
-#include "../core/base/text.h"
-#include "../core/wire/wire.h"
+#include "tcp.h"
 
 #if MLFAB_WITH_TCP
-
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <limits.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <sys/un.h>
-#include <time.h>
-#include <unistd.h>
-
-/* 0 builds the variant for other systems on Linux too, for tests. */
-#ifndef MLFAB_TCP_EPOLL
-#if defined(__linux__)
-#define MLFAB_TCP_EPOLL 1
-#else
-#define MLFAB_TCP_EPOLL 0
-#endif
-#endif
-
-#if MLFAB_TCP_EPOLL
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/syscall.h>
-#endif
 
 #ifdef MSG_NOSIGNAL
 #define TCP_SEND_FLAGS (MSG_NOSIGNAL | MSG_DONTWAIT)
@@ -101,217 +54,14 @@
 
 #define TCP_BIND_NS 5000000000u /* how long to bind again while the address is taken */
 
-enum {
-  TCP_SIZE_CLASSES = 5,
-  TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
-  TCP_BLOCK_BYTES = 68 << 10, /* holds the largest head */
-  TCP_POOL_BYTES = 64 << 20,  /* more free buffers go back to the allocator */
-  TCP_PIECES = 64,            /* maximum pieces of a link's output */
-  TCP_SENT_TOKENS = 128,      /* twice the pieces: see tcp_send */
-  TCP_COPY_BYTES = 8 << 10,   /* bulks up to this size are copied, which is cheaper than a piece */
-  TCP_OUT_BYTES = 256 << 10,  /* limit of a link's copied output, exceeded by at most one frame */
-  TCP_GATHER_PIECES = 32,     /* send writes at once beyond this, or TCP_OUT_BYTES / 2 */
-  TCP_GULP_BYTES = 4 << 10,   /* read-ahead past a large frame; small because it is copied twice */
-  TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
-  TCP_WAITING_ROOM = 64,      /* maximum number of strangers, and of lingering links */
-  TCP_FIRST_BYTES = 4 << 10,  /* maximum frame before admission; JOIN is the longest */
-  TCP_ACCEPTS = 16,           /* connections accepted in one pass */
-  TCP_TURNS = 8,              /* events between two passes over the sockets */
-  TCP_LOOK_EVERY = 8,         /* polls without events between two passes, with one link */
-  TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
-  TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
-  TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
-  TCP_PLACES = 4,                 /* maximum addresses that a node publishes */
-  TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
-  TCP_UNSENT_BYTES = 128 << 10,
-  TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
-  TCP_ASK_NS = 500000000,   /* pause after a name that did not resolve */
-  TCP_BIND_PAUSE_MS = 50,
-  TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
-  TCP_SHAKE_NS =
-      2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
-  TCP_LOAD_BYTES = 1 << 20,   /* bytes in a window that suffice to compute a rate */
-  TCP_LOAD_NS = 100000000,    /* time in a window that suffices too */
-  TCP_LITTLE_BYTES = 4 << 10, /* minimum bytes of a link with traffic */
-  TCP_WATCH_IN = 1,
-  TCP_WATCH_OUT = 2
-};
-
-enum tcp_asks {
-  TCP_ASKS_FRAME = 1, /* that of `frame`, of which more has to come */
-  TCP_ASKS_MIDST = 2  /* `midst`: it came in the midst of `frame` */
-};
-
-enum tcp_state {
-  TCP_LINK_RESOLVING = 1,
-  TCP_LINK_CONNECTING,
-  TCP_LINK_SHAKING,
-  TCP_LINK_STRANGER,
-  TCP_LINK_OPEN,
-  TCP_LINK_LINGER,
-  TCP_LINK_FAILED,
-  TCP_LINK_REFUSED,
-  TCP_LINK_BROKEN
-};
-
 /* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the largest
  * frame. Each bulk begins at a multiple of 64 behind its head. */
 static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
     1 << 10, 8 << 10, TCP_BLOCK_BYTES, 260 << 10,
     MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX};
 
-/* The payload begins 64 bytes behind its address. */
-typedef struct tcp_buffer {
-  struct tcp_buffer *next, *prev; /* list of all buffers */
-  struct tcp_buffer *next_free;
-  uint32_t size_class, refs;
-  size_t used; /* of an output block */
-} tcp_buffer;
-
 #define TCP_BUFFER_HEADER 64u
 #define TCP_ROUND64(n) (((size_t)(n) + 63) & ~(size_t)63)
-
-typedef struct tcp_node {
-  struct tcp_node *next, *prev; /* NULL: in no list */
-} tcp_node;
-
-typedef struct tcp_piece {
-  const uint8_t *data;
-  size_t bytes;
-  uint64_t token;    /* of a borrowed piece */
-  tcp_buffer *owner; /* NULL: borrowed */
-} tcp_piece;
-
-typedef struct tcp_endpoint {
-  socklen_t bytes;
-  union {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    struct sockaddr_un local;
-    struct sockaddr_storage storage;
-  } at;
-} tcp_endpoint;
-
-/* The endpoints of an address text, in the order of trying. */
-typedef struct tcp_dial {
-  uint32_t count, next;
-  tcp_endpoint to[TCP_CANDIDATES];
-  char host[256], port[6];
-} tcp_dial;
-
-/* getaddrinfo may block for long and cannot be cancelled, so a detached thread calls it: one at a time for
- * each transport, and close does not wait for it. The question is allocated by libc, because the hooks may
- * be gone before the thread ends. Its states, under `lock`:
- *
- *   ASKED     the thread runs                                        -> ANSWERED, LEFT
- *   ANSWERED  the thread has finished; the transport frees it
- *   LEFT      the transport was closed; the thread frees it */
-typedef struct tcp_question {
-  pthread_mutex_t lock;
-  enum { TCP_ASKED, TCP_ANSWERED, TCP_LEFT } state;
-  int wake;       /* ASKED: descriptor to write to when answered */
-  int status;     /* of getaddrinfo */
-  uint64_t since; /* ASKED: start time; ANSWERED: when the transport saw it */
-  tcp_dial dial;
-} tcp_question;
-
-typedef struct tcp_link {
-  int fd;
-  uint32_t id, interest;
-  uint8_t state, told_up, readable;
-  uint8_t whole;   /* `frame` is complete and verified */
-  uint8_t small;   /* its peer is not admitted: TCP_FIRST_BYTES a frame */
-  uint8_t refused; /* a send was refused, so a WRITABLE event is due */
-  uint8_t large;   /* counts down from the last large frame */
-  uint8_t asks;    /* a header is to be reported: TCP_ASKS_* */
-  uint8_t fed;     /* bytes have come since the last probe */
-  uint8_t roots;   /* we dialled a socket of root, who is not our user, and no frame came yet */
-  int32_t write_failed;  /* errno after which nothing can be sent */
-  uint64_t token;        /* of connect */
-  tcp_node ready, dirty; /* dirty: has output that no write was tried for */
-  tcp_node group;        /* in `shaking`, `strangers` or `lingering` */
-  void *session;         /* of the layer; NULL: none */
-  uint64_t since_ns;     /* with a session: when it began */
-  uint32_t attempt;      /* of the layer's handshake, at this address */
-  uint8_t shakes;        /* the handshake is not done */
-
-  tcp_buffer *stage;
-  size_t stage_at, stage_end;
-  tcp_buffer *frame;
-  uint32_t head_bytes, bulk_bytes;
-  size_t got; /* bytes received of head and bulk */
-
-  tcp_piece pieces[TCP_PIECES]; /* a ring */
-  uint32_t piece_at, piece_count;
-  size_t copied;     /* bytes in copied pieces */
-  tcp_buffer *block; /* where the next copy goes */
-  uint64_t sent[TCP_SENT_TOKENS];
-  uint32_t sent_at, sent_count;
-
-  /* Measurements of the current window. */
-  uint8_t counted;            /* it leaves this host */
-  int shallow;                /* its unsent bytes in the kernel are limited */
-  uint8_t had_room, had_none; /* whether a write took everything; whether one did not */
-  uint64_t moved_in, moved_out;
-  uint64_t awaits_ns, awaits_bytes; /* awaiting since, and bytes_in at that time; 0: not awaiting */
-  uint64_t awaited_ns, awaited_bytes;
-  uint64_t acked, busy_us, stalled_us; /* last values of the kernel */
-
-  tcp_dial *dial;    /* while connecting */
-  uint64_t asked_ns; /* RESOLVING: since when */
-  int32_t code;
-  char name[120]; /* the peer's address */
-  char why[160];
-} tcp_link;
-
-typedef struct tcp_slot {
-  tcp_link *link;
-  uint32_t generation;
-} tcp_slot;
-
-typedef struct tcp_self {
-  mlfab__env env;
-  pid_t pid; /* process that opened the transport */
-  uint32_t allow_insecure, keyed;
-  const mlfab_layer *layer; /* or NULL */
-  void *layer_user;
-  int poller, wake_read, wake_write, listener;
-  atomic_uint listener_paused; /* there was no descriptor for a connection ... */
-  atomic_uint pending;         /* `ready` is not empty */
-  uint64_t paused_ns;          /* ... since when */
-  tcp_question *question;      /* or NULL */
-  uint64_t ask_ns;             /* no new question before this time */
-  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
-  atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
-  tcp_slot *slots;
-  uint32_t slot_count, slot_next, links;
-#if !MLFAB_TCP_EPOLL
-  struct pollfd *polled; /* one for each slot */
-#endif
-  tcp_node ready, dirty, shaking, strangers, lingering;
-  uint32_t stranger_count, lingering_count;
-  uint32_t turns;               /* events since the last pass */
-  uint32_t idle;                /* polls without events */
-  tcp_link *hot;                /* link of the last frame: polled before a pass over all others */
-  uint64_t measured_ns;         /* last measurement; 0: never */
-  uint64_t bytes_in, bytes_out; /* of measured links */
-  uint64_t told_in, told_out;   /* at the last measurement: those, or the interface's */
-  uint64_t told_own_in, told_own_out; /* at the last measurement: bytes_in, bytes_out */
-  double nominal;
-  uint32_t is_local;     /* only reachable from this host */
-  char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
-  tcp_buffer buffers;
-  tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
-  size_t free_bytes;
-  dev_t path_device; /* of the Unix socket's file, so that close removes no other file */
-  ino_t path_inode;
-  uint64_t midst[MLFAB_HEADER_BYTES / 8]; /* a header that is being reported */
-  char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
-  char address[256];
-  int anywhere;   /* it listens at all addresses of this host, and nobody has chosen one of them */
-  char text[300]; /* text of the last event */
-} tcp_self;
 
 /* --- lists ------------------------------------------------------------------------------------ */
 
@@ -584,6 +334,7 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   tcp_unready(self, link);
   self->slots[link->id % TCP_SLOTS].link = NULL;
   self->links--;
+  if (link->window) self->gauge->closed(self, link);
   mlfab__free(&self->env, link, sizeof *link);
 }
 
@@ -641,13 +392,6 @@ static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-static int tcp_is_loopback(const tcp_endpoint *end) {
-  if (end->at.any.sa_family == AF_UNIX) return 1;
-  if (end->at.any.sa_family == AF_INET) return ntohl(end->at.v4.sin_addr.s_addr) >> 24 == 127;
-  const struct in6_addr *v6 = &end->at.v6.sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
-}
-
 /* May this node listen at it, or call it? */
 static int tcp_is_allowed(const tcp_self *self, const tcp_endpoint *end) {
   if (self->allow_insecure || end->at.any.sa_family == AF_UNIX) return 1;
@@ -668,13 +412,6 @@ static void tcp_set_port(tcp_endpoint *end, in_port_t port) {
     end->at.v4.sin_port = port;
   else
     end->at.v6.sin6_port = port;
-}
-
-static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
-  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
-  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
-  return a->at.any.sa_family == AF_INET6 &&
-         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
 }
 
 /* What the addresses of its hosts begin with. */
@@ -967,21 +704,6 @@ static int tcp_bind_patiently(tcp_self *self, const mlfab_transport_options *opt
   return 0;
 }
 
-/* Finds the interface with this address, unless it is loopback. */
-static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
-  struct ifaddrs *list = NULL;
-  if (getifaddrs(&list)) return;
-  for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-    tcp_endpoint at;
-    if (!i->ifa_addr || i->ifa_flags & IFF_LOOPBACK) continue;
-    int kind = i->ifa_addr->sa_family;
-    if (kind != AF_INET && kind != AF_INET6) continue;
-    memcpy(&at.at, i->ifa_addr, kind == AF_INET ? sizeof at.at.v4 : sizeof at.at.v6);
-    if (tcp_same_address(&at, end)) snprintf(self->ifname, sizeof self->ifname, "%s", i->ifa_name);
-  }
-  freeifaddrs(list);
-}
-
 /* Sets self->address to the addresses under which others reach the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
@@ -1015,7 +737,7 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     at += strlen(self->address + at);
   }
   self->is_local = tcp_is_loopback(&ends[0]) != 0;
-  if (!self->is_local) tcp_name_interface(self, &ends[0]);
+  if (!self->is_local) self->place = ends[0];
 }
 
 #define TCP_INSECURE_TEXT                                                               \
@@ -1284,19 +1006,6 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
-/* Does this link count when this host's network is measured? */
-static int tcp_counts(const tcp_self *self, const tcp_link *link) {
-  tcp_endpoint here, there;
-  memset(&here, 0, sizeof here);
-  memset(&there, 0, sizeof there);
-  here.bytes = there.bytes = sizeof here.at.storage;
-  if (self->is_local) return 1;
-  if (getsockname(link->fd, &here.at.any, &here.bytes) ||
-      getpeername(link->fd, &there.at.any, &there.bytes))
-    return 0;
-  return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
-}
-
 /* The user of the peer of a Unix socket, which the kernel recorded at connect or listen; (uid_t)-1: unknown. */
 static uid_t tcp_user(int fd) {
 #if defined(__linux__)
@@ -1381,7 +1090,7 @@ static void tcp_accept(tcp_self *self) {
     }
     link->fd = fd;
     link->small = 1;
-    link->counted = (uint8_t)tcp_counts(self, link);
+    if (self->gauge) self->gauge->opened(self, link);
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
@@ -1408,7 +1117,7 @@ static void tcp_opened(tcp_self *self, tcp_link *link) {
   link->readable = link->session != NULL; /* it may have read ahead */
   link->state = TCP_LINK_OPEN;
   tcp_patience(link->fd, 0);
-  link->counted = (uint8_t)tcp_counts(self, link);
+  if (self->gauge) self->gauge->opened(self, link);
   if (tcp_watch(self, link, TCP_WATCH_IN)) {
     link->state = TCP_LINK_CONNECTING;
     tcp_link_fail(self, link, errno);
@@ -1607,11 +1316,6 @@ static void tcp_out_advance(tcp_self *self, tcp_link *link, size_t bytes) {
   }
 }
 
-static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
-  *all_p += (uint64_t)bytes;
-  *link_p += (uint64_t)bytes;
-}
-
 /* Returns like sendmsg. */
 static ssize_t tcp_put(const tcp_self *self, const tcp_link *link, struct iovec *iov,
                        uint32_t count) {
@@ -1625,6 +1329,7 @@ static ssize_t tcp_put(const tcp_self *self, const tcp_link *link, struct iovec 
 /* Writes as much as possible. A failure is reported only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
+  size_t moved = 0;
   tcp_list_remove(&link->dirty);
   while (link->piece_count && !full) {
     struct iovec iov[TCP_PIECES];
@@ -1645,11 +1350,10 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
       break;
     }
     if (n > 0) tcp_out_advance(self, link, (size_t)n);
-    if (n > 0 && link->counted) tcp_moved(&self->bytes_out, &link->moved_out, n);
+    if (n > 0) moved += (size_t)n;
     full = n < 0 || (size_t)n < bytes;
   }
-  if (full) link->had_none = 1;
-  if (!full) link->had_room = 1;
+  if (link->window) self->gauge->wrote(self, link, moved, full);
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
     link->write_failed = errno; /* no event would report writability */
@@ -1946,7 +1650,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   if (n > 0) {
     size_t direct = (size_t)n < in_frame ? (size_t)n : in_frame;
     link->fed = 1;
-    if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
+    if (link->window) self->gauge->got(self, link, (size_t)n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
     /* A layer that has failed since says so in the next call. */
@@ -1977,31 +1681,6 @@ static void tcp_look_midst(tcp_self *self, tcp_link *link, size_t got) {
   if (mlfab_frame_check(self->midst, &head_bytes, &bulk_bytes) == 0) link->asks = TCP_ASKS_MIDST;
 }
 
-/* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
-static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
-  if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
-  link->awaited_bytes += self->bytes_in - link->awaits_bytes;
-  link->awaits_ns = 0;
-}
-
-static void tcp_awaits(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
-  link->awaits_ns = mlfab__max(now_ns, 1);
-  link->awaits_bytes = self->bytes_in;
-}
-
-/* The socket is empty: will the peer certainly send more? Reads the clock only if that has changed. */
-static void tcp_await(const tcp_self *self, tcp_link *link) {
-  if (!self->measured_ns || !link->counted) return;
-  int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
-                           : link->awaits_ns && link->stage_end > link->stage_at;
-  if (awaits == (link->awaits_ns != 0)) return;
-  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
-  if (awaits)
-    tcp_awaits(self, link, now);
-  else
-    tcp_awaited(self, link, now);
-}
-
 /* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
   if (link->shakes && !tcp_shake(self, link)) return;
@@ -2018,7 +1697,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     }
     if (link->asks) return;
     if (!link->readable) {
-      tcp_await(self, link);
+      if (link->window) self->gauge->empty(self, link);
       return;
     }
     int drained = 0, midst = link->frame != NULL;
@@ -2043,7 +1722,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
     if (n > 0 && midst && link->got < (size_t)link->head_bytes + link->bulk_bytes)
       tcp_look_midst(self, link, got);
     if (n < 0) {
-      tcp_await(self, link);
+      if (link->window) self->gauge->empty(self, link);
       return;
     }
   }
@@ -2154,7 +1833,7 @@ static const char *tcp_reached_at(tcp_self *self, const tcp_link *link) {
   if (mapped || (here.at.any.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&here.at.v6.sin6_addr)))
     return NULL;
   tcp_set_port(&here, tcp_port(&listens));
-  if (!self->measured_ns) tcp_name_interface(self, &here);
+  if (!self->gauge) self->place = here;
   self->is_local = 0;
   tcp_format(self, &here, self->text, sizeof self->text);
   return self->text;
@@ -2329,74 +2008,9 @@ static int tcp_arm(void *opaque, int on) {
   return self->ready.next != &self->ready;
 }
 
-/* --- measuring -------------------------------------------------------------------------------- */
-
-/* Is this enough to compute a rate? A few packets at once, or the initial burst of a token bucket, are not. */
-static int tcp_is_load(uint64_t bytes, uint64_t ns) {
-  if (ns == 0) return 0; /* no time, no rate */
-  return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
-}
+/* --- probing ---------------------------------------------------------------------------------- */
 
 #if defined(__linux__) && defined(TCP_INFO)
-/* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
- * Kernels before 4.10 return less. */
-enum {
-  TCP_INFO_RETRANSMITS = 2, /* a byte: consecutive expiries of the retransmission timer */
-  TCP_INFO_PROBES = 3,      /* a byte: unanswered probes of a closed window */
-  TCP_INFO_LIMITED = 7,     /* a byte with one bit: the application limited the last sample */
-  TCP_INFO_SND_MSS = 16,    /* u32 */
-  TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
-  TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
-  TCP_INFO_LAST_RECV = 52,  /* u32, milliseconds since data have come */
-  TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
-  TCP_INFO_PROBE_WANTED = 60,
-  TCP_INFO_ACKED = 120,        /* u64, bytes */
-  TCP_INFO_NOTSENT = 144,      /* u32, unsent bytes in the kernel */
-  TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
-  TCP_INFO_BUSY = 168,         /* u64, microseconds with data to send */
-  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds limited by the peer's window */
-  TCP_INFO_WANTED = 184
-};
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#define TCP_INFO_LIMITED_BIT 0x80u
-#else
-#define TCP_INFO_LIMITED_BIT 1u
-#endif
-
-static uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
-  uint64_t large = 0;
-  uint32_t small = 0;
-  if (bytes == sizeof large) return memcpy(&large, at, sizeof large), large;
-  return memcpy(&small, at, sizeof small), small;
-}
-
-/* The rate at which the peer received this link's bytes: 0 if unknown or limited by the application;
- * negative: limited by the peer, which did not read. *active_p: the link is sending now. The kernel's own
- * rate is that of the last round trip, too low at the end of a transfer and too high at its beginning.
- * Bytes over busy time is too low by the cost of slow start and small frames, and would be the
- * application's rate if no write had been refused. Under load both are too low, so the larger is used. */
-static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
-  uint8_t info[TCP_INFO_WANTED];
-  socklen_t room = sizeof info;
-  *active_p = 0;
-  if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info) return 0;
-  uint64_t acked = tcp_info_number(info + TCP_INFO_ACKED, 8), bytes = acked - link->acked;
-  uint64_t busy_us = tcp_info_number(info + TCP_INFO_BUSY, 8), us = busy_us - link->busy_us;
-  uint64_t stalled_us = tcp_info_number(info + TCP_INFO_RWND_LIMITED, 8);
-  uint64_t stalled_ns = (stalled_us - link->stalled_us) * 1000;
-  link->acked = acked;
-  link->busy_us = busy_us;
-  link->stalled_us = stalled_us;
-  if (stalled_ns > elapsed_ns / 4) return -1;
-  if (info[TCP_INFO_LIMITED] & TCP_INFO_LIMITED_BIT || !tcp_is_load(bytes, us * 1000)) return 0;
-  double rate = link->had_none ? (double)bytes * 1e6 / (double)us : 0;
-  *active_p = tcp_info_number(info + TCP_INFO_UNACKED, 4) &&
-              (link->piece_count || tcp_info_number(info + TCP_INFO_NOTSENT, 4));
-  double last = *active_p ? (double)tcp_info_number(info + TCP_INFO_DELIVERY, 8) : 0;
-  return last > rate ? last : rate;
-}
-#undef TCP_INFO_LIMITED_BIT
-
 /* AGAIN when retransmitted data is unanswered: an acknowledgement older than the last transmission does not
  * answer it. The kernel knows the connection's round trip time, so its timer tells when an answer is due.
  * While the peer answers, a closed window (its process does not read) does not matter. */
@@ -2427,13 +2041,6 @@ static unsigned tcp_look_at_path(int fd) {
 #else
 static unsigned tcp_look_at_path(int fd) { return (void)fd, 0; }
 static int tcp_probe_network(int fd) { return (void)fd, MLFAB_ERR_UNSUPPORTED; }
-
-static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
-  (void)link;
-  (void)elapsed_ns;
-  *active_p = 0;
-  return 0;
-}
 #endif
 
 /* An open Unix socket is enough, unless the peer's process has died and only a child of it holds the
@@ -2500,124 +2107,6 @@ static int tcp_trouble(void *opaque, char *text, size_t room) {
   return 0;
 }
 
-/* Adds one link's window to this host's measurement, and begins the link's next window. */
-static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
-                             mlfab_measure *m, double *together_p) {
-  uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
-  int awaits = link->awaits_ns != 0, full = !link->had_room && link->interest & TCP_WATCH_OUT;
-  if (awaits) tcp_awaited(self, link, now_ns);
-  if (link->moved_in >= TCP_LITTLE_BYTES && link->awaited_ns >= most) m->limited_in = 0;
-  if (link->moved_in >= TCP_LITTLE_BYTES && tcp_is_load(link->awaited_bytes, link->awaited_ns)) {
-    double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
-    if (rate > m->delivery_in) m->delivery_in = rate;
-  }
-  int active; /* always queried: the kernel may still be sending after the last write */
-  double rate = tcp_delivery(link, m->elapsed_ns, &active);
-  if (active && rate > 0) *together_p += rate;
-  if (rate > m->delivery_out) m->delivery_out = rate;
-  if (full && rate >= 0 && link->moved_out >= TCP_LITTLE_BYTES) m->limited_out = 0;
-  link->moved_in = link->moved_out = link->awaited_ns = link->awaited_bytes = 0;
-  link->had_none = (link->interest & TCP_WATCH_OUT) != 0;
-  link->had_room = !link->had_none;
-  if (awaits) tcp_awaits(self, link, now_ns);
-}
-
-/* Bytes that the interface has received and sent. /proc/net shows this process's network namespace; /sys
- * may not. 0: unavailable. */
-static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
-  char line[512];
-  size_t bytes = strlen(name);
-  int found = 0;
-  FILE *file = bytes ? fopen("/proc/net/dev", "re") : NULL;
-  while (file && !found && fgets(line, sizeof line, file)) {
-    const char *at = line + strspn(line, " ");
-    char *end = NULL;
-    if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
-    at += bytes + 1;
-    /* the first of eight counters of input, and of output */
-    for (int i = 0; i < 9; i++, at = end) {
-      uint64_t number = strtoull(at, &end, 10);
-      if (end == at) break;
-      if (i == 0) *in_p = number;
-      if (i == 8) *out_p = number, found = 1;
-    }
-  }
-  if (file) (void)fclose(file);
-  return found;
-}
-
-/* A number of the interface from /sys, or -1. */
-static long tcp_interface_number(const char *name, const char *what) {
-  char path[IFNAMSIZ + 64];
-  long number = -1;
-  snprintf(path, sizeof path, "/sys/class/net/%s/%s", name, what);
-  FILE *file = fopen(path, "re");
-  if (!file) return -1;
-  if (fgets(path, sizeof path, file)) number = strtol(path, NULL, 10);
-  (void)fclose(file);
-  return number;
-}
-
-/* The interface's nominal speed, bytes a second, or 0. Virtual interfaces report arbitrary speeds (veth: 10
- * Gbit/s), and /sys may show another network namespace. */
-static double tcp_nominal(const char *name) {
-  char device[IFNAMSIZ + 64];
-  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
-  if (!*name || access(device, F_OK) ||
-      tcp_interface_number(name, "ifindex") != (long)if_nametoindex(name))
-    return 0;
-  long megabits = tcp_interface_number(name, "speed");
-  return megabits > 0 ? (double)megabits * 125000.0 : 0;
-}
-
-/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters,
- * and the kernel's queue cannot be reordered: without a limit it would take whole models, and share the
- * link among all of them. */
-static void tcp_link_shallow(tcp_link *link) {
-#ifdef TCP_NOTSENT_LOWAT
-  unsigned bytes = TCP_UNSENT_BYTES;
-  if (!link->shallow)
-    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
-#endif
-  link->shallow = 1;
-}
-
-static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) {
-  tcp_self *self = opaque;
-  mlfab_measure m = {.limited_in = 1, .limited_out = 1};
-  int first = !self->measured_ns;
-  double together = 0;
-  uint64_t in = self->bytes_in, out = self->bytes_out;
-  if (now_ns <= self->measured_ns) return 0;
-  if (first) self->nominal = tcp_nominal(self->ifname);
-  if (self->ifname[0] && !tcp_interface_bytes(self->ifname, &in, &out)) {
-    self->ifname[0] = 0;
-    first = 1;
-  }
-  m.elapsed_ns = now_ns - self->measured_ns;
-  m.nominal = self->nominal;
-  m.bytes_in = in - self->told_in;
-  m.bytes_out = out - self->told_out;
-  m.own_in = self->bytes_in - self->told_own_in;
-  m.own_out = self->bytes_out - self->told_own_out;
-  self->told_own_in = self->bytes_in;
-  self->told_own_out = self->bytes_out;
-  self->measured_ns = now_ns;
-  self->told_in = in;
-  self->told_out = out;
-  for (uint32_t i = 1; i < self->slot_count; i++) {
-    tcp_link *link = self->slots[i].link;
-    if (link && link->state == TCP_LINK_OPEN && link->counted) {
-      tcp_link_shallow(link);
-      tcp_link_measure(self, link, now_ns, &m, &together);
-    }
-  }
-  if (together > m.delivery_out) m.delivery_out = together;
-  if (first) return 0;
-  *measure_p = m;
-  return 1;
-}
-
 /* --- open and close --------------------------------------------------------------------------- */
 
 /* In a forked child the descriptors refer to the parent's connections: a shutdown or a change of the epoll
@@ -2641,6 +2130,7 @@ static void tcp_close(void *opaque) {
     tcp_unask(self); /* a child has no thread that could answer or release the lock */
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
+  if (self->gauge) self->gauge->closed(self, NULL);
   if (self->listener >= 0) (void)close(self->listener);
   if (self->path[0] && !lstat(self->path, &info) && info.st_dev == self->path_device &&
       info.st_ino == self->path_inode)
@@ -2717,7 +2207,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) {
                                         .wake = tcp_wake,
                                         .fd = tcp_fd,
                                         .arm = tcp_arm,
-                                        .measure = tcp_measure,
+                                        .measure = mlfab__tcp_measure,
                                         .probe = tcp_probe,
                                         .trouble = tcp_trouble};
   return &table;

@@ -43,7 +43,7 @@
 #ifndef MLFAB__COLLECTIVE_H
 #define MLFAB__COLLECTIVE_H
 
-#include "../wire/wire.h"
+#include "../wire/peer_wire.h"
 #include "dag.h"
 
 enum {

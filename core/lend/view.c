@@ -278,7 +278,6 @@ static void view_instead(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t no
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__fetch_part *part = &fetch->parts[s];
-    part->hop = MLFAB__NO_NODE;
     part->waiting = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes) > 0;
     fetch->nwaiting += part->waiting;
   }

@@ -394,11 +394,8 @@ static int copies_open(mlfab_node *node) {
   mlfab__copies *copies = node->replica = mlfab__alloc(&node->env, sizeof *copies);
   if (!copies) return MLFAB_ERR_MEMORY;
   node->nplaces = voters;
-  memcpy(copies->rules, node->rules, sizeof copies->rules);
-  copies->rules[MLFAB__LINK_VOTER] =
-      (mlfab__link_rule){copies_frame, mlfab__server_link_down, NULL};
-  copies->rules[MLFAB__LINK_VOTER_IN] = (mlfab__link_rule){copies_in_frame, copies_in_down, NULL};
-  node->rules = copies->rules;
+  node->rules[MLFAB__LINK_VOTER] = (mlfab__link_rule){copies_frame, mlfab__server_link_down, NULL};
+  node->rules[MLFAB__LINK_VOTER_IN] = (mlfab__link_rule){copies_in_frame, copies_in_down, NULL};
   mlfab__peers_attach(node);
   if (node->voter == MLFAB__NO_NODE) return 0;
   node->nroutes += node->is_server ? MLFAB__COPIES : MLFAB__COPIES * servers;

@@ -37,7 +37,6 @@
 #include "node.h"
 
 typedef struct mlfab__copies {
-  mlfab__link_rule rules[MLFAB__LINK_KINDS]; /* of the node, with those of voters' links */
   char standby_why[128];                     /* what a copy that does not serve tells callers */
   /* Has this copy its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
    * workers may be with the other copy: it declares none dead. NULL: always. */

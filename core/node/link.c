@@ -250,9 +250,8 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
     case MLFAB__LINK_SCHEDULER:
       return node->callers[peer].link;
     case MLFAB__LINK_PEER:
-      return node->peers_out[peer] ? node->peers_out[peer]->link : MLFAB__NO_LINK;
     case MLFAB__LINK_PEER_IN:
-      return node->peer_in_links[peer];
+      return node->between->link_to(node, kind, peer);
     case MLFAB__LINK_VOTER:
       return node->routes[mlfab__node_route_of(node, kind, peer)].link;
     case MLFAB__LINK_VOTER_IN:

@@ -74,12 +74,6 @@ static int node_memory(mlfab_node *node) {
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
   for (uint32_t s = 0; s < c->servers; s++) node->places[s].vacant = 1;
-  if (node->is_worker) {
-    node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
-    node->peer_in_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peer_in_links);
-    if (!node->peers_out || !node->peer_in_links) return MLFAB_ERR_MEMORY;
-    for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
-  }
   if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
   if (!node->is_coordinator) return 0;
   node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
@@ -91,8 +85,8 @@ static int node_memory(mlfab_node *node) {
 /* --- rules by kind of link --- */
 
 static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  if (frame->type == MLFAB__MEET) {
-    mlfab__peer_link_meet(node, index, frame);
+  if (frame->type == MLFAB__MEET && node->between) {
+    node->between->meet(node, index, frame);
   } else if (frame->type == MLFAB__HELLO) {
     mlfab__caller_hello(node, index, frame);
   } else if (frame->type == MLFAB__JOIN) {
@@ -131,8 +125,6 @@ static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
     [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
     [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
-    [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
-    [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
 };
 
 /* This node is reached there, too: at the end of its call to server 0. */
@@ -162,7 +154,7 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   if (complete->progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
-  node->rules = node_rules;
+  memcpy(node->rules, node_rules, sizeof node->rules);
   *node_p = node;
   int code = copies ? copies->open(node) : 0;
   return code ? code : node_memory(node);
@@ -197,11 +189,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
-  for (uint32_t w = 0; node->peers_out && w < workers; w++)
-    mlfab__free(&node->env, node->peers_out[w], sizeof **node->peers_out);
-  mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
-  mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
-  mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
+  if (node->between) node->between->free(node);
   uint32_t room = node->nplaces * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
   mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
@@ -233,7 +221,7 @@ static void node_part(mlfab_node *node);
 
 /* Does a role, or a link between workers, wait for something? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
-  int waits = node->self_lost || node->nhops > 0 || node->hops_short;
+  int waits = node->self_lost || (node->between && node->between->waits(node));
   for (uint32_t i = 0; i < node->nroles && !waits; i++)
     waits = node->roles[i].waits && node->roles[i].waits(node->roles[i].self);
   return waits;
@@ -395,8 +383,8 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
     mlfab__bootstrap_failed(node, why);
   } else if (called < routes) {
     mlfab__server_link_failed(node, (uint32_t)called, why);
-  } else {
-    mlfab__peer_link_failed(node, called - routes, why);
+  } else if (node->between) {
+    node->between->failed(node, called - routes, why);
   }
 }
 
@@ -406,7 +394,8 @@ MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint3
     mlfab__bootstrap_up(node, index);
   } else if (token >= MLFAB__TOKEN_SERVER && called < routes) {
     mlfab__server_link_up(node, (uint32_t)called, index);
-  } else if (token < MLFAB__TOKEN_SERVER || !mlfab__peer_link_up(node, called - routes, index)) {
+  } else if (token < MLFAB__TOKEN_SERVER || !node->between ||
+             !node->between->up(node, called - routes, index)) {
     mlfab__node_hang_up(node, index, "no longer wanted");
   }
 }
@@ -556,7 +545,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
       action->address = node->join_address;
     } else {
       action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
-                                        : node->peers_out[called - routes]->addresses;
+                                        : node->between->address(node, called - routes);
     }
   }
   if (queued->kind == MLFAB_ACTION_FILE) action->file = node->files->op(node, queued->token);
@@ -720,7 +709,7 @@ static void node_scan_requests(mlfab_node *node) {
 }
 
 static void node_scan(mlfab_node *node) {
-  mlfab__peer_link_scan(node);
+  if (node->between) node->between->scan(node);
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].scan) node->roles[i].scan(node->roles[i].self, node->now_ns);
   }

@@ -258,15 +258,20 @@ typedef struct mlfab__peer {
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Our worker role's path to another worker's node; created on first use. */
-typedef struct mlfab__peer_link {
-  uint32_t link; /* index, or MLFAB__NO_LINK */
-  uint8_t asked, connecting;
-  uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
-  uint64_t since_ns, retry_ns;
-  char addresses[MLFAB__ADDRESSES_MAX];
-  char why[96]; /* the last call that failed */
-} mlfab__peer_link;
+/* Links between workers: peer_link.c fills the table. */
+typedef struct mlfab__between {
+  void (*free)(mlfab_node *node);
+  void (*scan)(mlfab_node *node);
+  int (*waits)(const mlfab_node *node); /* for the timer SCAN */
+  /* MEET came on a new link. WHERE came to server 0, or THERE from it: errors: FRAME. */
+  void (*meet)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  int (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  /* Our call to this worker's node: where to; it succeeded (0: it is no longer wanted); it failed. */
+  const char *(*address)(const mlfab_node *node, uint64_t rank);
+  int (*up)(mlfab_node *node, uint64_t rank, uint32_t link);
+  void (*failed)(mlfab_node *node, uint64_t rank, const char *why);
+  uint32_t (*link_to)(const mlfab_node *node, int kind, uint32_t peer);
+} mlfab__between;
 
 /* Where a server is, as WELCOME or MEMBER told. */
 typedef struct mlfab__place {
@@ -494,8 +499,8 @@ struct mlfab_node {
   struct mlfab__filer *filers;     /* the newest stream first; they belong to roles */
   const mlfab__files_table *files; /* NULL: no role has a stream */
   mlfab__outlet outlets[MLFAB__OUTLETS];
-  const mlfab__link_rule *rules; /* by kind of link */
-  struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
+  mlfab__link_rule rules[MLFAB__LINK_KINDS];
+  struct mlfab__parts *parts; /* parts_bytes long, freed with the node; opaque here */
   size_t parts_bytes;
   char addresses[MLFAB__ADDRESSES_MAX];
   /* Joining. */
@@ -523,12 +528,10 @@ struct mlfab_node {
   mlfab__place *places;      /* by server; then of the replicas; then of the scheduler that votes */
   mlfab__route *routes;      /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links;   /* by server: its link to our server role */
-  uint32_t *voter_links;     /* by voter: its link to ours; voters only */
-  mlfab__peer_link **peers_out;     /* by rank; worker role only */
-  uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
-  uint32_t *peer_in_links;          /* by rank; aggregator role only */
+  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links; /* by server: its link to our server role */
+  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
+  mlfab__between *between; /* NULL: no role uses links between workers */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -544,7 +547,6 @@ struct mlfab_node {
   int doomed;                      /* some link is doomed */
   uint32_t claims;                 /* number of CLAIM links */
   int closed;                      /* no new call may begin: the context is being closed */
-  int hops_short;                  /* no memory for a peer link that a role wanted */
   int claim_due;                   /* some claim has to be handled again */
   uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
@@ -670,8 +672,6 @@ MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
-/* Tells all roles the capacity of this host's links. */
-MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
 
 /* --- outbox.c: the next frame to send --- */
 
@@ -703,26 +703,6 @@ MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
 /* Is the node at the other end known to be hand-driven? */
 MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link);
-
-/* --- peer_link.c: links between workers --- */
-
-/* A role wants a link to this worker's node. */
-MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
-/* Server 0 answers WHERE on this link. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
-/* Our call succeeded (returns 0 when the link is no longer wanted, else 1), or failed. */
-MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why);
-/* MEET came on a new link. */
-MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t link,
-                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
-                                           const char *why);
-MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node);
 
 /* --- inner.c: links inside the node --- */
 

@@ -7,37 +7,67 @@
  * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
  * the aggregator's node answers. A node that is its own aggregator has a pair of links inside. The node
  * asks for addresses before every call, because a restarted worker has others. */
-#include "node.h"
+#include "peer_link.h"
+
+#include "../wire/peer_wire.h"
 
 #include <stdio.h>
 
-static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
-  if (node->peers_out[rank]) return node->peers_out[rank];
+/* Our worker role's path to another worker's node; created on first use. */
+typedef struct peer_link {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t asked, connecting;
+  uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
+  uint64_t since_ns, retry_ns;
+  char addresses[MLFAB__ADDRESSES_MAX];
+  char why[96]; /* the last call that failed */
+} peer_link;
+
+typedef struct peer_links {
+  mlfab__between table;             /* the node knows no more of this object */
+  peer_link **out;                  /* by rank; worker role only */
+  uint32_t *hops, nhops, hops_room; /* ranks that have an entry in `out` */
+  uint32_t *in;                     /* by rank; aggregator role only */
+  int hops_short;                   /* no memory for a link that a role wanted */
+} peer_links;
+
+static peer_links *peers_of(const mlfab_node *node) { return (peer_links *)(void *)node->between; }
+
+static peer_link *hop_of(mlfab_node *node, uint32_t rank) {
+  peer_links *peers = peers_of(node);
+  if (peers->out[rank]) return peers->out[rank];
   uint32_t *hops =
-      mlfab__grow(&node->env, node->hops, &node->hops_room, node->nhops + 1, sizeof *hops);
-  mlfab__peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
-  if (hops) node->hops = hops;
-  node->hops_short |= !hop;
+      mlfab__grow(&node->env, peers->hops, &peers->hops_room, peers->nhops + 1, sizeof *hops);
+  peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
+  if (hops) peers->hops = hops;
+  peers->hops_short |= !hop;
   if (!hop) return NULL;
   hop->link = MLFAB__NO_LINK;
-  node->hops[node->nhops++] = rank;
-  node->peers_out[rank] = hop;
+  peers->hops[peers->nhops++] = rank;
+  peers->out[rank] = hop;
   return hop;
 }
 
-static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
+/* Our path to this worker's node, or NULL. */
+static peer_link *hop_to(const mlfab_node *node, uint64_t rank) {
+  const peer_links *peers = peers_of(node);
+  return peers->out && rank < node->config.workers ? peers->out[rank] : NULL;
+}
+
+static void hop_self(mlfab_node *node, peer_link *hop) {
   uint32_t rank = (uint32_t)node->config.rank;
   if (mlfab__inner_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
     return; /* try again at the next look at the clock */
   hop->link = node->pairs[MLFAB__PAIR_PEER][0];
-  node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
+  peers_of(node)->in[rank] = node->pairs[MLFAB__PAIR_PEER][1];
   mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
+/* A role wants a link to this worker's node. */
+static void hop_want(mlfab_node *node, uint32_t rank) {
   mlfab__where where = {rank};
   uint8_t meta[16];
-  mlfab__peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
+  peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
   if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
   if (rank == (uint32_t)node->config.rank) {
     hop_self(node, hop);
@@ -51,8 +81,7 @@ MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
                    mlfab__encode_where(meta, &where));
 }
 
-MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame) {
+static int hop_where(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__where where;
   if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
       where.node >= node->config.workers)
@@ -73,20 +102,19 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
 }
 
 /* The link to server 0 that carried WHERE is gone. */
-static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
+static int hop_unheard(const mlfab_node *node, const peer_link *hop) {
   uint32_t link = node->routes[0].link;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
 /* Try again a little later, if it is still wanted then. */
-static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
+static void hop_later(mlfab_node *node, peer_link *hop) {
   hop->asked = hop->connecting = 0;
   hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there) {
-  mlfab__peer_link *hop =
-      node->peers_out && there->node < node->config.workers ? node->peers_out[there->node] : NULL;
+static void hop_there(mlfab_node *node, const mlfab__member *there) {
+  peer_link *hop = hop_to(node, there->node);
   if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
   hop_later(node, hop);
   if (there->addresses[0] == 0) return;
@@ -96,9 +124,17 @@ MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__membe
   mlfab__node_connect(node, MLFAB__TOKEN_SERVER + node->nroutes + there->node);
 }
 
-MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t index) {
-  mlfab__peer_link *hop =
-      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+/* WHERE came to server 0, or THERE from it. */
+static int hop_told(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__member there;
+  if (frame->type == MLFAB__WHERE) return hop_where(node, index, frame);
+  if (mlfab__decode_member(frame->meta, frame->meta_bytes, &there)) return MLFAB_ERR_FRAME;
+  hop_there(node, &there);
+  return 0;
+}
+
+static int hop_up(mlfab_node *node, uint64_t rank, uint32_t index) {
+  peer_link *hop = hop_to(node, rank);
   if (!hop || !hop->connecting || node->leaving) return 0;
   if (hop->link != MLFAB__NO_LINK)
     mlfab__node_hang_up(node, hop->link, "replaced by a newer connection");
@@ -116,16 +152,14 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank, const char *why) {
-  mlfab__peer_link *hop =
-      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+static void hop_failed(mlfab_node *node, uint64_t rank, const char *why) {
+  peer_link *hop = hop_to(node, rank);
   if (!hop || !hop->connecting) return;
   snprintf(hop->why, sizeof hop->why, "%s", why ? why : "");
   hop_later(node, hop);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
-                                           const mlfab__frame_in *frame) {
+static void hop_meet(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__meet meet;
   if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
       meet.node >= node->config.workers || meet.node == node->id) {
@@ -133,7 +167,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
                        "a MEET that does not fit this node");
     return;
   }
-  uint32_t old = node->peer_in_links[meet.node];
+  uint32_t old = peers_of(node)->in[meet.node];
   if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce) {
     mlfab__claim_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
@@ -146,13 +180,12 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
   link->peer = meet.node;
   link->nonce = meet.nonce;
   link->greeted = 1;
-  node->peer_in_links[meet.node] = index;
+  peers_of(node)->in[meet.node] = index;
   mlfab__greeting greeting = {.incarnation = meet.incarnation};
   mlfab__roles_up(node, MLFAB__LINK_PEER_IN, meet.node, &greeting);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t index,
-                                            const mlfab__frame_in *frame) {
+static void hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   const mlfab__link *link = &node->links[index];
   mlfab__bye bye;
   if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
@@ -163,33 +196,83 @@ MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t index,
     mlfab__roles_frame(node, index, frame);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
-                                           const char *why) {
-  mlfab__peer_link *hop = was->kind == MLFAB__LINK_PEER ? node->peers_out[was->peer] : NULL;
+static void hop_down(mlfab_node *node, const mlfab__link *was, uint32_t link, const char *why) {
+  peer_link *hop = was->kind == MLFAB__LINK_PEER ? hop_to(node, was->peer) : NULL;
+  uint32_t *in = peers_of(node)->in;
   (void)why;
   if (hop && hop->link == link) {
     hop->link = MLFAB__NO_LINK;
     hop_later(node, hop);
     mlfab__roles_lost(node, MLFAB__LINK_PEER, was->peer);
   }
-  if (was->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[was->peer] == link) {
-    node->peer_in_links[was->peer] = MLFAB__NO_LINK;
+  if (was->kind == MLFAB__LINK_PEER_IN && in[was->peer] == link) {
+    in[was->peer] = MLFAB__NO_LINK;
     mlfab__roles_lost(node, MLFAB__LINK_PEER_IN, was->peer);
   }
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
+static void hop_scan(mlfab_node *node) {
+  peer_links *peers = peers_of(node);
   uint64_t beat = node->config.heartbeat_ns;
-  int all = node->hops_short;
-  node->hops_short = 0;
-  for (uint32_t i = 0; i < (all ? node->config.workers : node->nhops); i++) {
-    uint32_t w = all ? i : node->hops[i];
-    mlfab__peer_link *hop = node->peers_out[w];
+  int all = peers->hops_short;
+  peers->hops_short = 0;
+  for (uint32_t i = 0; i < (all ? node->config.workers : peers->nhops); i++) {
+    uint32_t w = all ? i : peers->hops[i];
+    peer_link *hop = peers->out[w];
     if (hop && hop->link != MLFAB__NO_LINK) continue;
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : ""))
-      mlfab__peer_link_want(node, w);
+    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w, hop ? hop->why : "")) hop_want(node, w);
   }
+}
+
+static int hop_waits(const mlfab_node *node) {
+  return peers_of(node)->nhops > 0 || peers_of(node)->hops_short;
+}
+
+static const char *hop_address(const mlfab_node *node, uint64_t rank) {
+  return hop_to(node, rank)->addresses;
+}
+
+static uint32_t hop_link(const mlfab_node *node, int kind, uint32_t peer) {
+  if (kind == MLFAB__LINK_PEER_IN) return peers_of(node)->in[peer];
+  const peer_link *hop = hop_to(node, peer);
+  return hop ? hop->link : MLFAB__NO_LINK;
+}
+
+static void hop_free(mlfab_node *node) {
+  peer_links *peers = peers_of(node);
+  uint32_t workers = node->config.workers;
+  for (uint32_t w = 0; peers->out && w < workers; w++)
+    mlfab__free(&node->env, peers->out[w], sizeof **peers->out);
+  mlfab__free(&node->env, peers->out, workers * sizeof *peers->out);
+  mlfab__free(&node->env, peers->hops, peers->hops_room * sizeof *peers->hops);
+  mlfab__free(&node->env, peers->in, workers * sizeof *peers->in);
+  mlfab__free(&node->env, peers, sizeof *peers);
+}
+
+static const mlfab__between hop_table = {.free = hop_free,
+                                         .scan = hop_scan,
+                                         .waits = hop_waits,
+                                         .meet = hop_meet,
+                                         .frame = hop_told,
+                                         .address = hop_address,
+                                         .up = hop_up,
+                                         .failed = hop_failed,
+                                         .link_to = hop_link};
+
+MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node) {
+  uint32_t workers = node->config.workers;
+  peer_links *peers = mlfab__alloc(&node->env, sizeof *peers);
+  if (!peers) return MLFAB_ERR_MEMORY;
+  peers->table = hop_table;
+  node->between = &peers->table;
+  node->rules[MLFAB__LINK_PEER] = (mlfab__link_rule){hop_frame, hop_down, hop_want};
+  node->rules[MLFAB__LINK_PEER_IN] = (mlfab__link_rule){hop_frame, hop_down, NULL};
+  if (!node->is_worker) return 0;
+  peers->out = mlfab__alloc_array(&node->env, workers, sizeof *peers->out);
+  peers->in = mlfab__alloc_array(&node->env, workers, sizeof *peers->in);
+  for (uint32_t w = 0; peers->in && w < workers; w++) peers->in[w] = MLFAB__NO_LINK;
+  return peers->out && peers->in ? 0 : MLFAB_ERR_MEMORY;
 }

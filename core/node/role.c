@@ -220,12 +220,6 @@ MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *req
   }
 }
 
-MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++)
     if (node->roles[i].finish) node->roles[i].finish(node->roles[i].self);

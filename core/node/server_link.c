@@ -194,8 +194,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       if (!node->copies || node->copies->place(node, frame)) break;
       return;
     case MLFAB__THERE:
-      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
-      mlfab__peer_link_there(node, &member);
+      if (node->between && node->between->frame(node, index, frame)) break;
       return;
     case MLFAB__WAITING:
       if (mlfab__decode_waiting(frame->meta, frame->meta_bytes, &waiting)) break;

@@ -42,6 +42,9 @@
 #if MLFAB_WITH_SCHED
 #include "../sched/sched_role.h"
 #endif
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+#include "../node/peer_link.h"
+#endif
 #if MLFAB_WITH_SPARSE
 #include "../sparse/sparse_apply.h"
 #include "../sparse/sparse_push.h"
@@ -156,7 +159,7 @@ static int compose_worker(mlfab_node *node) {
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
 #endif
 #if MLFAB_WITH_SCHED
-  if (aggregator) aggregator->worker = parts->worker;
+  if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
   mlfab__sparse_worker_attach(parts->worker);
@@ -219,6 +222,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
 #endif
 #if MLFAB_WITH_KEYS
   if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
+#endif
+#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
+  if (!code && (node->is_worker || node->is_coordinator)) code = mlfab__peer_link_attach(node);
 #endif
   if (!code && node->is_worker) code = compose_worker(node);
   if (!code && node->is_server) code = compose_server(node, error);

@@ -65,8 +65,8 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       if (worker->cache.bytes && !recut_maps(worker, fetch))
         segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
-      part->begun = part->asked = 0;
-      part->hop = MLFAB__NO_NODE;
+      part->asked = 0;
+      if (worker->routes) worker->routes->pull_leave(worker, fetch, s);
       fetch->nwaiting += part->waiting;
     }
     if (segments == UINT32_MAX)

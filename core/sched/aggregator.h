@@ -45,6 +45,7 @@
 #define MLFAB__AGGREGATOR_H
 
 #include "../base/meter.h"
+#include "hops.h"
 #include "../kernels/packet.h"
 #include "../node/port.h"
 #include "../model/layout.h"
@@ -191,8 +192,8 @@ typedef struct mlfab__aggregator {
   mlfab__port up;   /* servers by number */
   mlfab__port down; /* members by rank */
   mlfab_stats *stats;
-  const struct mlfab__worker *worker; /* of this node ... */
-  uint32_t epoch;                     /* ... and its last layout epoch */
+  mlfab__hops hops; /* of this node's worker: its links to other aggregators */
+  uint32_t epoch;   /* the last layout epoch of that worker */
   uint32_t workers, servers;
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;

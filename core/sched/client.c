@@ -3,7 +3,7 @@
 
 static void client_schedule(mlfab__server *server) {
   uint8_t meta[128];
-  mlfab__schedule schedule = server->schedule;
+  mlfab__schedule schedule = server->sched->schedule;
   schedule.rounds = (uint32_t)mlfab__clock_rounds(server);
   schedule.host = server->sched->own.host;
   mlfab__report_tell(server, MLFAB__SCHEDULE, meta, mlfab__encode_schedule(meta, &schedule));
@@ -26,6 +26,11 @@ static void client_capacity(mlfab__server *server, uint64_t host, double in, dou
 /* What a copy or a new process has not been told yet, the scheduler may know. */
 static void client_capacity_known(mlfab__server *server, uint64_t host, double in, double out) {
   if (in >= 0.0 || out >= 0.0) client_capacity(server, host, in, out);
+}
+
+static void client_set(mlfab__server *server, const mlfab__schedule *schedule) {
+  server->sched->schedule = *schedule;
+  server->delay_bound = schedule->delay_bound;
 }
 
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns) {
@@ -62,7 +67,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (frame->type == MLFAB__SCHEDULE && server->number != 0 &&
       !mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) &&
       schedule.delay_bound > 0) {
-    server->schedule = schedule; /* server 0 decides */
+    client_set(server, &schedule); /* server 0 decides */
     mlfab__server_advance(server);
     return;
   }
@@ -74,7 +79,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   }
   server->sched->unplanned_ns = 0;
   if (plan.rate_in > 0.0)
-    mlfab__meter_rate(&server->apply.meter, plan.rate_in, server->config->chunk_bytes);
+    mlfab__meter_rate(&server->sched->meter, plan.rate_in, server->config->chunk_bytes);
   if (server->phase != MLFAB__MODEL_STANDS) return;
   for (uint32_t i = 0; i < plan.entries; i++) {
     uint32_t worker = server->sched->entries[i].worker, hop = server->sched->entries[i].aggregator;
@@ -94,7 +99,7 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
                          mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
                              schedule.delay_bound == 0))
     return;
-  server->schedule = schedule;
+  client_set(server, &schedule);
   mlfab__touched(server->sched->touch, 0);
   client_schedule(server);
   mlfab__server_advance(server);
@@ -104,7 +109,7 @@ static void client_take_schedule(mlfab__server *server, uint32_t worker,
 
 static uint32_t client_encode(const void *self, uint32_t record, uint8_t *bytes) {
   const mlfab__server *server = self;
-  mlfab__schedule schedule = server->schedule;
+  mlfab__schedule schedule = server->sched->schedule;
   (void)record;
   schedule.rounds = 0; /* the rest is of the copy */
   schedule.host = 0;
@@ -117,7 +122,7 @@ static int client_decode(void *self, uint32_t record, const uint8_t *bytes, uint
   (void)record;
   if (mlfab__decode_schedule(bytes, n, &schedule) || schedule.delay_bound == 0)
     return MLFAB_ERR_FRAME;
-  if (apply) server->schedule = schedule;
+  if (apply) client_set(server, &schedule);
   return 0;
 }
 
@@ -186,6 +191,22 @@ static void client_tick(mlfab__server *server) {
   mlfab__spread_tick(server);
 }
 
+static void client_came(mlfab__server *server, uint64_t bytes) {
+  mlfab__meter_count(&server->sched->meter, bytes);
+}
+
+static int client_idle(mlfab__server *server) {
+  return mlfab__meter_idle(&server->sched->meter, server->now_ns);
+}
+
+static uint64_t client_idle_at(const mlfab__server *server) {
+  return mlfab__meter_due(&server->sched->meter);
+}
+
+static void client_let(mlfab__server *server) {
+  mlfab__meter_begin(&server->sched->meter, server->now_ns);
+}
+
 static void client_free(mlfab__server *server) {
   mlfab__env *env = server->env;
   struct mlfab__server_sched *sched = server->sched;
@@ -206,6 +227,10 @@ static const mlfab__server_policy client_policy = {
     .advance = mlfab__route_advance,
     .over = mlfab__route_over,
     .progress = mlfab__route_progress,
+    .came = client_came,
+    .idle = client_idle,
+    .idle_at = client_idle_at,
+    .let = client_let,
     .grant = mlfab__route_grant,
     .split = mlfab__route_split,
     .end = mlfab__route_end,
@@ -228,6 +253,14 @@ MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   server->sched = sched;
   server->policy = &client_policy;
   sched->own = (mlfab__capacity){server->config->host, -1.0, -1.0};
+  const mlfab_schedule *given = &server->config->schedule;
+  sched->schedule = (mlfab__schedule){.delay_bound = given->delay_bound,
+                                      .plan_ahead_ns = given->plan_ahead_ns,
+                                      .interval_ns = given->interval_ns,
+                                      .best = given->best,
+                                      .whole = given->whole,
+                                      .no_aggregation = given->no_aggregation,
+                                      .no_distribution = given->no_distribution};
   if (!server->scheduled) return 0;
   sched->entries = mlfab__alloc_array(env, MLFAB__PLAN_ENTRIES_MAX, sizeof *sched->entries);
   sched->members = mlfab__alloc_array(env, MLFAB__GROUP_MEMBERS_MAX, sizeof *sched->members);

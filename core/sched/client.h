@@ -13,6 +13,7 @@
 #ifndef MLFAB__CLIENT_H
 #define MLFAB__CLIENT_H
 
+#include "../base/meter.h"
 #include "../node/mirrored.h"
 #include "../server/server.h"
 #include "sched_wire.h"
@@ -22,7 +23,9 @@
 enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 
 struct mlfab__server_sched {
-  int up; /* the link to the scheduler stands */
+  int up;                   /* the link to the scheduler stands */
+  mlfab__schedule schedule; /* the last settings */
+  mlfab__meter meter;       /* measures the in-link */
   /* Time that an announced transfer has waited since the last plan, and time of the last tick. Time during
    * which this server itself stood still does not count. */
   uint64_t unplanned_ns, looked_ns;

@@ -197,7 +197,7 @@ static void route_begin(mlfab__server *server, mlfab__incoming *leader, int dire
   group.bytes = route_raw(leader);
   group.packed = (uint32_t)route_packed(leader);
   group.rate_in = leader->aggregator_rate;
-  group.whole = server->schedule.whole;
+  group.whole = server->sched->schedule.whole;
   group.segments = leader->push.segments;
   mlfab__group_member *members = server->sched->members;
   uint32_t bytes = 0;

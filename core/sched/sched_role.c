@@ -1,18 +1,24 @@
 /* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
- * servers, PEER_IN: members' links to it), the scheduler (PLANNER), and the server's link to the scheduler
+ * servers, PEER_IN: members' links to it, PEER: the worker's links to other aggregators), the scheduler (PLANNER), and the server's link to the scheduler
  * (SCHEDULER). */
 #include "sched_role.h"
 
 /* --- the aggregator --- */
 
 static int aggregator_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__aggregator *aggregator = self;
   if (at.kind == MLFAB__LINK_SERVER)
     return mlfab__aggregator_server_frame(self, at.peer, frame, at.now_ns);
-  mlfab__aggregator_member_frame(self, at.peer, frame, at.now_ns);
+  if (at.kind == MLFAB__LINK_PEER)
+    mlfab__hops_frame(&aggregator->hops, at, frame);
+  else
+    mlfab__aggregator_member_frame(self, at.peer, frame, at.now_ns);
   return 1;
 }
 
 static int aggregator_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__aggregator *aggregator = self;
+  if (at.kind == MLFAB__LINK_PEER) return mlfab__hops_next(&aggregator->hops, at, frame);
   return at.kind == MLFAB__LINK_SERVER ? mlfab__aggregator_next_up(self, at.peer, frame)
                                        : mlfab__aggregator_next_down(self, at.peer, frame);
 }
@@ -20,14 +26,18 @@ static int aggregator_role_next(void *self, mlfab__at at, mlfab__frame_out *fram
 static void aggregator_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
   if (at.kind == MLFAB__LINK_SERVER) {
     mlfab__aggregator_taken_up(self, at.peer, frame);
+  } else if (at.kind == MLFAB__LINK_PEER) {
+    mlfab__hops_taken(&((mlfab__aggregator *)self)->hops, at, frame);
   } else {
     mlfab__aggregator_taken_down(self, at.peer, frame);
   }
 }
 
 static void aggregator_role_returned(void *self, mlfab__at at, uint64_t token) {
-  (void)at;
-  mlfab__aggregator_sent(self, token);
+  if (at.kind == MLFAB__LINK_PEER)
+    mlfab__hops_returned(&((mlfab__aggregator *)self)->hops, at, token);
+  else
+    mlfab__aggregator_sent(self, token);
 }
 
 static void aggregator_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
@@ -38,6 +48,8 @@ static void aggregator_role_up(void *self, mlfab__at at, mlfab__greeting *greeti
 static void aggregator_role_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_SERVER) {
     mlfab__aggregator_server_lost(self, at.peer);
+  } else if (at.kind == MLFAB__LINK_PEER) {
+    mlfab__hops_lost(&((mlfab__aggregator *)self)->hops, at);
   } else {
     mlfab__aggregator_lost(self, at.peer, at.now_ns);
   }
@@ -46,6 +58,12 @@ static void aggregator_role_lost(void *self, mlfab__at at) {
 static void aggregator_role_gone(void *self, mlfab__at at, int left) {
   (void)left;
   if (at.kind == MLFAB__LINK_SERVER) mlfab__aggregator_server_lost(self, at.peer);
+}
+
+static int aggregator_role_wants(void *self, mlfab__at at, const char *why) {
+  (void)why;
+  return at.kind == MLFAB__LINK_PEER &&
+         mlfab__hops_wants(&((mlfab__aggregator *)self)->hops, at.peer);
 }
 
 static void aggregator_role_tick(void *self, uint64_t now_ns) {
@@ -63,22 +81,25 @@ static uint64_t aggregator_role_deadline(const void *self) {
 /* Follows a change of the worker's layout. */
 static void aggregator_role_settle(void *self) {
   mlfab__aggregator *aggregator = self;
-  const mlfab__worker *worker = aggregator->worker;
+  const mlfab__worker *worker = aggregator->hops.worker;
   if (aggregator->epoch == worker->epoch || !worker->stands) return;
   aggregator->epoch = worker->epoch;
   mlfab__aggregator_model(aggregator, &worker->layout, worker->define.options.ghost != 0);
 }
 
-static void aggregator_role_free(void *self) { mlfab__aggregator_free(self); }
+static void aggregator_role_free(void *self) {
+  mlfab__hops_free(&((mlfab__aggregator *)self)->hops);
+  mlfab__aggregator_free(self);
+}
 
 static const mlfab__role aggregator_row = {
     .from = MLFAB__MODEL,
-    .to = MLFAB__SPREAD_FAIL,
+    .to = MLFAB__HOP_MODEL,
     .name = "aggregator",
     .rest = 1,
-    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN) | MLFAB__ON(PEER),
     .urgent = MLFAB__ON(SERVER), /* others wait for what it forwards */
-    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN) | MLFAB__ON(PEER),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,
     .taken = aggregator_role_taken,
@@ -86,6 +107,7 @@ static const mlfab__role aggregator_row = {
     .up = aggregator_role_up,
     .lost = aggregator_role_lost,
     .gone = aggregator_role_gone,
+    .wants = aggregator_role_wants,
     .tick = aggregator_role_tick,
     .awake = aggregator_role_awake,
     .deadline = aggregator_role_deadline,
@@ -99,7 +121,10 @@ MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
   *aggregator_p = role->self;
-  return mlfab__aggregator_init(*aggregator_p, &node->env, &node->config, &up, &down, &node->stats);
+  int code =
+      mlfab__aggregator_init(*aggregator_p, &node->env, &node->config, &up, &down, &node->stats);
+  (*aggregator_p)->hops.port = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  return code;
 }
 
 /* --- the scheduler --- */
@@ -211,7 +236,9 @@ static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns)
   double in = capacity.in > 0.0 ? capacity.in : 0.0, out = capacity.out > 0.0 ? capacity.out : 0.0;
   node->stats.link_in = (uint64_t)in;
   node->stats.link_out = (uint64_t)out;
-  mlfab__roles_capacity(node, in, out);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
+  }
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
   if (role->server) {
     mlfab__server_capacity(role->server, &capacity, now_ns);

@@ -19,7 +19,7 @@ typedef struct mlfab__capacity_role {
   int told;              /* something was told there, also while there was no link */
 } mlfab__capacity_role;
 
-/* Add the rows to the node, which owns the objects. The caller sets aggregator->worker. `server` (NULL
+/* Add the rows to the node, which owns the objects. The caller calls mlfab__hops_begin for aggregator->hops. `server` (NULL
  * where the node has none) must outlive its client. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
 MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);

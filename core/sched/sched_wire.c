@@ -17,6 +17,17 @@ WIRE_META(release, N(group) N(upto))
 WIRE_META(group_fail, N(group) N(seq) N(worker) N(code))
 WIRE_META(forward, N(group) N(offset) N(total))
 WIRE_META(spread_fail, N(request) N(member_request) N(worker) N(code))
+WIRE_META(schedule,
+  N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation)
+  N(no_distribution) N(rounds) N(host))
+WIRE_META(via, N(seq) N(group) N(generation) N(aggregator))
+WIRE_META(hop_grant, N(group) N(seq) N(upto) N(server))
+WIRE_META(hop_chunk, N(group) N(seq) N(offset) N(total) N(server))
+WIRE_META(pull_via, N(request) N(attempt) N(aggregator))
+WIRE_META(hop_model,
+  N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server)
+  N(attempt))
+WIRE_META(pull_done, N(request))
 WIRE_FIELDS(plan_entry, mlfab__plan_entry,
   N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate))
 WIRE_FIELDS(group_member, mlfab__group_member, N(seq) N(weight) N(worker) N(incarnation))

@@ -110,11 +110,56 @@ typedef struct mlfab__spread_fail {
   int32_t code;
 } mlfab__spread_fail;
 
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler sends server 0's to the others. */
+typedef struct mlfab__schedule {
+  uint64_t delay_bound; /* UINT64_MAX: none */
+  uint64_t plan_ahead_ns, interval_ns;
+  uint32_t best, whole, no_aggregation, no_distribution;
+  /* Server -> scheduler only. */
+  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
+  uint64_t host;   /* of the server */
+} mlfab__schedule;
+
+typedef struct mlfab__via { /* server -> worker: the new route of this update */
+  uint64_t seq;
+  uint64_t group;      /* ascending at a server: frames with older numbers are ignored */
+  uint32_t generation; /* of the stream */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when granted */
+} mlfab__via;
+
+/* aggregator -> member: the update may be sent here up to `upto` */
+typedef struct mlfab__hop_grant {
+  uint64_t group, seq, upto;
+  uint32_t server;
+} mlfab__hop_grant;
+
+typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
+  uint64_t group, seq, offset;
+  uint64_t total; /* of the update's bytes for that server, or of its packets */
+  uint32_t server;
+} mlfab__hop_chunk;
+
+typedef struct mlfab__pull_via { /* server -> worker: ignore frames of earlier attempts */
+  uint64_t request;
+  uint32_t attempt;
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
+} mlfab__pull_via;
+
+typedef struct mlfab__hop_model { /* distributor -> member: a forwarded MODEL frame */
+  uint64_t request, offset, bytes, version, commit;
+  uint32_t slice, flags, epoch; /* as in mlfab__model */
+  uint32_t server, attempt;
+} mlfab__hop_model;
+
+typedef struct mlfab__pull_done { /* worker -> server: all of it came through the distributor */
+  uint64_t request;
+} mlfab__pull_done;
+
 /* Declared as in wire.h. */
 /* clang-format off */
 #define MLFAB__SCHED_PAIRS(X) \
   X(capacity) X(station) X(announce) X(report) X(group_end) X(release) X(group_fail) X(forward) \
-  X(spread_fail)
+  X(spread_fail) X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done)
 #define MLFAB__SCHED_LISTS(X) \
   X(plan, mlfab__plan_entry) \
   X(spread, mlfab__spread_member)

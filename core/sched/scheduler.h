@@ -49,6 +49,7 @@
 #include "plan.h"
 #include "../node/node.h"
 #include "../base/rng.h"
+#include "../wire/peer_wire.h"
 #include "sched_wire.h"
 
 typedef struct mlfab__scheduler mlfab__scheduler;

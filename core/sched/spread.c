@@ -170,7 +170,7 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
     members[i].attempt = pull->attempt;
   }
   mlfab__spread spread = {own->request, own->bytes, spread_frames(server, own),
-                          server->schedule.whole, n};
+                          server->sched->schedule.whole, n};
   server->port.post(server->port.self, aggregator, MLFAB__SPREAD, server->sched->meta,
                     mlfab__encode_spread(server->sched->meta, &spread, members));
 }

@@ -676,7 +676,7 @@ MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   /* Without a scheduler there is one stage. While an update owns it, nothing can be released. */
   if (!server->scheduled && server->apply.stage_owner[0]) return;
   int ends = head->push.bytes - head->received <= little;
-  int idle = server->scheduled && mlfab__meter_idle(&server->apply.meter, server->now_ns);
+  int idle = server->scheduled && server->policy->idle(server);
   if (!ends && !idle) return;
   mlfab__incoming *update = apply_unreleased(server);
   /* Without a scheduler, updates behind the one to be released send only eager bytes. */
@@ -685,7 +685,7 @@ MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   for (const mlfab__incoming *u = server->queue.first; u != end && !idle; u = u->next)
     coming += mlfab__max(u->granted, u->received) - u->received;
   if (coming > little) return;
-  mlfab__meter_begin(&server->apply.meter, server->now_ns);
+  if (server->scheduled) server->policy->let(server);
   if (!update) return;
   uint32_t stage = apply_free_stage(server);
   if (stage == MLFAB__SERVER_STAGES) return;
@@ -953,7 +953,7 @@ MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
                server->apply.applying == MLFAB__APPLY_NONE;
   uint64_t at = update->received;
   update->received += frame->bulk_bytes;
-  mlfab__meter_count(&server->apply.meter, frame->bulk_bytes);
+  if (server->scheduled) server->policy->came(server, frame->bulk_bytes);
   if (!direct) {
     /* A chunk may begin in the arena and end in the stage. */
     uint64_t eager =
@@ -1081,7 +1081,7 @@ MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server) {
       head->last_byte_ns, server->now_ns, (head->group ? 5 : 3) * beat,
       head->group ? MLFAB__PORT_STANDS_BEATS * beat : server->config->silent_death_ns);
   int more = server->scheduled && server->queue.last != server->apply.head;
-  return more ? mlfab__min(deadline, mlfab__meter_due(&server->apply.meter)) : deadline;
+  return more ? mlfab__min(deadline, server->policy->idle_at(server)) : deadline;
 }
 
 MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server) {

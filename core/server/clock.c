@@ -549,7 +549,7 @@ static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *chan
   if (sync->kind == MLFAB_SYNC_USER &&
       (!server->config->pull_condition || !server->config->push_condition))
     text = "conditions of the user's own, which this server does not have";
-  if (rounds && server->schedule.delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
+  if (rounds && server->delay_bound != MLFAB_UNBOUNDED) text = "rounds with a delay bound";
   if (!rounds && server->options.mean) text = "leaving rounds of a model with mean";
   if (sync->kind != MLFAB_SYNC_BSP && server->options.deterministic)
     text = "another model than BSP with deterministic";

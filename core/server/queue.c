@@ -112,7 +112,7 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, 
 /* --- places --- */
 
 static uint64_t queue_bound(const mlfab__server *server) {
-  return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
+  return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->delay_bound;
 }
 
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,

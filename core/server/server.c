@@ -13,18 +13,6 @@ enum {
   SERVER_COPY_NS = 20000       /* between two looks at copies from a device */
 };
 
-static void server_init_schedule(mlfab__server *server) {
-  const mlfab_schedule *given = &server->config->schedule;
-  server->scheduled = server->config->scheduler != MLFAB_SCHEDULER_NONE;
-  server->schedule.delay_bound = given->delay_bound;
-  server->schedule.plan_ahead_ns = given->plan_ahead_ns;
-  server->schedule.interval_ns = given->interval_ns;
-  server->schedule.best = given->best;
-  server->schedule.whole = given->whole;
-  server->schedule.no_aggregation = given->no_aggregation;
-  server->schedule.no_distribution = given->no_distribution;
-}
-
 MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats) {
@@ -54,7 +42,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
       server->peers[w].pulls[k].slice = MLFAB__NO_BLOCK;
     server->peers[w].link_in = server->peers[w].link_out = -1.0;
   }
-  server_init_schedule(server);
+  server->scheduled = config->scheduler != MLFAB_SCHEDULER_NONE;
+  server->delay_bound = config->schedule.delay_bound;
   return 0;
 }
 
@@ -306,8 +295,7 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
   if (why)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: %s (server %u)", why, server->number);
-  if (mlfab__sync_rounds(options->consistency.kind) &&
-      server->schedule.delay_bound != MLFAB_UNBOUNDED)
+  if (mlfab__sync_rounds(options->consistency.kind) && server->delay_bound != MLFAB_UNBOUNDED)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
                         "not supported: a delay bound (schedule.delay_bound) with rounds, "
                         "which drop nothing");

@@ -36,7 +36,6 @@
 
 #include "../model/windows.h"
 #include "lazy.h"
-#include "../base/meter.h"
 #include "../node/role.h"
 #include "../model/store.h"
 #include "../model/sync.h"
@@ -358,6 +357,12 @@ typedef struct mlfab__server_policy {
   /* over: an announced update leaves the queue. progress: bytes of the head came. */
   void (*over)(mlfab__server *server, const mlfab__incoming *update);
   void (*progress)(mlfab__server *server, const mlfab__incoming *head);
+  /* The in-link. came: bytes of updates. idle: does it carry less than it could? idle_at: when that may be so next. let: an
+   * update may send from now on. */
+  void (*came)(mlfab__server *server, uint64_t bytes);
+  int (*idle)(mlfab__server *server);
+  uint64_t (*idle_at)(const mlfab__server *server);
+  void (*let)(mlfab__server *server);
   /* A group may send `upto` bytes of its sum. For packets, whose length is not known: all of the head, or
    * what a stage holds. */
   void (*grant)(mlfab__server *server, mlfab__incoming *leader, uint64_t upto);
@@ -405,7 +410,6 @@ typedef struct mlfab__server_apply {
   uint8_t *stages[MLFAB__SERVER_STAGES];
   mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   uint64_t stage_bytes;
-  mlfab__meter meter; /* measures the in-link */
   /* HELD: all bytes of the head are in `next`, and the keeper does not let it be applied yet; it can be withdrawn. */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_HELD, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
   uint32_t clock, slice, position; /* of a round */
@@ -467,7 +471,7 @@ struct mlfab__server {
   mlfab__lists *lists;                /* of the frame that is being decoded */
   const mlfab__server_policy *policy; /* or NULL */
   struct mlfab__server_sched *sched;  /* state of the policy */
-  mlfab__schedule schedule;           /* last settings */
+  uint64_t delay_bound;               /* updates of this delay and more are dropped */
   int scheduled;                      /* the fabric has a scheduler: large transfers are planned */
   const mlfab__server_sparse *sparse; /* or NULL */
   const mlfab__server_lender *lender; /* or NULL */

@@ -582,10 +582,7 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
 static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
                                        uint32_t server, uint64_t from, uint64_t most,
                                        uint64_t *at_p) {
-  const mlfab__part *part = &update->parts[server];
-  int hops = part->aggregator != MLFAB__NO_NODE;
-  uint32_t chunk = mlfab__port_chunk(hops ? &worker->hop : &worker->port,
-                                     hops ? part->aggregator : server, worker->config->chunk_bytes);
+  uint32_t chunk = mlfab__push_chunk_bytes(worker, update, server);
   uint64_t at = from, bytes = 0, sum = 0;
   uint32_t owner = server;
   for (; at < update->packet_bytes; at += bytes) {

@@ -442,86 +442,7 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- links between workers, and frames to workers and servers about routes and moves; the others are in
- * sched_wire.h, reshard_wire.h and coll_wire.h --- */
-
-typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
-  uint32_t node, incarnation;
-  uint64_t nonce; /* of this process */
-} mlfab__meet;
-
-/* worker -> server 0: asks for this worker's addresses. THERE is a mlfab__member */
-typedef struct mlfab__where {
-  uint32_t node;
-} mlfab__where;
-
-/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler sends server 0's to the others. */
-typedef struct mlfab__schedule {
-  uint64_t delay_bound; /* UINT64_MAX: none */
-  uint64_t plan_ahead_ns, interval_ns;
-  uint32_t best, whole, no_aggregation, no_distribution;
-  /* Server -> scheduler only. */
-  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
-  uint64_t host;   /* of the server */
-} mlfab__schedule;
-
-typedef struct mlfab__via { /* server -> worker: the new route of this update */
-  uint64_t seq;
-  uint64_t group;      /* ascending at a server: frames with older numbers are ignored */
-  uint32_t generation; /* of the stream */
-  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when granted */
-} mlfab__via;
-
-/* aggregator -> member: the update may be sent here up to `upto` */
-typedef struct mlfab__hop_grant {
-  uint64_t group, seq, upto;
-  uint32_t server;
-} mlfab__hop_grant;
-
-typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an update */
-  uint64_t group, seq, offset;
-  uint64_t total; /* of the update's bytes for that server, or of its packets */
-  uint32_t server;
-} mlfab__hop_chunk;
-
-typedef struct mlfab__pull_via { /* server -> worker: ignore frames of earlier attempts */
-  uint64_t request;
-  uint32_t attempt;
-  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
-} mlfab__pull_via;
-
-typedef struct mlfab__hop_model { /* distributor -> member: a forwarded MODEL frame */
-  uint64_t request, offset, bytes, version, commit;
-  uint32_t slice, flags, epoch; /* as in mlfab__model */
-  uint32_t server, attempt;
-} mlfab__hop_model;
-
-typedef struct mlfab__pull_done { /* worker -> server: all of it came through the distributor */
-  uint64_t request;
-} mlfab__pull_done;
-
-/* --- allreduce: see trees.h --- */
-
-#define MLFAB__TREE_NODES_MAX 1024u
-
-/* A tree for an allreduce. Worker -> server 0: the worker begins call `number` and needs its tree; no
- * ranks. Server 0 -> scheduler: plan a tree over these workers, whose ranks follow. */
-typedef struct mlfab__tree_ask {
-  uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
-  uint64_t bytes;
-  uint32_t root, nodes;
-} mlfab__tree_ask;
-
-typedef struct mlfab__tree_node {
-  uint32_t worker, parent, giver;
-} mlfab__tree_node;
-
-/* Scheduler -> server 0: all these workers, by rank, in the order of adding; no nodes: there is no tree.
- * Server 0 -> worker: the same, by member number. */
-typedef struct mlfab__tree_plan {
-  uint64_t number;
-  uint32_t nodes;
-} mlfab__tree_plan;
+/* --- moves and records; the other frames are in peer_wire.h, sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
   uint32_t attempt, step, server;
@@ -552,8 +473,7 @@ typedef struct mlfab__reshard_server_clock {
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
-  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
-  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
+  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -580,10 +500,8 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
-#define MLFAB__WIRE_LISTS(X)     \
-  X(tree_ask, uint32_t)          \
-  X(tree_plan, mlfab__tree_node) \
-  X(adopt, uint32_t)             \
+#define MLFAB__WIRE_LISTS(X) \
+  X(adopt, uint32_t)         \
   X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \

@@ -4,10 +4,8 @@
  * slice, which the worker copies into the caller's buffers. A server may send a slice again from its start at a
  * newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's part.
  *
- * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may change
- * the route at any time. Routes have ascending numbers; on each one the whole part comes, in order. PULL_VIA names
- * the newest route. So does the first frame from the hop, which may arrive earlier. On the server's own link
- * nothing comes for a route through a hop, except frames sent before the change. */
+ * In a fabric with a scheduler another worker's node may forward a part (`routes`). On the server's own link nothing comes
+ * then, except frames sent before. */
 #include "worker.h"
 
 #include "../kernels/kernels.h"
@@ -44,13 +42,16 @@ MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t r
   return NULL;
 }
 
+/* The worker whose node forwards a part, or MLFAB__NO_NODE. */
+static uint32_t pull_by(const mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
+  return worker->routes ? worker->routes->pull_by(worker, fetch, server) : MLFAB__NO_NODE;
+}
+
 static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
   fetch->parts[server].asked = 1;
   fetch->parts[server].slice = UINT32_MAX;
-  /* The number of the last route stays: the server's next ones are larger, and frames that the former hop
-   * still sends are void. */
-  fetch->parts[server].hop = MLFAB__NO_NODE;
+  if (worker->routes) worker->routes->pull_leave(worker, fetch, server);
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
@@ -154,7 +155,6 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
     }
     memset(&fetch->parts[s], 0, sizeof fetch->parts[s]);
     fetch->parts[s].waiting = segments > 0;
-    fetch->parts[s].hop = MLFAB__NO_NODE;
   }
   if (out)
     code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
@@ -243,9 +243,8 @@ MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlf
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
-/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
-static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                     const mlfab__model *model, const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                     const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
   int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, ghost = worker->define.options.ghost != 0;
   if (model->slice >= layout->nslices || pull_maps(worker, fetch)) return MLFAB_ERR_FRAME;
@@ -279,7 +278,6 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
 MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
                                            uint32_t server, uint64_t now_ns) {
   fetch->parts[server].waiting = 0;
-  fetch->parts[server].hop = MLFAB__NO_NODE;
   if (--fetch->nwaiting == 0) pull_done(worker, fetch, now_ns);
   pull_turn(worker, server);
 }
@@ -292,8 +290,8 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   /* withdrawn, or already answered */
   if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
   /* it comes by another route now */
-  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return;
-  int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
+  if (!bad && pull_by(worker, fetch, server) != MLFAB__NO_NODE) return;
+  int code = bad ? MLFAB_ERR_FRAME : mlfab__pull_take(worker, fetch, server, &model, frame);
   if (code) {
     worker->port.drop(worker->port.self, server, code,
                       code == MLFAB_ERR_MEMORY ? "out of memory for packets"
@@ -301,81 +299,6 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
     return;
   }
   if (model.flags & MLFAB__MODEL_LAST) mlfab__pull_part_done(worker, fetch, server, now_ns);
-}
-
-/* --- routes --- */
-
-static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
-                       uint32_t hop) {
-  part->attempt = attempt;
-  part->hop = hop;
-  part->begun = 0;
-  if (hop != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, hop);
-}
-
-MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame) {
-  mlfab__pull_via via;
-  if (mlfab__port_refuse(
-          &worker->port, server, frame,
-          mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
-              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
-    return;
-  mlfab__fetch *fetch = mlfab__pull_find(worker, via.request);
-  mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
-  /* Not newer than the known route: the hop was faster. */
-  if (!part || !part->waiting || via.attempt <= part->attempt) return;
-  pull_route(worker, part, via.attempt, via.aggregator);
-}
-
-MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
-                                           const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__hop_model in;
-  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
-                         mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
-                             in.server >= worker->servers))
-    return;
-  mlfab__fetch *fetch = mlfab__pull_find(worker, in.request);
-  mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
-  if (!part || !part->waiting || in.attempt < part->attempt) return;
-  if (in.attempt > part->attempt) pull_route(worker, part, in.attempt, aggregator);
-  if (part->hop != aggregator) return;
-  mlfab__model model = {in.request, in.offset, in.bytes, in.version,
-                        in.commit,  in.slice,  in.flags, in.epoch};
-  part->begun = 1;
-  int code = pull_take(worker, fetch, in.server, &model, frame);
-  if (code) {
-    worker->hop.drop(worker->hop.self, aggregator, code,
-                     code == MLFAB_ERR_MEMORY ? "out of memory for packets"
-                                              : "a HOP_MODEL frame that was not asked for");
-    return;
-  }
-  if (!(in.flags & MLFAB__MODEL_LAST)) return;
-  mlfab__pull_done done = {in.request};
-  MLFAB__POST(&worker->port, in.server, MLFAB__PULL_DONE, pull_done, &done);
-  mlfab__pull_part_done(worker, fetch, in.server, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
-      mlfab__fetch_part *part = &fetch->parts[s];
-      /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another.
-       * If nothing had come yet, the hop may still begin on a new link. */
-      if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
-    }
-  }
-}
-
-MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    const mlfab__fetch *fetch = &worker->fetches[i];
-    for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
-      if (fetch->parts[s].waiting && fetch->parts[s].hop == aggregator) return 1;
-    }
-  }
-  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
@@ -444,7 +367,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
     uint32_t server = 0;
     while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;
-    uint32_t hop = fetch->parts[server].hop;
+    uint32_t hop = pull_by(worker, fetch, server);
     if (hop == MLFAB__NO_NODE)
       mlfab__request_blame(request, (int32_t)server, 1, "%s", "");
     else

@@ -4,10 +4,6 @@
  * model it adds updates that wait while others are under way into one update of several members, as MLfabric's
  * aggregators do (§3.2): the busier the link, the fewer frames.
  *
- * In a fabric with a scheduler the server decides when a large update goes, and through which hop. Within a
- * generation of the stream a part waits, then is a member of groups, one after another, and may finally be sent
- * directly; never in another order.
- *
  * Progress. The worker counts whole updates, and an update has the same number at all servers:
  *
  *    stream->round + (undecided updates before it there) is the same for all streams   (aligned)
@@ -105,115 +101,22 @@ MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t se
 
 /* --- the route of an update --- */
 
-static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    if (push_slot(worker, i)->seq == seq) return push_slot(worker, i);
-  }
-  return NULL;
+/* The worker whose node forwards a part, or MLFAB__NO_NODE: it goes by the server's link. */
+static uint32_t push_by(const mlfab__worker *worker, const mlfab__outgoing *update,
+                        uint32_t server) {
+  return worker->routes ? worker->routes->by(worker, update, server) : MLFAB__NO_NODE;
+}
+
+static void push_leave(mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server) {
+  if (worker->routes) worker->routes->leave(worker, update, server);
 }
 
 /* All bulks of an update that are lent to one server's link share a token, so that one detach takes all of
  * them back. */
-static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
+MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update) {
   uint64_t slot = (uint64_t)(update - worker->updates);
   return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
-}
-
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
- * token contains the server and `way`. Less than 2^60. */
-static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
-                               uint32_t server) {
-  return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
-         (uint64_t)(update->parts[server].way & 0xfffu) << 48;
-}
-
-/* Nothing of the part was sent, or the bytes that were sent are void. */
-static void push_rewind(mlfab__part *part) {
-  part->granted = part->sent = part->in_source = 0;
-  part->source = 0;
-}
-
-/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited for it
- * instead, an aggregator that stalls would hold the caller's buffers after the update has gone another way. */
-static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
-  mlfab__part *part = &update->parts[server];
-  if (part->lent_hop > 0)
-    worker->hop.detach(worker->hop.self, part->aggregator, push_hop_token(worker, update, server));
-  part->lent_hop = 0;
-  part->way++;
-  part->aggregator = MLFAB__NO_NODE;
-  part->adopted = 0;
-}
-
-/* From now on the part takes this route, from its first byte. */
-static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
-                       uint64_t group, uint32_t aggregator) {
-  mlfab__part *part = &update->parts[server];
-  if (part->aggregator != aggregator) push_leave_hop(worker, update, server);
-  push_rewind(part);
-  part->aggregator = aggregator;
-  part->group = group;
-  if (aggregator != MLFAB__NO_NODE) worker->hop.ready(worker->hop.self, aggregator);
-}
-
-MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame) {
-  mlfab__via via;
-  if (mlfab__port_refuse(
-          &worker->port, server, frame,
-          mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
-              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
-    return;
-  mlfab__outgoing *update = push_find(worker, via.seq);
-  if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
-  mlfab__part *part = &update->parts[server];
-  if (part->state != MLFAB__PART_ANNOUNCED) return;
-  if (!part->planned) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a VIA for an update that is not planned");
-    return;
-  }
-  /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
-  if (part->adopted && via.group < part->group) return;
-  int known = via.group == part->group && via.aggregator == part->aggregator;
-  part->adopted = 0;
-  if (!known) push_route(worker, update, server, via.group, via.aggregator);
-}
-
-MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame) {
-  mlfab__hop_grant grant;
-  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
-                         mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) ||
-                             grant.group == 0 || grant.server >= worker->servers))
-    return;
-  mlfab__outgoing *update = push_find(worker, grant.seq);
-  if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
-  mlfab__part *part = &update->parts[grant.server];
-  if (part->state != MLFAB__PART_ANNOUNCED || grant.group < part->group) return;
-  if (!part->planned) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_GRANT for an update that is not planned");
-    return;
-  }
-  if (grant.group > part->group) {
-    push_route(worker, update, grant.server, grant.group, aggregator);
-    part->adopted = 1;
-  }
-  if (part->aggregator != aggregator) return;
-  part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
-  worker->hop.ready(worker->hop.self, aggregator);
-}
-
-MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    const mlfab__outgoing *update = &worker->updates[worker->order[i]];
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      const mlfab__part *part = &update->parts[s];
-      if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator == aggregator) return 1;
-    }
-  }
-  return 0;
 }
 
 /* --- the end of an update --- */
@@ -331,8 +234,8 @@ static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update)
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
     if (part->state == MLFAB__PART_QUEUED || part->state == MLFAB__PART_ANNOUNCED) return 0;
-    uint32_t lent = part->lent + part->lent_hop;
-    if (lent > 0 && !update->withdrawn) return 0;
+    uint32_t lent = worker->routes ? worker->routes->lent(worker, update, s) : 0;
+    if (part->lent + lent > 0 && !update->withdrawn) return 0;
   }
   return 1;
 }
@@ -436,9 +339,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
-    /* The server wants it directly and sent no VIA, so the adopted route is from a stream that was reset. */
-    if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
-    if (part->aggregator != MLFAB__NO_NODE) return;
+    if (worker->routes && !worker->routes->direct(worker, update, server)) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
     worker->port.ready(worker->port.self, server);
   }
@@ -454,28 +355,10 @@ MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, ui
     mlfab__outgoing *update = &worker->updates[slots[i]];
     mlfab__part *part = &update->parts[server];
     part->lent = 0;
-    if (part->state == MLFAB__PART_ANNOUNCED && part->aggregator != MLFAB__NO_NODE) {
+    if (part->state == MLFAB__PART_ANNOUNCED && push_by(worker, update, server) != MLFAB__NO_NODE) {
       /* The group goes on without it: the server has lost it, too. */
-      push_leave_hop(worker, update, server);
-      push_rewind(part);
-    }
-    mlfab__push_settle(worker, update, now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      mlfab__part *part = &update->parts[s];
-      if (part->aggregator != aggregator) continue;
-      part->lent_hop = 0;
-      part->way++;
-      if (part->state == MLFAB__PART_ANNOUNCED) push_rewind(part);
+      push_leave(worker, update, server);
+      mlfab__push_rewind(part);
     }
     mlfab__push_settle(worker, update, now_ns);
   }
@@ -508,9 +391,9 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
       update->stalled |= update->lacks != NULL;
-      /* Its number stays: the aggregator may grant it once more before it learns of this. */
-      push_leave_hop(worker, update, server);
-      push_rewind(part);
+      /* The number of its route stays: the aggregator may grant it once more before it learns of this. */
+      push_leave(worker, update, server);
+      mlfab__push_rewind(part);
       if (update->withdrawn) push_empty(worker, update, server);
     }
   }
@@ -597,12 +480,11 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* The most bulk of a frame of the part, which goes to its server or to an aggregator. */
-static uint64_t push_chunk_bytes(const mlfab__worker *worker, uint32_t server,
-                                 const mlfab__part *part) {
-  int hops = part->aggregator != MLFAB__NO_NODE;
-  return mlfab__port_chunk(hops ? &worker->hop : &worker->port, hops ? part->aggregator : server,
-                           worker->config->chunk_bytes);
+MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
+                                                 const mlfab__outgoing *update, uint32_t server) {
+  uint32_t hop = push_by(worker, update, server);
+  if (hop != MLFAB__NO_NODE) return worker->routes->chunk(worker, hop);
+  return mlfab__port_chunk(&worker->port, server, worker->config->chunk_bytes);
 }
 
 /* A piece lies within one source and one run of the server's slices. Where a run begins inside a page of the source, the first
@@ -620,7 +502,7 @@ static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgo
     uint64_t to = mlfab__min(source->offset + source->bytes, end);
     if (from >= to) continue;
     if (source->data) *data_p = source->data + (from - source->offset);
-    uint64_t chunk = push_chunk_bytes(worker, server, part);
+    uint64_t chunk = mlfab__push_chunk_bytes(worker, update, server);
     uint64_t over = (from - source->offset) % PUSH_PAGE;
     return mlfab__min(to - from, mlfab__min(most, chunk > PUSH_PAGE ? chunk - over : chunk));
   }
@@ -661,17 +543,17 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
+/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
+ * under the same token. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s], former = *part;
     memset(part, 0, sizeof *part);
-    part->aggregator = MLFAB__NO_NODE;
     if (again) {
+      push_leave(worker, update, s);
       part->lent = former.lent;
-      part->way = former.way;
-      part->group = former.group;
     }
     uint32_t segments =
         mlfab__worker_clip(worker, s, update->sources, update->nsources, &part->bytes);
@@ -1154,6 +1036,21 @@ static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *u
   return n;
 }
 
+/* Does the transport borrow the bulk? It copies a small one. */
+static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
+                      const mlfab__frame_out *frame) {
+  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
+                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
+}
+
+/* The frame with a bulk of the update is complete. */
+static void push_lend(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
+                      const mlfab__outgoing *update, uint64_t token, mlfab__frame_out *frame) {
+  frame->slot = (uint32_t)(update - worker->updates);
+  frame->token = push_lends(worker, port, peer, frame) ? token : 0;
+  frame->callers = push_is_callers(worker, update);
+}
+
 static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing *update,
                          mlfab__frame_out *frame) {
   const mlfab__stream *stream = &worker->streams[server];
@@ -1183,17 +1080,19 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   frame->bulk = piece > 0 ? data : NULL;
   frame->bulk_bytes = (uint32_t)piece;
   frame->note[1] = push.eager;
+  push_lend(worker, &worker->port, server, update, mlfab__push_token(worker, update), frame);
   return frame->meta_bytes > 0;
 }
 
-/* Sets the next granted bytes as the bulk. 0 if no packet is granted whole. */
-static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
-                              const mlfab__outgoing *update, mlfab__frame_out *frame) {
+MLFAB__INTERNAL int mlfab__push_bulk(const mlfab__worker *worker, const mlfab__port *port,
+                                     uint32_t peer, const mlfab__outgoing *update, uint32_t server,
+                                     uint64_t token, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
   const uint8_t *data;
-  uint64_t most = part->granted - part->sent;
-  frame->bulk_bytes = (uint32_t)push_piece(worker, update, server, most, &data);
+  frame->bulk_bytes =
+      (uint32_t)push_piece(worker, update, server, part->granted - part->sent, &data);
   frame->bulk = data;
+  push_lend(worker, port, peer, update, token, frame);
   return frame->bulk_bytes > 0;
 }
 
@@ -1203,14 +1102,8 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
                         worker->streams[server].generation};
   frame->type = MLFAB__CHUNK;
   frame->meta_bytes = mlfab__encode_chunk(frame->meta, &chunk);
-  return push_granted_piece(worker, server, update, frame);
-}
-
-/* Does the transport borrow the bulk? It copies a small one. */
-static int push_lends(const mlfab__worker *worker, const mlfab__port *port, uint32_t peer,
-                      const mlfab__frame_out *frame) {
-  return frame->bulk && mlfab__port_lends(port, peer, worker->config->chunk_bytes,
-                                          frame->bulk_bytes, MLFAB__WORKER_COPY);
+  return mlfab__push_bulk(worker, &worker->port, server, update, server,
+                          mlfab__push_token(worker, update), frame);
 }
 
 MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
@@ -1226,15 +1119,10 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
       frame->note[0] = 1;
       found = push_announce(worker, server, update, frame);
     } else if (part->state == MLFAB__PART_ANNOUNCED && part->sent < part->granted &&
-               part->aggregator == MLFAB__NO_NODE && !update->withdrawn) {
+               push_by(worker, update, server) == MLFAB__NO_NODE && !update->withdrawn) {
       found = push_chunk(worker, server, update, frame);
     }
-    if (!found) continue;
-    frame->slot = worker->order[i];
-    frame->token =
-        push_lends(worker, &worker->port, server, frame) ? push_token(worker, update) : 0;
-    frame->callers = push_is_callers(worker, update);
-    return 1;
+    if (found) return 1;
   }
   return 0;
 }
@@ -1262,60 +1150,9 @@ MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, ui
   uint32_t slot = (uint32_t)((token & 0xff) - 1);
   if (slot >= MLFAB__WORKER_UPDATES) return;
   mlfab__outgoing *update = &worker->updates[slot];
-  if (update->seq == 0 || push_token(worker, update) != token) return; /* detached meanwhile */
+  if (update->seq == 0 || mlfab__push_token(worker, update) != token)
+    return; /* detached meanwhile */
   if (update->parts[server].lent > 0) update->parts[server].lent--;
-  mlfab__push_settle(worker, update, now_ns);
-}
-
-/* --- frames to aggregators --- */
-
-MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
-                                           mlfab__frame_out *frame) {
-  for (uint32_t i = 0; i < worker->norder; i++) {
-    const mlfab__outgoing *update = push_slot(worker, i);
-    for (uint32_t s = 0; s < worker->servers; s++) {
-      const mlfab__part *part = &update->parts[s];
-      if (part->state != MLFAB__PART_ANNOUNCED || part->aggregator != aggregator ||
-          part->sent >= part->granted)
-        continue;
-      mlfab__hop_chunk chunk = {part->group, update->seq, part->sent, part->bytes, s};
-      frame->type = MLFAB__HOP_CHUNK;
-      frame->meta_bytes = mlfab__encode_hop_chunk(frame->meta, &chunk);
-      if (!push_granted_piece(worker, s, update, frame)) continue;
-      frame->slot = worker->order[i];
-      frame->note[0] = s;
-      frame->token = push_lends(worker, &worker->hop, aggregator, frame)
-                         ? push_hop_token(worker, update, s)
-                         : 0;
-      frame->callers = push_is_callers(worker, update);
-      return 1;
-    }
-  }
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_out *frame) {
-  uint32_t server = (uint32_t)frame->note[0];
-  mlfab__outgoing *update = &worker->updates[frame->slot];
-  mlfab__part *part = &update->parts[server];
-  assert(part->aggregator == aggregator);
-  (void)aggregator;
-  part->sent += frame->bulk_bytes;
-  update->codec->advance(worker, update, server, part, frame->bulk_bytes);
-  if (frame->token != 0) part->lent_hop++;
-}
-
-MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t token, uint64_t now_ns) {
-  uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
-  if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
-  mlfab__outgoing *update = &worker->updates[slot];
-  /* A bulk that was taken back may still be reported: its route, or its update, has ended then. */
-  if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
-  mlfab__part *part = &update->parts[server];
-  if (part->aggregator != aggregator || part->lent_hop == 0) return;
-  part->lent_hop--;
   mlfab__push_settle(worker, update, now_ns);
 }
 
@@ -1330,10 +1167,10 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     if (part->lent > 0) {
-      worker->port.detach(worker->port.self, s, push_token(worker, update));
+      worker->port.detach(worker->port.self, s, mlfab__push_token(worker, update));
       part->lent = 0;
     }
-    push_leave_hop(worker, update, s);
+    push_leave(worker, update, s);
     if (part->state == MLFAB__PART_ANNOUNCED || part->state == MLFAB__PART_DECIDED) announced = 1;
     if (part->state != MLFAB__PART_ANNOUNCED) continue;
     mlfab__withdraw withdraw = {update->seq, update->members, worker->streams[s].generation};
@@ -1375,8 +1212,8 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   mlfab__outgoing *update = &worker->updates[request->slot];
   uint32_t server = push_awaits(worker, update);
   char by[48] = "";
-  if (update->parts[server].aggregator != MLFAB__NO_NODE)
-    snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
+  if (push_by(worker, update, server) != MLFAB__NO_NODE)
+    snprintf(by, sizeof by, " by way of worker %u", push_by(worker, update, server));
   /* Merged with others: only this caller's request ends; the update goes on from the library's copy. */
   int shared = update->members > 1, lacked = update->lacks != NULL;
   int announced = shared || push_recall(worker, update);

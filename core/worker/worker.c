@@ -8,13 +8,12 @@
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, const mlfab__port *hop,
-                                       mlfab_stats *stats, mlfab__requests *requests) {
+                                       const mlfab__port *port, mlfab_stats *stats,
+                                       mlfab__requests *requests) {
   memset(worker, 0, sizeof *worker);
   worker->env = env;
   worker->config = config;
   worker->port = *port;
-  worker->hop = *hop;
   worker->stats = stats;
   worker->requests = requests;
   worker->rank = rank;
@@ -808,6 +807,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
 static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                         uint64_t now_ns) {
   if (worker->streams[server].absent) return; /* it tells again when it counts */
+  if (worker->routes && worker->routes->frame(worker, server, frame)) return;
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);
@@ -817,9 +817,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       break;
     case MLFAB__GRANT:
       mlfab__push_granted(worker, server, frame);
-      break;
-    case MLFAB__VIA:
-      mlfab__push_rerouted(worker, server, frame);
       break;
     case MLFAB__PUSH_ACK:
       mlfab__push_acked(worker, server, frame, now_ns);
@@ -833,8 +830,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
       break;
-    case MLFAB__PULL_VIA:
-      mlfab__pull_rerouted(worker, server, frame);
       break;
     case MLFAB__PULL_FAIL:
       mlfab__pull_failed(worker, server, frame, now_ns);
@@ -885,40 +880,4 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
                                         uint64_t now_ns) {
   mlfab__push_sent(worker, server, token, now_ns);
   mlfab__worker_advance(worker, now_ns);
-}
-
-/* --- links to aggregators --- */
-
-MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t token, uint64_t now_ns) {
-  mlfab__push_hop_sent(worker, aggregator, token, now_ns);
-  mlfab__worker_advance(worker, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t now_ns) {
-  mlfab__pull_hop_lost(worker, aggregator);
-  mlfab__push_hop_lost(worker, aggregator, now_ns);
-  mlfab__worker_advance(worker, now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame, uint64_t now_ns) {
-  switch (frame->type) {
-    case MLFAB__HOP_GRANT:
-      mlfab__push_hop_granted(worker, aggregator, frame);
-      break;
-    case MLFAB__HOP_MODEL:
-      mlfab__pull_hop_model(worker, aggregator, frame, now_ns);
-      break;
-    default:
-      worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                       "a frame that no aggregator sends");
-  }
-  mlfab__worker_advance(worker, now_ns);
-}
-
-MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator) {
-  return worker->config->scheduler != MLFAB_SCHEDULER_NONE &&
-         (mlfab__push_hop_wanted(worker, aggregator) || mlfab__pull_hop_wanted(worker, aggregator));
 }

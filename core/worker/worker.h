@@ -7,18 +7,13 @@
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its route
- * (VIA): directly, granted by the server, or as a member of a group through another worker's node, granted by the
- * aggregator there. Routes have numbers; a new route voids the one before, and the part begins anew. If the
- * aggregator's grant arrives before VIA, the worker adopts the route from the grant. The same holds for pulls: the
- * answer comes from the server or through a distributor, and only the newest route counts.
+ * In a fabric with a scheduler the worker announces a large part without bytes. Its route is the server's link, granted by
+ * the server, until `routes` (../sched/hops.h) takes another.
  *
  * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is withdrawn. (2)
  * The worker announces parts in the order of their numbers. (3) It merges nothing into an announced update. (4) It
- * does not return a buffer to the caller while a transport has it. (5) A part has bulks lent to two links at most,
- * its server's and its aggregator's; when the aggregator changes, the worker takes back what the former one still
- * has. (6) The worker sends an aggregator, or a server, only bytes that the receiver granted for the current route.
- * (7) While an update lacks bytes (`lacks`), because they are still being copied to its buffers, the worker sends none of
+ * does not return a buffer to the caller while a transport has it. (5) The worker sends only bytes that the receiver
+ * granted. (6) While an update lacks bytes (`lacks`), because they are still being copied to its buffers, the worker sends none of
  * those, and no server gets the last byte of its part: a server applies a part when it has all of it, so an update that is
  * withdrawn until then is applied nowhere. An update that a scheduler places never lacks bytes: its group would wait.
  *
@@ -56,15 +51,10 @@ typedef struct mlfab__source {
 typedef struct mlfab__part {
   uint8_t state;
   uint8_t empty;   /* withdrawn: sent without its bytes, so that its round counts it */
-  uint8_t planned; /* the server decides when it goes, and through which hop */
+  uint8_t planned; /* the server decides when it goes, and by which route */
   uint8_t untold;  /* decided by a window, which has neither delay nor iteration */
-  uint8_t adopted; /* the route is from the aggregator's grant: VIA has not arrived yet */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
-  uint32_t aggregator; /* worker whose node forwards it, or MLFAB__NO_NODE */
-  uint32_t lent_hop;   /* bulks lent to that aggregator's link; `lent`: to the server's */
-  uint32_t way;        /* part of the hop token: tells apart bulks that were taken back */
-  uint64_t group;      /* number of the newest route; 0: none */
   uint64_t bytes, granted, sent;
   uint64_t delay;   /* once decided: its delay; dropped: the delay that it would have had */
   uint64_t reached; /* dropped: the worker's next iteration at this server */
@@ -148,9 +138,6 @@ typedef struct mlfab__push_codec {
 
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
-  uint8_t begun;    /* the hop has sent some of it */
-  uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
-  uint32_t attempt; /* number of the newest route; frames of older ones are void */
   /* With a cache: */
   uint8_t asked;         /* this pull is the one that asks */
   uint8_t changed;       /* some of the slice has changed */
@@ -257,12 +244,27 @@ typedef struct mlfab__worker_viewer {
                uint64_t now_ns);
   void (*free)(mlfab__worker *worker);
 } mlfab__worker_viewer;
+/* Routes other than the server's link, if a scheduler may choose them: parts go and come through other workers' nodes. */
+typedef struct mlfab__worker_routes {
+  /* A server's frame: 1 if it is about routes. */
+  int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame);
+  /* A part of an update. direct: the server grants bytes; do they go by its link? by: the worker that forwards it, or
+   * MLFAB__NO_NODE. lent: bulks that its hop's link has. leave: takes them back; from now on it goes by the server's link. */
+  int (*direct)(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server);
+  uint32_t (*by)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
+  uint32_t (*lent)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
+  void (*leave)(mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
+  uint32_t (*chunk)(const mlfab__worker *worker, uint32_t hop); /* the most bulk of a frame */
+  /* A part of a pull: the same. */
+  uint32_t (*pull_by)(const mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server);
+  void (*pull_leave)(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server);
+} mlfab__worker_routes;
 
 struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
-  mlfab__port hop; /* to aggregators, by the rank of their worker: `ready` opens a missing link */
+  mlfab__worker_routes *routes; /* or NULL */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -323,8 +325,8 @@ struct mlfab__worker {
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
-                                       const mlfab__port *port, const mlfab__port *hop,
-                                       mlfab_stats *stats, mlfab__requests *requests);
+                                       const mlfab__port *port, mlfab_stats *stats,
+                                       mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
 /* Adds the row of a worker (worker_role.c); the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
@@ -384,25 +386,9 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
-/* The link to an aggregator is lost: bulks lent to it are the caller's again, and nothing goes there
- * without a new grant. */
-MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t now_ns);
-/* A frame from an aggregator: HOP_GRANT, HOP_MODEL. */
-MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame, uint64_t now_ns);
-/* next: the next frame with a bulk for it (HOP_CHUNK): 1, or 0. taken: it was sent. sent: its bulk is free. */
-MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
-                                           mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                            uint64_t token, uint64_t now_ns);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
-/* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
-MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
@@ -451,18 +437,25 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the server names the hop of an update. HOP_GRANT: the aggregator grants bytes. */
-MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
-                                             const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__push_hop_lost(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                       uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
-                                          uint64_t token, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
+/* For `routes`. token: below 2^32. settle: ends the update once it is over. bulk: the next
+ * granted bytes of a part, for a frame on this port's link; 0: no packet is granted whole. rewind: nothing of the part was
+ * sent, or the bytes that were sent are void. advance: what became due. */
+MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
+                                           const mlfab__outgoing *update);
+MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
+                                        uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__push_bulk(const mlfab__worker *worker, const mlfab__port *port,
+                                     uint32_t peer, const mlfab__outgoing *update, uint32_t server,
+                                     uint64_t token, mlfab__frame_out *frame);
+static inline void mlfab__push_rewind(mlfab__part *part) {
+  part->granted = part->sent = part->in_source = 0;
+  part->source = 0;
+}
+/* The size of a chunk of this part. */
+MLFAB__INTERNAL uint32_t mlfab__push_chunk_bytes(const mlfab__worker *worker,
+                                                 const mlfab__outgoing *update, uint32_t server);
 /* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
@@ -506,13 +499,13 @@ MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */
-MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
-                                          const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
-                                           const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggregator);
-MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
+/* For `routes`. find: the pull of this request, or NULL. take: takes in a MODEL frame from the server or a hop; FRAME if it does not
+ * match the pull; MEMORY. part_done: a server's part is complete. */
+MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                     const mlfab__model *model, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
+                                           uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* Repeats the pulls after this update: the server will never hear of it, or the updates before them have

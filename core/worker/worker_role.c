@@ -1,62 +1,42 @@
-/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to aggregators. */
+/* worker_role.c - the worker as a role of its node, with its links to servers. */
 #include "../node/node.h"
 #include "worker.h"
 
 static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_frame(self, at.peer, frame, at.now_ns);
-  } else {
-    mlfab__worker_hop_frame(self, at.peer, frame, at.now_ns);
-  }
+  mlfab__worker_frame(self, at.peer, frame, at.now_ns);
   return 1;
 }
 
 static int worker_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
-  return at.kind == MLFAB__LINK_SERVER ? mlfab__worker_next(self, at.peer, frame)
-                                       : mlfab__worker_hop_next(self, at.peer, frame);
+  return mlfab__worker_next(self, at.peer, frame);
 }
 
 static void worker_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_taken(self, at.peer, frame);
-  } else {
-    mlfab__worker_hop_taken(self, at.peer, frame);
-  }
+  mlfab__worker_taken(self, at.peer, frame);
 }
 
 static void worker_role_returned(void *self, mlfab__at at, uint64_t token) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_sent(self, at.peer, token, at.now_ns);
-  } else {
-    mlfab__worker_hop_sent(self, at.peer, token, at.now_ns);
-  }
+  mlfab__worker_sent(self, at.peer, token, at.now_ns);
 }
 
 static int worker_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  if (at.kind != MLFAB__LINK_SERVER || !mlfab__worker_usurped(self, at.peer, greeting->ack->top))
-    return 0;
+  if (!mlfab__worker_usurped(self, at.peer, greeting->ack->top)) return 0;
   greeting->why = "it has updates of this worker that it never sent: another process uses its rank";
   return MLFAB_ERR_RANK_TAKEN;
 }
 
 static void worker_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   const mlfab__worker *worker = self;
-  if (at.kind != MLFAB__LINK_SERVER) return;
   if (worker->stands && !greeting->ack->model_stands && !worker->streams[at.peer].absent)
     greeting->died = "it has restarted without the model";
   mlfab__worker_hello(self, at.peer, greeting->ack, at.now_ns);
 }
 
 static void worker_role_lost(void *self, mlfab__at at) {
-  if (at.kind == MLFAB__LINK_SERVER) {
-    mlfab__worker_lost(self, at.peer, at.now_ns);
-  } else {
-    mlfab__worker_hop_lost(self, at.peer, at.now_ns);
-  }
+  mlfab__worker_lost(self, at.peer, at.now_ns);
 }
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
-  if (at.kind != MLFAB__LINK_SERVER) return;
   const mlfab__worker *worker = self;
   if (left == MLFAB__NEVER_HERE && worker->mover)
     worker->mover->vacant(self, at.peer, at.now_ns);
@@ -65,8 +45,8 @@ static void worker_role_gone(void *self, mlfab__at at, int left) {
 }
 
 static int worker_role_wants(void *self, mlfab__at at, const char *why) {
-  (void)why;
-  return at.kind == MLFAB__LINK_SERVER || mlfab__worker_hop_wanted(self, at.peer);
+  (void)self, (void)at, (void)why;
+  return 1;
 }
 
 static void worker_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
@@ -78,8 +58,8 @@ static void worker_role_free(void *self) { mlfab__worker_free(self); }
 static const mlfab__role worker_row = {
     .name = "worker",
     .rest = 1,
-    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
-    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
+    .sends = MLFAB__ON(SERVER),
+    .links = MLFAB__ON(SERVER),
     .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
                 MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
     .frame = worker_role_frame,
@@ -99,10 +79,9 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   mlfab__role *role = mlfab__roles_add(node, &worker_row, sizeof **worker_p);
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
-  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
   *worker_p = role->self;
   int code = mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank,
-                                &up, &hop, &node->stats, &node->requests);
+                                &up, &node->stats, &node->requests);
   (*worker_p)->founding = node->founding;
   return code;
 }

@@ -10,7 +10,7 @@
  * bare meta of a type. Inputs are copied to memory of exactly their length, so that a sanitizer detects a
  * read beyond them. */
 #include "core/base/rng.h"
-#include "core/wire/wire.h"
+#include "core/wire/peer_wire.h"
 #include "core/checkpoint/record.h"
 #include "core/coll/barrier_kept.h"
 #include "core/coll/coll_wire.h"

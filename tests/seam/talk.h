@@ -20,7 +20,7 @@
 
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
-#include "core/wire/wire.h"
+#include "core/wire/peer_wire.h"
 #include "mlfab_node.h"
 
 #include <setjmp.h>

@@ -283,7 +283,9 @@ static void test_frames_that_do_not_parse(void **state) {
         type == MLFAB__REFUSE || type == MLFAB__COLL || type == MLFAB__COLL_ACK)
       continue;
     talk_say(&t, HOP(3), (uint8_t)type, 0, NULL, 0);
-    refused(HOP(3), "a frame that no aggregator sends");
+    refused(HOP(3), type < MLFAB__MODEL || type > MLFAB__HOP_MODEL
+                        ? "a frame that no role of this node takes"
+                        : "a frame that no aggregator sends");
   }
 }
 

@@ -12,6 +12,7 @@
 #include "core/base/rng.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
+#include "core/wire/peer_wire.h"
 #include "mlfab_node.h"
 
 #include <setjmp.h>

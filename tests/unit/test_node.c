@@ -8,6 +8,7 @@
 #include "core/coll/comm.h"
 #include "core/node/node.h"
 #include "core/base/rng.h"
+#include "core/wire/peer_wire.h"
 #include "core/server/server.h"
 
 #include "../testing.h"

@@ -4,6 +4,7 @@
  * works one bit at a time; published CRC32C values (RFC 3720 §B.4). */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
+#include "core/wire/peer_wire.h"
 #include "core/coll/barrier_kept.h"
 #include "core/coll/coll_wire.h"
 #include "core/node/copies.h"
@@ -32,6 +33,7 @@ typedef struct codec {
     return mlfab__decode_##name(meta, bytes, m);                           \
   }
 MLFAB__WIRE_PAIRS(CODEC_FUNCTIONS)
+MLFAB__PEER_PAIRS(CODEC_FUNCTIONS)
 MLFAB__SCHED_PAIRS(CODEC_FUNCTIONS)
 MLFAB__COLL_PAIRS(CODEC_FUNCTIONS)
 MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)

@@ -1,0 +1,10 @@
+/* peer_link.h - links between workers, for aggregation, allreduce and collectives: see peer_link.c. */
+#ifndef MLFAB__PEER_LINK_H
+#define MLFAB__PEER_LINK_H
+
+#include "node.h"
+
+/* A node whose roles use links between workers, or server 0, which tells the addresses. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
+
+#endif
