@@ -139,10 +139,6 @@ MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
   return 0;
 }
 
-MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
-  CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
-}
-
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
   CONTEXT_CALL(ctx, mlfab__context_cancel(ctx, request));
 }

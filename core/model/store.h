@@ -24,7 +24,6 @@
 #include "layout.h"
 #include "memory.h"
 #include "slab.h"
-#include "version.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
@@ -71,9 +70,15 @@ typedef struct mlfab__store {
   uint64_t changes;                        /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
-  mlfab__tags *tags; /* by slice, or NULL */
+  struct mlfab__store_tags *tags; /* of the sparse group, or NULL */
   int ghost;
 } mlfab__store;
+
+/* What a group keeps beside the slices of a store begins with this. */
+struct mlfab__store_tags {
+  void (*free)(mlfab__env *env, mlfab__store *store);
+  void (*moved)(mlfab__store *store, uint32_t slice); /* a slice has come with its history */
+};
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -93,9 +98,6 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
                                       mlfab__slab *slab, const mlfab__layout *layout,
                                       uint32_t server, uint32_t block_bytes, int sums,
                                       uint32_t states, int ghost);
-/* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
- * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
-MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
 /* Frees all but the blocks that have references from outside of the store; unref, then free them. There are no holders. */
 MLFAB__INTERNAL void mlfab__store_retire(mlfab__env *env, mlfab__store *store);

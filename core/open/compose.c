@@ -120,12 +120,12 @@ static int compose_worker(mlfab_node *node) {
   if (aggregator) aggregator->worker = parts->worker;
 #endif
 #if MLFAB_WITH_SPARSE
-  mlfab__sparse_worker_attach(parts->worker);
+  code = mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
   mlfab__reshard_worker_attach(parts->worker);
 #endif
-  return 0;
+  return code;
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {

@@ -27,7 +27,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
                           "pull_view: out of memory");
     return;
   }
-  mlfab__cache_done(worker, fetch);
+  if (fetch->cache) fetch->cache->done(worker, fetch);
   fetch->request = 0;
   fetch->view = NULL;
   worker->pull_count++;
@@ -44,18 +44,17 @@ static mlfab__fetch *pull_find(mlfab__worker *worker, uint64_t request) {
   return NULL;
 }
 
-static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
   fetch->parts[server].asked = 1;
-  fetch->parts[server].slice = UINT32_MAX;
   /* The number of the last route stays: the server's next ones are larger, and frames that the former hop
    * still sends are void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes && !pull_maps(fetch)) {
-    mlfab__cache_ask(worker, server, fetch, &pull);
+  if (fetch->cache) {
+    fetch->cache->ask(worker, server, fetch, &pull);
   } else {
     pull.flags = pull_maps(fetch) ? MLFAB__PULL_VIEW : 0;
     if (pull_maps(fetch)) pull.epoch = ++fetch->parts[server].ask;
@@ -71,25 +70,15 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
-/* With a cache: asks the server for the next pull, unless one is under way there. */
 static void pull_turn(mlfab__worker *worker, uint32_t server) {
-  mlfab__fetch *next = NULL;
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(fetch)) continue;
-    if (fetch->parts[server].asked) return;
-    if (!next || fetch->request < next->request) next = fetch;
-  }
-  if (next && worker->cache.bytes && worker->streams[server].up &&
-      mlfab__worker_sends(worker, server))
-    pull_ask(worker, server, next);
+  if (worker->cache) worker->cache->turn(worker, server);
 }
 
 static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
-  if (worker->cache.bytes && !pull_maps(fetch)) {
+  if (fetch->cache) {
     pull_turn(worker, server);
   } else {
-    pull_ask(worker, server, fetch);
+    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -117,7 +106,7 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "pull: there is no model yet: call mlfab_model_start first");
   }
-  if (flags && !worker->cache.bytes)
+  if (flags && !worker->cache)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "pull: flags that only a model with version tags has");
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
@@ -149,13 +138,13 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, view || worker->cache.bytes, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, view || worker->cache, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && (view || !worker->cache.bytes)) {
+    if (segments == UINT32_MAX && (view || !worker->cache)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -166,6 +155,7 @@ static int pull_open(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
   for (uint32_t i = 0; view && i < fetch->nsources; i++) fetch->sources[i].data = NULL;
   if (view) view->used = 1;
   fetch->view = view;
+  fetch->cache = view ? NULL : worker->cache;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -202,7 +192,7 @@ MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_b
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
   mlfab__fetch *fetch = pull_find(worker, request);
-  if (!fetch || fetch->view || worker->cache.bytes) return 0;
+  if (!fetch || fetch->view || fetch->cache) return 0;
   fetch->arrives = fn;
   fetch->arrives_user = user;
   return 1;
@@ -234,18 +224,10 @@ static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offs
   return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
 }
 
-/* Did the pull ask for all of the stretch? With a cache it asks for whole slices. */
-static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                      const mlfab__model *model) {
-  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+/* Did the pull ask for all of the stretch? */
+static int pull_asked(const mlfab__fetch *fetch, const mlfab__model *model) {
   uint64_t at = model->offset, end = at + model->bytes;
-  for (uint32_t i = 0; worker->cache.bytes && i < fetch->nsources; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    if (source->offset < slice->offset + slice->bytes &&
-        slice->offset < source->offset + source->bytes)
-      return 1;
-  }
-  while (at < end && !worker->cache.bytes) {
+  while (at < end) {
     const mlfab__source *source = pull_source(fetch, at);
     if (!source) return 0;
     at = source->offset + source->bytes;
@@ -253,14 +235,8 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 if the worker writes incoming packets into the buffers right away. */
-static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
-  return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
-}
-
-/* Writes a stretch of the model to the buffers that have some of it. */
-static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
-                       const uint8_t *from, uint64_t bytes) {
+MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                       uint64_t offset, const uint8_t *from, uint64_t bytes) {
   for (uint32_t i = 0; i < fetch->nsources; i++) {
     const mlfab__source *source = &fetch->sources[i];
     uint64_t at = mlfab__max(offset, source->offset);
@@ -271,10 +247,8 @@ static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, u
   }
 }
 
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                          uint64_t offset) {
-  const mlfab__source *source =
-      pull_into_buffers(worker, fetch) ? pull_source(fetch, offset) : NULL;
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset) {
+  const mlfab__source *source = pull_source(fetch, offset);
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
@@ -289,22 +263,17 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
   if (slice->server != server || model->offset < slice->offset ||
       model->offset - slice->offset > slice->bytes ||
       model->bytes > slice->bytes - (model->offset - slice->offset) ||
-      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) || (packed && ghost) ||
-      (!packed && frame->bulk_bytes != model->bytes) || !pull_asked(worker, fetch, model))
+      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) ||
+      (packed ? ghost || !worker->sparse : frame->bulk_bytes != model->bytes) ||
+      (!fetch->cache && !pull_asked(fetch, model)))
     return MLFAB_ERR_FRAME;
-  if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
-    return MLFAB_ERR_FRAME;
-  int code = 0;
   pull_arrives(fetch, model->offset, model->bytes);
-  if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
+  int code = 0;
+  if (packed || fetch->cache)
+    code = worker->sparse->take(worker, fetch, server, model, frame);
+  else if (!ghost)
+    mlfab__pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (code) return code;
-  uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
-  const uint8_t *from = packed || ghost ? cache : frame->bulk;
-  if (cache && from != cache)
-    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= MLFAB__STREAM_BYTES);
-  if (from && (from != cache || !pull_into_buffers(worker, fetch)))
-    pull_write(worker, fetch, model->offset, from, model->bytes);
-  if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);
   return 0;
@@ -354,6 +323,7 @@ static void pull_copy(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
                           MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
     return;
   }
+  fetch->cache = worker->cache;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__fetch_part *part = &fetch->parts[s];
@@ -510,7 +480,7 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
 }
 
 MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__cache_void(worker, MLFAB_ALL);
+  if (worker->cache) worker->cache->lost(worker, MLFAB_ALL);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
@@ -525,8 +495,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       if (pull_maps(fetch) && part->asked)
         MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !pull_maps(fetch))
-        segments = segments > 0; /* a pull asks for whole slices */
+      if (fetch->cache) segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;
@@ -549,7 +518,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
     if (fetch->view) mlfab__view_forget(worker, fetch->view, server);
-    pull_ask(worker, server, fetch);
+    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -595,6 +564,4 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
-  mlfab__free_aligned(worker->env, worker->came, worker->came_bytes);
-  worker->came = NULL;
 }

@@ -81,15 +81,10 @@ typedef struct mlfab__outgoing {
   uint64_t base; /* the caller's version plus one, or 0 */
   mlfab__source *sources;
   uint32_t nsources, source_room;
-  uint64_t *versions; /* pulled, by slice */
-  uint8_t *image;     /* MLFAB__WORKER_PACK bytes, allocated on first use */
-  /* of the whole update, ascending: see sparse_push.c; reused by the slot's next update */
-  uint8_t *packets;
-  uint64_t packet_room, packet_bytes;
+  uint64_t *versions;                    /* pulled, by slice */
+  uint8_t *image;                        /* MLFAB__WORKER_PACK bytes, allocated on first use */
   const struct mlfab__push_codec *codec; /* makes and sends its bytes */
-  int filtered;                          /* its bytes are packets made by filters */
-  uint64_t shape;                        /* filtered: hash of its stretches */
-  uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
+  uint64_t kept; /* free: number of the update whose bytes a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
   /* The bytes from here to there are not in the caller's buffers yet; NULL: all are. `stalled`: a server has sent for a part
@@ -103,26 +98,11 @@ typedef struct mlfab__outgoing {
   uint64_t started_ns;
 } mlfab__outgoing;
 
-/* The filter of a tensor, and what it holds back. */
-typedef struct mlfab__sieve {
-  mlfab_filter filter;
-  uint8_t *residual; /* as large as the tensor; NULL: no filter */
-  uint8_t leaves;    /* the filter was removed: the next update includes the residual */
-  uint8_t fresh;     /* the current call created the residual */
-} mlfab__sieve;
-
-typedef struct mlfab__sparse { /* a sparse update, as the caller passes it */
-  uint32_t tensor;
-  const uint64_t *indices;
-  const void *values;
-  uint64_t count;
-} mlfab__sparse;
-
 /* The content of a push: buffers, or elements of the tensor that the one buffer names. */
 typedef struct mlfab__push_what {
   const mlfab_buf *bufs;
   uint32_t n;
-  const mlfab__sparse *sparse; /* or NULL */
+  const struct mlfab__sparse *sparse; /* or NULL */
 } mlfab__push_what;
 
 typedef struct mlfab__worker mlfab__worker;
@@ -130,6 +110,7 @@ typedef struct mlfab__worker mlfab__worker;
 /* Makes and sends the bytes of an update: as they are (push.c), or as packets (sparse_push.c). */
 typedef struct mlfab__push_codec {
   uint32_t flags; /* MLFAB__PUSH_* of its updates */
+  int keeps;      /* a retry has to send the same bytes */
   /* Makes the bytes, in iteration t (from 1). On failure nothing has changed. */
   int (*encode)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                 uint64_t t, mlfab_error *error);
@@ -141,10 +122,6 @@ typedef struct mlfab__push_codec {
                     const mlfab__part *part, uint64_t most, const uint8_t **data_p);
   void (*advance)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                   mlfab__part *part, uint64_t bytes);
-  /* Packets only. wanted: 1 if a tensor here has a filter, or a residual of a removed one. free: releases
-   * the residuals when the model is dropped. */
-  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
-  void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
 /* Bytes of a view: view.c. */
@@ -172,12 +149,8 @@ typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t begun;    /* the hop has sent some of it */
   uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
   uint32_t attempt; /* number of the newest route; frames of older ones are void */
-  uint32_t ask; /* of a view: how often it was asked for; what is told of earlier ones is void */
-  /* With a cache: */
-  uint8_t asked;         /* this pull is the one that asks */
-  uint8_t changed;       /* some of the slice has changed */
-  uint32_t slice;        /* the slice that is arriving */
-  uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
+  uint32_t ask;  /* of a view: how often it was asked for; what is told of earlier ones is void */
+  uint8_t asked; /* the server has been asked; with a cache, one pull asks at a time */
 } mlfab__fetch_part;
 
 /* A pull is about to write these bytes, for the first time or again. */
@@ -194,8 +167,43 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t version;
   mlfab__arrives_fn *arrives; /* or NULL */
   void *arrives_user;
-  mlfab__worker_view *view; /* that this pull makes, or NULL */
+  mlfab__worker_view *view;                /* that this pull makes, or NULL */
+  const struct mlfab__worker_cache *cache; /* it goes through the cache of the model; or NULL */
 } mlfab__fetch;
+
+/* How pulls fetch changes only, into a copy of the model: ../sparse/cache.c. */
+typedef struct mlfab__worker_cache {
+  /* Fills the scratch lists with the request of a pull to the server. */
+  void (*ask)(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch, mlfab__pull *pull);
+  /* Asks the server for the next pull, unless one is under way there. */
+  void (*turn)(mlfab__worker *worker, uint32_t server);
+  /* A pull is complete. */
+  void (*done)(mlfab__worker *worker, const mlfab__fetch *fetch);
+  /* The copies of a server's slices, or of all, are void: the next pull fetches them again. */
+  void (*lost)(mlfab__worker *worker, uint32_t server);
+} mlfab__worker_cache;
+
+/* Packets, filters and the cache, if the sparse group is attached. */
+typedef struct mlfab__worker_sparse {
+  /* A model's options of tags, 16-bit parameters and parameter filters. Errors: CONFIG, UNSUPPORTED. */
+  int (*check)(const mlfab_model_options *options, const mlfab__layout *layout, mlfab_error *error);
+  /* open: sets worker->cache if the model has version tags. Errors: MEMORY. drop: the model is dropped; the
+   * memory of its filters and cache is freed. free: all other memory, too. */
+  int (*open)(mlfab__worker *worker);
+  void (*drop)(mlfab__worker *worker);
+  void (*free)(mlfab__worker *worker);
+  /* Has a tensor here a filter, or a residual of a removed one? */
+  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
+  /* Sets the codec of an update that has filtered tensors or is sparse; else leaves it. *again_p: it sends
+   * the kept bytes. Errors: ARGUMENT, STATE. */
+  int (*choose)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                uint64_t retry_seq, int *again_p, mlfab_error *error);
+  double (*norm2)(const mlfab__worker *worker, const struct mlfab__sparse *sparse);
+  /* Takes in the bytes of a MODEL frame, if they are packets or the pull goes through the cache. Errors:
+   * FRAME if they are malformed or of another stretch; MEMORY. */
+  int (*take)(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+              const mlfab__model *model, const mlfab__frame_in *frame);
+} mlfab__worker_sparse;
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
@@ -218,18 +226,8 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t stopped; /* it has answered STOP */
   /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
   uint8_t late, absent;
-  uint8_t comes;        /* the move under way will give it its first slices */
-  uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
+  uint8_t comes; /* the move under way will give it its first slices */
 } mlfab__stream;
-
-/* A copy of the model: see cache.c. A request identifies a pull; requests ascend. */
-typedef struct mlfab__cache {
-  uint8_t *bytes;    /* NULL: no tags */
-  uint64_t *commits; /* by slice: the copy's commit, 0: none */
-  uint64_t *brought; /* by slice: the last pull that changed it ... */
-  uint64_t *before;  /* ... and the last other one */
-  uint64_t *written; /* by tensor: the last pull that copied it to buffers */
-} mlfab__cache;
 
 /* a change of consistency that some servers have not answered */
 typedef struct mlfab__sync_change {
@@ -320,26 +318,17 @@ struct mlfab__worker {
   uint32_t epoch;    /* of the layout */
   mlfab__pause pause;
   mlfab__resize resize;
-  mlfab__cache cache;
-  mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
-  uint32_t nsieves;     /* number of residuals */
-  uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
-  uint64_t mark_room;
   const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
   uint64_t next_seq, pull_count;
-  uint64_t wholes;               /* updates that end an iteration, here or in a closed round */
-  uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
-  mlfab__lists *lists;           /* of the frame that is being encoded */
-  uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
-  size_t came_bytes;
+  uint64_t wholes;                  /* updates that end an iteration, here or in a closed round */
+  uint64_t *pulled;                 /* version by slice */
+  int16_t status[MLFAB__WINDOW];    /* by number: outcomes of the last updates */
+  mlfab__lists *lists;              /* of the frame that is being encoded */
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
-  const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
-  /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
-   * malformed or of another stretch; MEMORY. */
-  int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                const mlfab__frame_in *frame);
+  const mlfab__worker_sparse *sparse;    /* or NULL */
+  struct mlfab__worker_packets *packets; /* its state */
+  const mlfab__worker_cache *cache;      /* the model has version tags; else NULL */
 };
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
@@ -381,10 +370,6 @@ MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request requ
 /* Calls `fn` whenever the pull writes to its buffers. 0: it cannot tell, because it writes from a cache at its end. */
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user);
-/* The cached values of a tensor. */
-MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
-                                         const void **data_p, uint64_t *count_p,
-                                         mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
@@ -436,8 +421,12 @@ MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t agg
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                          uint64_t offset);
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset);
+/* Writes a stretch of the model to the buffers of a pull that have some of it. */
+MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                       uint64_t offset, const uint8_t *from, uint64_t bytes);
+/* Asks a server for its part of a pull. */
+MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch);
 /* Views: view.c. share: memory in which views may be. begin: a free place, for `out`, of bufs that begin with this tensor. Errors:
  * ARGUMENT, UNSUPPORTED, LIMIT. forget: what this server, or MLFAB_ALL, has told. take: a VIEW frame. Errors: UNSUPPORTED (its
  * bulk is no reference), FRAME, MEMORY. copy: the view becomes a copy: its memory is that of the fetch's sources. Errors: MEMORY.
@@ -581,21 +570,5 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
 /* Ends an update: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
                                       uint64_t now_ns);
-/* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
-MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them again. */
-MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
-/* Fills the scratch lists with the request of a pull to the server. */
-MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__fetch *fetch, mlfab__pull *pull);
-/* A MODEL frame of a pull. begin: before its bytes are written (FRAME: it does not continue the frame
- * before); taken: after; `changed`: it had bytes. */
-MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                       const mlfab__model *model);
-MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                        const mlfab__model *model, int changed);
-/* A pull is complete. */
-MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 
 #endif

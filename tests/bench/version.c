@@ -12,7 +12,7 @@
  * It links the parts, since none of this is in the public header, and so is a program of its own; rows are
  * appended to FILE.tsv in the format of bench.c. */
 #include "core/base/rng.h"
-#include "core/model/version.h"
+#include "core/sparse/version.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,6 +2,7 @@
 #include "core/base/rng.h"
 #include "core/model/slab.h"
 #include "core/model/store.h"
+#include "core/sparse/sparse_apply.h"
 
 #include "../testing.h"
 

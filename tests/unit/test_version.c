@@ -1,7 +1,7 @@
 /* test_version.c - version tags against a list of when each grain changed last, over random histories;
  * TDF's exact case (tests/vectors/tdf.json); and caches that pull while commits continue: none ever lacks
  * an update. MLFAB_SEED=n runs one random history alone, MLFAB_SCALE=100 a hundred times as many. */
-#include "core/model/version.h"
+#include "core/sparse/version.h"
 
 #include "core/base/rng.h"
 
