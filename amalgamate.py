@@ -24,7 +24,7 @@ import sys
 GROUPS = [
     {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
-    {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
+    {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
     {"model": "sync layout optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
     {"worker": "sources view pull push worker worker_role",
@@ -65,7 +65,7 @@ SWITCHES = {
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
-    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine core/kernels/kernels_combine_x86"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
@@ -74,7 +74,8 @@ SWITCHES = {
 }
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
-NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/kernels/half": ["SCHED", "SPARSE", "COLL"], "core/kernels/half_x86": ["SCHED", "SPARSE", "COLL"],
+             "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
