@@ -452,7 +452,7 @@ MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
-/* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
+/* --- between the files of the role, lowest first: sources.c, pull.c, push.c (updates), worker.c.
  * The lower ones set `due`; worker.c acts on it once after each event. --- */
 
 /* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
