@@ -347,6 +347,10 @@ FILTER_AVX2 static inline __m256i filter_pack_avx2(__m256i a, uint32_t marks) {
   return _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes)));
 }
 
+FILTER_AVX2 static inline uint32_t filter_lanes_avx2(__m256i marks) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(marks));
+}
+
 /* Stores a whole vector as long as later values overwrite the excess. */
 FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *residual, uint32_t n,
                                              const uint64_t *keep, void *values,
