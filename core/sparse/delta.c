@@ -200,7 +200,7 @@ static uint32_t delta_next(const mlfab__server *server, const mlfab__segment *se
 /* The commits that a cache has of the touched slices, by local number. */
 struct mlfab__pull_since {
   uint32_t room; /* for commits */
-  int counts;    /* they belong to the model's present epoch */
+  int counts;    /* they are of the model's present epoch */
   uint64_t commits[];
 };
 

@@ -411,29 +411,24 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
 
 static const float *filter_skip(const float *g, uint32_t n) { return g != NULL ? g + n : NULL; }
 
-static uint32_t filter_mark(int level, int dtype, const filter_limits *limits, const void *g,
-                            const void *residual, uint64_t first, uint32_t n, uint64_t *keep) {
-  const float *g32 = (const float *)g, *r32 = (const float *)residual;
-  uint32_t whole = 0, kept = 0, rest;
-  (void)level;
-  if (dtype != MLFAB_F32)
-    return filter_mark_f64(limits, (const double *)g, (const double *)residual, first, n, keep);
-#if FILTER_X86
-  if (level >= 1) whole = n - n % 64;
-  if (level >= 2) kept = filter_mark_avx512(limits, g32, r32, first, whole, keep);
-  if (level == 1) kept = filter_mark_avx2(limits, g32, r32, first, whole, keep);
-#endif
-  rest = filter_mark_f32(limits, filter_skip(g32, whole), r32 + whole, first + whole, n - whole,
-                         keep + whole / 64);
-  return kept == MLFAB__FILTER_REFUSED || rest == MLFAB__FILTER_REFUSED ? MLFAB__FILTER_REFUSED
-                                                                        : kept + rest;
-}
-
 MLFAB__INTERNAL uint32_t mlfab__filter_mark_with(int level, const mlfab__filter_rule *rule,
                                                  const void *g, const void *residual,
                                                  uint64_t first, uint32_t n, uint64_t *keep) {
   filter_limits limits = filter_prepare(rule);
-  return filter_mark(level, rule->dtype, &limits, g, residual, first, n, keep);
+  const float *g32 = (const float *)g, *r32 = (const float *)residual;
+  uint32_t whole = 0, kept = 0, rest;
+  (void)level;
+  if (rule->dtype != MLFAB_F32)
+    return filter_mark_f64(&limits, (const double *)g, (const double *)residual, first, n, keep);
+#if FILTER_X86
+  if (level >= 1) whole = n - n % 64;
+  if (level >= 2) kept = filter_mark_avx512(&limits, g32, r32, first, whole, keep);
+  if (level == 1) kept = filter_mark_avx2(&limits, g32, r32, first, whole, keep);
+#endif
+  rest = filter_mark_f32(&limits, filter_skip(g32, whole), r32 + whole, first + whole, n - whole,
+                         keep + whole / 64);
+  return kept == MLFAB__FILTER_REFUSED || rest == MLFAB__FILTER_REFUSED ? MLFAB__FILTER_REFUSED
+                                                                        : kept + rest;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_rule *rule,
@@ -472,102 +467,126 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
 
 /* ---- the largest ---- */
 
+/* Element i of a, its magnitude as bits, and the histogram of a digit among the magnitudes that begin with
+ * `found`. */
+#define FILTER_RANK(name, real, word, magnitude)                                                   \
+  static inline real filter_at_##name(const void *g, const void *residual, uint64_t i) {           \
+    real a = ((const real *)residual)[i];                                                          \
+    if (g != NULL) a += ((const real *)g)[i];                                                      \
+    return a;                                                                                      \
+  }                                                                                                \
+  static inline word filter_size_##name(real a) {                                                  \
+    word m;                                                                                        \
+    memcpy(&m, &a, sizeof m);                                                                      \
+    return m & magnitude;                                                                          \
+  }                                                                                                \
+  static void filter_count_##name(const void *g, const void *residual, uint64_t n, uint32_t above, \
+                                  uint32_t at, uint64_t found, uint64_t *count) {                  \
+    uint64_t most = ((uint64_t)1 << (above - at)) - 1;                                             \
+    for (uint64_t i = 0; i < n; i++) {                                                             \
+      word m = filter_size_##name(filter_at_##name(g, residual, i));                               \
+      if ((uint64_t)m >> above == found) count[m >> at & most]++;                                  \
+    }                                                                                              \
+  }
+
+FILTER_RANK(f32, float, uint32_t, FILTER_F32_MAGNITUDE)
+FILTER_RANK(f64, double, uint64_t, FILTER_F64_MAGNITUDE)
+
+static inline uint64_t filter_magnitude(int dtype, const void *g, const void *residual,
+                                        uint64_t i) {
+  return dtype == MLFAB_F32 ? filter_size_f32(filter_at_f32(g, residual, i))
+                            : filter_size_f64(filter_at_f64(g, residual, i));
+}
+
+/* Radix selection with 11 bits of the magnitude at a time, highest first: finds the digit of the k-th
+ * largest by counting; only values that share it are counted in the next pass. */
+MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
+                                       uint64_t k, mlfab__filter_cut *cut) {
+  enum { DIGIT = 11 };
+  uint64_t count[1u << DIGIT], found = 0;
+  uint32_t left = dtype == MLFAB_F32 ? 31 : 63;
+  if (k == 0) {
+    *cut = (mlfab__filter_cut){UINT64_MAX, 0};
+    return;
+  }
+  while (left > 0) {
+    uint32_t digit = left < DIGIT ? left : DIGIT, above = left;
+    uint64_t most = ((uint64_t)1 << digit) - 1, at = most;
+    left -= digit;
+    memset(count, 0, sizeof count);
+    if (dtype == MLFAB_F32)
+      filter_count_f32(g, residual, n, above, left, found, count);
+    else
+      filter_count_f64(g, residual, n, above, left, found, count);
+    while (count[at] < k) k -= count[at--];
+    found = found << digit | at;
+  }
+  *cut = (mlfab__filter_cut){found, k};
+}
+
+/* Is an element of this magnitude among the k largest? The caller asks in the order of the array. */
+static inline uint64_t filter_within(mlfab__filter_cut *cut, uint64_t magnitude) {
+  uint64_t tie = (magnitude == cut->magnitude) & (cut->ties > 0);
+  cut->ties -= tie;
+  return tie | (magnitude > cut->magnitude);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *g, const void *residual,
+                                           uint32_t n, mlfab__filter_cut *cut, uint64_t *keep) {
+  uint32_t kept = 0;
+  for (uint32_t at = 0; at < n; at += 64) {
+    uint32_t end = n - at < 64 ? n : at + 64;
+    uint64_t marks = 0;
+    for (uint32_t i = at; i < end; i++)
+      marks |= filter_within(cut, filter_magnitude(dtype, g, residual, i)) << (i - at);
+    keep[at / 64] &= marks;
+    kept += mlfab__bits(keep[at / 64]);
+  }
+  return kept;
+}
+
+/* ---- the largest, while they are marked ---- */
+
 enum {
   FILTER_SAMPLE = 32768, /* elements in the sample */
-  FILTER_SIGMAS = 4,     /* standard deviations of the sample between its estimate and a limit */
-  FILTER_DIGIT = 11,     /* bits of a magnitude that a histogram counts */
-  FILTER_ROOM_LOG2 = 5   /* open magnitudes that are kept: of one element in 32, besides a sample */
+  FILTER_ROOM_LOG2 = 5,  /* room for one element in 32 besides */
+  FILTER_WORDS = 512,    /* words of marks that are settled at a time */
+  FILTER_SIGMAS = 4      /* standard deviations of the sample between its estimate and a limit */
 };
-
-/* The magnitude of element i of a, as bits. */
-static inline uint64_t filter_magnitude(const mlfab__filter_choice *choice, uint64_t i) {
-  uint64_t bits = 0;
-  if (choice->dtype == MLFAB_F32) {
-    float a = ((const float *)choice->residual)[i];
-    uint32_t low;
-    if (choice->g) a += ((const float *)choice->g)[i];
-    memcpy(&low, &a, sizeof low);
-    return low & FILTER_F32_MAGNITUDE;
-  }
-  double a = ((const double *)choice->residual)[i];
-  if (choice->g) a += ((const double *)choice->g)[i];
-  memcpy(&bits, &a, sizeof bits);
-  return bits & FILTER_F64_MAGNITUDE;
-}
-
-/* The magnitude of the i-th open element, the lowest one of `left` in word w. */
-static inline uint64_t filter_open(const mlfab__filter_choice *choice, uint64_t i, uint64_t w,
-                                   uint64_t left) {
-  return i < choice->room ? choice->between[i]
-                          : filter_magnitude(choice, choice->word[w].first + mlfab__lowest(left));
-}
-
-/* A histogram of the digit at bit `at`, over magnitudes that begin with `found` above bit `above`. */
-typedef struct filter_digit {
-  uint64_t found;
-  uint32_t above, at;
-  uint64_t count[1u << FILTER_DIGIT];
-} filter_digit;
-
-static inline void filter_count(filter_digit *digit, uint64_t m) {
-  uint64_t most = ((uint64_t)1 << (digit->above - digit->at)) - 1;
-  if (m >> digit->above == digit->found) digit->count[m >> digit->at & most]++;
-}
-
-/* The magnitude of the k-th largest of the sample, or of the open elements. *ties_p: how many elements of that
- * magnitude belong to the k largest. Counts a digit at a time, highest first: finds the digit of the k-th largest; only
- * magnitudes that share it are counted next. */
-static uint64_t filter_kth(const mlfab__filter_choice *choice, int sampled, uint64_t k,
-                           uint64_t *ties_p) {
-  filter_digit digit = {.at = choice->dtype == MLFAB_F32 ? 31 : 63};
-  while (digit.at > 0) {
-    digit.above = digit.at;
-    digit.at = digit.at > FILTER_DIGIT ? digit.at - FILTER_DIGIT : 0;
-    memset(digit.count, 0, sizeof digit.count);
-    for (uint32_t i = 0; sampled && i < FILTER_SAMPLE; i++)
-      filter_count(&digit, choice->between[i]);
-    for (uint64_t w = 0, i = 0; !sampled && w < choice->words; w++) {
-      for (uint64_t left = choice->word[w].open; left != 0; left &= left - 1)
-        filter_count(&digit, filter_open(choice, i++, w, left));
-    }
-    uint64_t at = ((uint64_t)1 << (digit.above - digit.at)) - 1;
-    while (digit.count[at] < k) k -= digit.count[at--];
-    digit.found = digit.found << (digit.above - digit.at) | at;
-  }
-  *ties_p = k;
-  return digit.found;
-}
-
-/* Sets the limits between which the k-th largest of all elements probably is, from one element of each of
- * FILTER_SAMPLE equal stretches, at a random place. */
-static void filter_sample(mlfab__filter_choice *choice) {
-  uint64_t stretch = choice->n / FILTER_SAMPLE, rest = choice->n % FILTER_SAMPLE, margin = 1, ties;
-  double share = (double)choice->k / (double)choice->n;
-  double variance = FILTER_SAMPLE * share * (1.0 - share);
-  uint64_t rank = (uint64_t)(FILTER_SAMPLE * share);
-  for (uint64_t i = 0; i < FILTER_SAMPLE; i++) {
-    uint64_t place = (mlfab__mix(i) >> 40) * stretch >> 24;
-    choice->between[i] = filter_magnitude(choice, stretch * i + rest * i / FILTER_SAMPLE + place);
-  }
-  while ((double)(margin * margin) < FILTER_SIGMAS * FILTER_SIGMAS * variance) margin++;
-  if (rank > margin)
-    choice->high = mlfab__min(choice->high, filter_kth(choice, 1, rank - margin, &ties));
-  if (rank + margin < FILTER_SAMPLE)
-    choice->low = mlfab__min(choice->high, filter_kth(choice, 1, rank + margin, &ties));
-}
 
 static uint64_t filter_room(uint64_t n) {
   return mlfab__min(n, FILTER_SAMPLE + (n >> FILTER_ROOM_LOG2));
 }
 
-/* All elements are between the limits. */
-static void filter_widen(mlfab__filter_choice *choice) {
-  choice->low = choice->above = choice->count = choice->words = 0;
-  choice->high = choice->dtype == MLFAB_F32 ? FILTER_F32_INFINITY : FILTER_F64_INFINITY;
+MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(int dtype, uint64_t n, uint64_t mark_words) {
+  return mark_words + ((filter_room(n) + 64) * mlfab__dtype_bytes(dtype) + 7) / 8;
 }
 
-MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(uint64_t n, uint64_t mark_words) {
-  return 2 * mark_words + filter_room(n);
+/* Sets the limits between which the k-th largest of all elements probably is, from one element of each of
+ * FILTER_SAMPLE equal stretches, at a random place. */
+static void filter_sample(mlfab__filter_choice *choice) {
+  uint64_t stretch = choice->n / FILTER_SAMPLE, rest = choice->n % FILTER_SAMPLE, margin = 1;
+  double share = (double)choice->k / (double)choice->n;
+  double variance = FILTER_SAMPLE * share * (1.0 - share);
+  uint64_t rank = (uint64_t)(FILTER_SAMPLE * share);
+  mlfab__filter_cut cut;
+  for (uint64_t i = 0; i < FILTER_SAMPLE; i++) {
+    uint64_t place = (mlfab__mix(i) >> 40) * stretch >> 24;
+    uint64_t at = stretch * i + rest * i / FILTER_SAMPLE + place;
+    if (choice->dtype == MLFAB_F32)
+      ((float *)choice->between)[i] = filter_at_f32(choice->g, choice->residual, at);
+    else
+      ((double *)choice->between)[i] = filter_at_f64(choice->g, choice->residual, at);
+  }
+  while ((double)(margin * margin) < FILTER_SIGMAS * FILTER_SIGMAS * variance) margin++;
+  if (rank > margin) {
+    mlfab__filter_kth(choice->dtype, NULL, choice->between, FILTER_SAMPLE, rank - margin, &cut);
+    choice->high = cut.magnitude;
+  }
+  if (rank + margin < FILTER_SAMPLE) {
+    mlfab__filter_kth(choice->dtype, NULL, choice->between, FILTER_SAMPLE, rank + margin, &cut);
+    choice->low = cut.magnitude;
+  }
 }
 
 MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *choice, int dtype,
@@ -578,58 +597,181 @@ MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *
   choice->residual = (const uint8_t *)residual;
   choice->room = filter_room(n);
   choice->between = room;
-  choice->word = (struct mlfab__filter_word *)(void *)(room + choice->room);
-  filter_widen(choice);
-  if (n > FILTER_SAMPLE) filter_sample(choice);
+  choice->open = room + mlfab__filter_choice_words(dtype, n, 0);
+  choice->high = dtype == MLFAB_F32 ? FILTER_F32_MAGNITUDE : FILTER_F64_MAGNITUDE;
+  if (choice->room < n) filter_sample(choice);
+}
+
+MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtype, const void *g,
+                                          const void *residual, uint64_t n, uint64_t k,
+                                          uint64_t *room) {
+  mlfab__filter_choose_with(mlfab__kernel_level(), choice, dtype, g, residual, n, k, room);
+}
+
+/* Marks the elements that are above `low` and at least `least`, and lists those above `low` up to `high`.
+ * Stops when the list has no room for a word of marks, which settle notices. Returns whether the elements
+ * are finite. */
+#define FILTER_COMPARE(name, real, infinity)                                                    \
+  static int filter_compare_##name(mlfab__filter_choice *choice, uint64_t least, const void *g, \
+                                   const void *residual, uint32_t n, uint64_t *keep) {          \
+    const uint64_t low = choice->low, high = choice->high;                                      \
+    real *between = (real *)choice->between;                                                    \
+    uint64_t worst = 0, count = choice->count;                                                  \
+    for (uint32_t at = 0; at < n && count <= choice->room; at += 64) {                          \
+      uint32_t end = n - at < 64 ? n : at + 64;                                                 \
+      uint64_t past = 0, over = 0, sent = 0;                                                    \
+      for (uint32_t i = at; i < end; i++) {                                                     \
+        real a = filter_at_##name(g, residual, i);                                              \
+        uint64_t m = filter_size_##name(a);                                                     \
+        if (m > worst) worst = m;                                                               \
+        past |= (uint64_t)(m > low) << (i - at);                                                \
+        over |= (uint64_t)(m > high) << (i - at);                                               \
+        sent |= (uint64_t)(m >= least) << (i - at);                                             \
+        between[count] = a;                                                                     \
+        count += (uint64_t)(m > low) & (uint64_t)(m <= high);                                   \
+      }                                                                                         \
+      choice->above += mlfab__bits(over);                                                       \
+      choice->open[choice->words++] = past ^ over;                                              \
+      keep[at / 64] = past & sent;                                                              \
+    }                                                                                           \
+    choice->count = count;                                                                      \
+    return worst < (infinity);                                                                  \
+  }
+
+FILTER_COMPARE(f32, float, FILTER_F32_INFINITY)
+FILTER_COMPARE(f64, double, FILTER_F64_INFINITY)
+
+#if FILTER_X86
+FILTER_AVX512 static int filter_compare_avx512(mlfab__filter_choice *choice, uint64_t least,
+                                               const float *g, const float *residual, uint32_t n,
+                                               uint64_t *keep) {
+  const __m512i magnitude = _mm512_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m512i low = _mm512_set1_epi32((int)choice->low);
+  const __m512i high = _mm512_set1_epi32((int)choice->high);
+  const __m512i limit = _mm512_set1_epi32((int)least);
+  __m512i worst = _mm512_setzero_si512();
+  float *between = (float *)choice->between;
+  uint64_t count = choice->count;
+  for (uint32_t at = 0; at < n && count <= choice->room; at += 64) {
+    uint64_t past = 0, over = 0, sent = 0;
+    for (uint32_t i = 0; i < 64; i += 16) {
+      __m512i a = filter_sum_avx512(g, residual, at + i), m = _mm512_and_si512(a, magnitude);
+      __mmask16 is_past = _mm512_cmpgt_epu32_mask(m, low);
+      __mmask16 is_over = _mm512_cmpgt_epu32_mask(m, high);
+      __mmask16 open = is_past ^ is_over;
+      worst = _mm512_max_epu32(worst, m);
+      _mm512_storeu_si512(between + count, _mm512_maskz_compress_epi32(open, a));
+      count += (uint32_t)_mm_popcnt_u32(open);
+      past |= (uint64_t)is_past << i;
+      over |= (uint64_t)is_over << i;
+      sent |= (uint64_t)_mm512_cmpge_epu32_mask(m, limit) << i;
+    }
+    choice->above += (uint64_t)_mm_popcnt_u64(over);
+    choice->open[choice->words++] = past ^ over;
+    keep[at / 64] = past & sent;
+  }
+  choice->count = count;
+  return _mm512_reduce_max_epu32(worst) < FILTER_F32_INFINITY;
+}
+
+FILTER_AVX2 static int filter_compare_avx2(mlfab__filter_choice *choice, uint64_t least,
+                                           const float *g, const float *residual, uint32_t n,
+                                           uint64_t *keep) {
+  const __m256i magnitude = _mm256_set1_epi32((int)FILTER_F32_MAGNITUDE);
+  const __m256i low = _mm256_set1_epi32((int)choice->low);
+  const __m256i high = _mm256_set1_epi32((int)choice->high);
+  const __m256i below = _mm256_set1_epi32((int)least - 1);
+  __m256i worst = _mm256_setzero_si256();
+  float *between = (float *)choice->between;
+  uint64_t count = choice->count;
+  for (uint32_t at = 0; at < n && count <= choice->room; at += 64) {
+    uint64_t past = 0, over = 0, sent = 0;
+    for (uint32_t i = 0; i < 64; i += 8) {
+      __m256i a = filter_sum_avx2(g, residual, at + i), m = _mm256_and_si256(a, magnitude);
+      uint32_t is_past = filter_lanes_avx2(_mm256_cmpgt_epi32(m, low));
+      uint32_t is_over = filter_lanes_avx2(_mm256_cmpgt_epi32(m, high));
+      uint32_t open = is_past ^ is_over;
+      worst = _mm256_max_epu32(worst, m);
+      _mm256_storeu_si256((__m256i *)(void *)(between + count), filter_pack_avx2(a, open));
+      count += (uint32_t)_mm_popcnt_u32(open);
+      past |= (uint64_t)is_past << i;
+      over |= (uint64_t)is_over << i;
+      sent |= (uint64_t)filter_lanes_avx2(_mm256_cmpgt_epi32(m, below)) << i;
+    }
+    choice->above += (uint64_t)_mm_popcnt_u64(over);
+    choice->open[choice->words++] = past ^ over;
+    keep[at / 64] = past & sent;
+  }
+  choice->count = count;
+  return filter_lanes_avx2(
+             _mm256_cmpgt_epi32(worst, _mm256_set1_epi32((int)FILTER_F32_INFINITY - 1))) == 0;
+}
+#endif
+
+static int filter_compare(mlfab__filter_choice *choice, uint64_t least, const void *g,
+                          const void *residual, uint32_t n, uint64_t *keep) {
+  const float *g32 = (const float *)g, *r32 = (const float *)residual;
+  uint32_t whole = 0;
+  int finite = 1;
+  if (choice->dtype != MLFAB_F32) return filter_compare_f64(choice, least, g, residual, n, keep);
+#if FILTER_X86
+  if (choice->level >= 1) whole = n - n % 64;
+  if (choice->level >= 2) finite = filter_compare_avx512(choice, least, g32, r32, whole, keep);
+  if (choice->level == 1) finite = filter_compare_avx2(choice, least, g32, r32, whole, keep);
+#endif
+  return filter_compare_f32(choice, least, filter_skip(g32, whole), r32 + whole, n - whole,
+                            keep + whole / 64) &&
+         finite;
 }
 
 MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab__filter_rule *rule,
                                        uint64_t first, uint32_t n, uint64_t *keep) {
-  uint64_t over[MLFAB__FILTER_MOST / 64];
-  const filter_limits limits = filter_prepare(rule);
-  struct mlfab__filter_word *word = choice->word + choice->words;
-  uint32_t width = mlfab__dtype_bytes(choice->dtype), words = (n + 63) / 64;
+  uint64_t drawn[MLFAB__FILTER_MOST / 64];
+  uint32_t width = mlfab__dtype_bytes(choice->dtype);
   const uint8_t *g = choice->g ? choice->g + first * width : NULL;
   const uint8_t *residual = choice->residual + first * width;
-  const filter_limits low = {.low = choice->low + 1, .high = choice->low + 1};
-  const filter_limits high = {.low = choice->high + 1, .high = choice->high + 1};
-  if (filter_mark(choice->level, choice->dtype, &low, g, residual, first, n, keep) ==
+  filter_limits limits = filter_prepare(rule);
+  if (limits.low == limits.high) return filter_compare(choice, limits.high, g, residual, n, keep);
+  if (mlfab__filter_mark_with(choice->level, rule, g, residual, first, n, drawn) ==
       MLFAB__FILTER_REFUSED)
     return 0;
-  filter_mark(choice->level, choice->dtype, &high, g, residual, first, n, over);
-  for (uint32_t w = 0; w < words; w++) {
-    word[w] = (struct mlfab__filter_word){keep[w] ^ over[w], first + 64 * (uint64_t)w};
-    choice->above += mlfab__bits(over[w]);
-    for (uint64_t left = word[w].open; left != 0; left &= left - 1, choice->count++) {
-      if (choice->count < choice->room)
-        choice->between[choice->count] =
-            filter_magnitude(choice, word[w].first + mlfab__lowest(left));
-    }
-  }
-  choice->words += words;
-  if (limits.low == limits.high && limits.high <= low.high) return 1;
-  filter_mark(choice->level, choice->dtype, &limits, g, residual, first, n, over);
-  for (uint32_t w = 0; w < words; w++) keep[w] &= over[w];
+  filter_compare(choice, 0, g, residual, n, keep);
+  for (uint32_t i = 0; i < (n + 63) / 64; i++) keep[i] &= drawn[i];
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep) {
-  uint64_t ties, between = choice->k - choice->above;
-  int few = choice->k > choice->above + choice->count;
-  if ((few && choice->low > 0) || (choice->above > 0 && choice->k <= choice->above)) {
-    filter_widen(choice);
-    return 0;
+/* Clears the marks of listed elements that are not among the k largest, from element `at` of the list on;
+ * returns how far it came. At most FILTER_WORDS words of marks: it first collects those with a listed
+ * element, which a branch would not predict. */
+static uint64_t filter_clear(const mlfab__filter_choice *choice, uint64_t at,
+                             mlfab__filter_cut *cut, uint32_t words, const uint64_t *open,
+                             uint64_t *keep) {
+  uint16_t some[FILTER_WORDS];
+  uint32_t n = 0;
+  for (uint32_t w = 0; w < words; w++) {
+    some[n] = (uint16_t)w;
+    n += open[w] != 0;
   }
-  /* With fewer elements than k above 0, zeros are among the k largest; their marks are clear. */
-  if (few) return 1;
-  uint64_t cut = filter_kth(choice, 0, between, &ties);
-  for (uint64_t w = 0, i = 0; w < choice->words; w++) {
-    for (uint64_t left = choice->word[w].open; left != 0; left &= left - 1) {
-      uint64_t m = filter_open(choice, i++, w, left);
-      uint64_t tie = (m == cut) & (ties > 0);
-      ties -= tie;
-      if (m < cut || (m == cut && !tie)) keep[w] &= ~(left & (0 - left));
+  for (uint32_t i = 0; i < n; i++) {
+    for (uint64_t left = open[some[i]]; left != 0; left &= left - 1) {
+      uint64_t m = filter_magnitude(choice->dtype, NULL, choice->between, at++);
+      keep[some[i]] &= ~(left & (0 - left) & (filter_within(cut, m) - 1));
     }
+  }
+  return at;
+}
+
+MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep) {
+  mlfab__filter_cut cut;
+  uint64_t at = 0;
+  if (choice->count > choice->room || choice->k <= choice->above) return 0;
+  /* With fewer elements than k above 0, zeros are among the k largest; their marks are clear. */
+  if (choice->k > choice->above + choice->count) return choice->low == 0;
+  mlfab__filter_kth(choice->dtype, NULL, choice->between, choice->count, choice->k - choice->above,
+                    &cut);
+  for (uint64_t w = 0; w < choice->words; w += FILTER_WORDS) {
+    uint32_t words = (uint32_t)mlfab__min(choice->words - w, FILTER_WORDS);
+    at = filter_clear(choice, at, &cut, words, choice->open + w, keep + w);
   }
   return 1;
 }

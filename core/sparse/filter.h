@@ -48,38 +48,53 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated);
 
-/* The k largest elements, exactly, in one pass while the elements are marked; of equal magnitudes, the lowest
- * index first. A sample gives two limits between which the k-th largest probably is. Look marks, and clears the
- * marks of elements up to the lower limit; settle selects among those between, which are open. */
+/* The magnitude of the k-th largest element, as the bits of its type, and how many elements of that
+ * magnitude belong to the k largest, lowest index first. k 0: no element belongs. */
+typedef struct mlfab__filter_cut {
+  uint64_t magnitude, ties;
+} mlfab__filter_cut;
+
+/* Of a = g + residual; g NULL: residual holds a. Exact, O(n): three passes (F64: six) and 16 KiB of stack.
+ * k is at most n. */
+MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
+                                       uint64_t k, mlfab__filter_cut *cut);
+/* Clears the marks of elements that are not among the k largest. Counts cut's ties down, so pass the array
+ * from its beginning, in parts of n <= 65536. Returns the number of marks left. */
+MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *g, const void *residual,
+                                           uint32_t n, mlfab__filter_cut *cut, uint64_t *keep);
+
+/* The same selection in one pass, while the elements are marked. A sample gives two limits between which
+ * the k-th largest probably is. Look marks, clears the marks of elements up to the lower limit, and lists
+ * those between; settle selects from the list. When the k-th largest is not between, or the list is full
+ * because of many equal magnitudes, settle fails: then mark again, and use kth and top. */
 typedef struct mlfab__filter_choice {
   int level, dtype;
   const uint8_t *g, *residual;
   uint64_t n, k;
-  uint64_t low, high;    /* the limits, as magnitudes */
-  uint64_t above, count; /* elements above `high`; elements above `low` up to `high` */
-  uint64_t words;        /* of marks so far */
-  struct mlfab__filter_word {
-    uint64_t open, first; /* bitmap of its open elements; index of its first element */
-  } * word;               /* by word of marks */
-  uint64_t *between;      /* magnitudes of the first open elements, ... */
-  uint64_t room;          /* ... which has room for this many; before, those of the sample */
+  uint64_t low, high; /* the limits, as magnitudes */
+  uint64_t above;     /* elements above `high` */
+  uint64_t count;     /* elements above `low` up to `high`: listed in `between`, ... */
+  uint64_t room;      /* ... which has room for this many, and 64 */
+  uint64_t words;     /* of marks so far */
+  uint64_t *open;     /* bitmap of the listed elements */
+  void *between;      /* of the array's type */
 } mlfab__filter_choice;
 
-/* The memory of a choice, in words: two for each word of marks, 32768, and one for 32 elements. */
-MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(uint64_t n, uint64_t mark_words);
+/* The memory of a choice, in words: a list of 32768 elements and one in 32 of the array (at most of all
+ * elements), and 64; and a bitmap as long as the marks. */
+MLFAB__INTERNAL uint64_t mlfab__filter_choice_words(int dtype, uint64_t n, uint64_t mark_words);
 /* Begins the choice of the k largest of a = g + residual, n elements of F32 or F64. The caller owns `room`,
  * of mlfab__filter_choice_words. Reads 32768 elements; they need not be finite. */
-MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *choice, int dtype,
-                                               const void *g, const void *residual, uint64_t n,
-                                               uint64_t k, uint64_t *room);
-#define mlfab__filter_choose(...) mlfab__filter_choose_with(mlfab__kernel_level(), __VA_ARGS__)
+MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtype, const void *g,
+                                          const void *residual, uint64_t n, uint64_t k,
+                                          uint64_t *room);
 /* Marks as mlfab__filter_mark, for the next n <= 65536 elements of the array; settle clears some of the
- * marks. Returns 0 when it has found an a that is infinite or NaN. */
+ * marks. Returns 0 when it has found an a that is infinite or NaN; it looks no further once the list is
+ * full. */
 MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab__filter_rule *rule,
                                        uint64_t first, uint32_t n, uint64_t *keep);
 /* After the last look: clears the marks of elements that are not among the k largest. `keep`: the words of
- * all looks, one after another. Returns 0 if the k-th largest is not between the limits, which are as wide
- * as possible then: look at all elements again, and settle succeeds. */
+ * all looks, one after another. Returns 0 when it fails; the marks are unspecified then. */
 MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t *keep);
 
 /* Sets after[i] back to before[i] where 0 < |after - before| / |before| < tau, computed in double; a change
@@ -96,6 +111,9 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
                                                  const void *g, void *residual, uint32_t n,
                                                  const uint64_t *keep, void *values,
                                                  uint64_t *saturated);
+MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *choice, int dtype,
+                                               const void *g, const void *residual, uint64_t n,
+                                               uint64_t k, uint64_t *room);
 MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
                                                    void *after, uint64_t n, double tau);
 

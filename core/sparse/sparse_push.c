@@ -192,7 +192,7 @@ static uint64_t sparse_push_count_words(const mlfab__worker *worker, const mlfab
     words += sparse_push_words(&piece);
     if (!sparse_push_tops(sieve)) continue;
     uint64_t count = worker->layout.tensors[piece.tensor].count;
-    *room_p = mlfab__max(*room_p, mlfab__filter_choice_words(count, words - first));
+    *room_p = mlfab__max(*room_p, mlfab__filter_choice_words(piece.dtype, count, words - first));
   }
   return words;
 }
@@ -224,15 +224,23 @@ static int sparse_push_look_top(const mlfab__worker *worker, const mlfab__outgoi
   uint64_t count = worker->layout.tensors[piece->tensor].count;
   uint64_t k = (uint64_t)(sieve->filter.top * (double)count);
   mlfab__filter_choice choice;
+  mlfab__filter_cut cut;
   k = mlfab__max(1, mlfab__min(k, count));
   mlfab__filter_choose(&choice, rule->dtype, piece->data, sieve->residual, count, k, room);
   do {
-    *tour = first;
-    do {
-      if (!mlfab__filter_look(&choice, rule, piece->first, piece->n, tour->marks))
-        return sparse_push_refuse(worker, piece, rule, sparse_push_residual(sieve, piece), error);
-    } while (sparse_push_tour_next(worker, update, tour));
-  } while (!mlfab__filter_settle(&choice, first.marks));
+    if (!mlfab__filter_look(&choice, rule, piece->first, piece->n, tour->marks))
+      return sparse_push_refuse(worker, piece, rule, sparse_push_residual(sieve, piece), error);
+  } while (sparse_push_tour_next(worker, update, tour));
+  if (mlfab__filter_settle(&choice, first.marks)) return 0;
+  *tour = first;
+  mlfab__filter_kth(rule->dtype, piece->data, sieve->residual, count, k, &cut);
+  do {
+    const uint8_t *residual = sparse_push_residual(sieve, piece);
+    if (mlfab__filter_mark(rule, piece->data, residual, piece->first, piece->n, tour->marks) ==
+        MLFAB__FILTER_REFUSED)
+      return sparse_push_refuse(worker, piece, rule, residual, error);
+    mlfab__filter_top(rule->dtype, piece->data, residual, piece->n, &cut, tour->marks);
+  } while (sparse_push_tour_next(worker, update, tour));
   return 0;
 }
 

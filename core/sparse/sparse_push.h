@@ -4,7 +4,7 @@
 
 #include "../worker/worker.h"
 
-/* The filter of a tensor, and the values that it holds back. */
+/* The filter of a tensor, and what it holds back. */
 typedef struct mlfab__sieve {
   mlfab_filter filter;
   uint8_t *residual; /* as large as the tensor; NULL: no filter */

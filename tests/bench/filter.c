@@ -94,12 +94,11 @@ static void top_pack(const cell *c) {
   mlfab__filter_choice choice;
   packed = 0;
   mlfab__filter_choose(&choice, MLFAB_F32, gradient, residual, n, k, scratch);
-  do {
-    for (uint64_t at = 0; at < n; at += STRETCH)
-      require(mlfab__filter_look(&choice, &rule, at, (uint32_t)mlfab__min(n - at, STRETCH),
-                                 marks + at / 64),
-              "finite");
-  } while (!mlfab__filter_settle(&choice, marks));
+  for (uint64_t at = 0; at < n; at += STRETCH)
+    require(mlfab__filter_look(&choice, &rule, at, (uint32_t)mlfab__min(n - at, STRETCH),
+                               marks + at / 64),
+            "finite");
+  require(mlfab__filter_settle(&choice, marks), "not settled");
   for (uint64_t at = 0; at < n; at += STRETCH) {
     uint32_t count = (uint32_t)mlfab__min(n - at, STRETCH);
     mlfab__packet_shape shape = {at * 4, MLFAB_F32, c->half, 0, count};
@@ -225,7 +224,7 @@ int main(int argc, char **argv) {
   other = memory(n * sizeof *other);
   packets = memory((n / STRETCH + 1) * mlfab__packet_bound(STRETCH, MLFAB_F32));
   marks = memory((n / 64 + 1) * sizeof *marks);
-  scratch = memory(mlfab__filter_choice_words(n, n / 64 + 1) * sizeof *scratch);
+  scratch = memory(mlfab__filter_choice_words(MLFAB_F32, n, n / 64 + 1) * sizeof *scratch);
   mlfab__rng_seed(&prng, 1);
   for (uint64_t i = 0; i < n; i++) {
     gradient[i] = (float)(2 * mlfab__rng_unit(&prng) - 1);

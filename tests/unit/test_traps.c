@@ -106,8 +106,7 @@ static void filter(int level, int dtype, int half, uint32_t n) {
   static const double taus[] = {0, 1e-9, 0.5, 1e9, HUGE_VAL};
   mlfab__filter_rule rule = {dtype, half, taus[below(5)], (double)below(3) / 2, 7, 1 + below(9)};
   uint64_t keep[MOST / 64 + 1], saturated = 0;
-  mlfab__filter_choice choice;
-  static uint64_t room[MOST + 2 * (MOST / 64 + 1)];
+  mlfab__filter_cut cut;
   fill(dtype, u, n, 1e15);
   fill(dtype, w, n, 1e15);
   CALM(level, mlfab__filter_threshold(rule.tau, 0.5, rule.t));
@@ -115,9 +114,8 @@ static void filter(int level, int dtype, int half, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) /* someone has cleared marks */
     if (below(3) == 0) keep[i / 64] &= ~(UINT64_C(1) << i % 64);
   CALM(level, mlfab__filter_emit_with(level, &rule, u, w, n, keep, bytes, &saturated));
-  CALM(level, mlfab__filter_choose_with(level, &choice, dtype, u, w, n, 1 + n / 3, room));
-  CALM(level, mlfab__filter_look(&choice, &rule, 0, n, keep));
-  CALM(level, mlfab__filter_settle(&choice, keep));
+  CALM(level, mlfab__filter_kth(dtype, u, w, n, 1 + n / 3, &cut));
+  CALM(level, mlfab__filter_top(dtype, u, w, n, &cut, keep));
   fill(dtype, u, n, 1e15);
   fill(dtype, w, n, 1e15);
   /* some elements do not change */
