@@ -269,7 +269,7 @@ switches: all
 
 # libFuzzer instruments the files that decode, which is all that these programs link.
 FUZZED := $(wildcard core/*/*_wire.c core/wire/*.c) $(addprefix core/,base/text.c base/error.c base/env.c base/rng.c base/random.c checkpoint/record.c \
-          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/kernels_combine.c kernels/packet.c)
+          kernels/half.c kernels/kernels.c kernels/kernels_x86.c kernels/kernels_cblas.c kernels/kernels_combine.c kernels/kernels_combine_x86.c kernels/packet.c)
 ##: fuzzes the decoders of frames and packets with libFuzzer (clang), for FUZZ_SECONDS each (60)
 fuzz:
 	+@$(SUBMAKE) BUILD=$(BUILD)/libfuzzer CC='$(CLANG)' CFLAGS='-O1 -g1' SAN=-fsanitize=fuzzer-no-link,address,undefined \

@@ -25,15 +25,15 @@ import textwrap
 GROUPS = [
     {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec peer_wire crc"},
-    {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout balance version optimizer memory store hold image windows"},
+    {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
+    {"model": "sync layout balance optimizer memory store hold image windows"},
     {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
-    {"worker": "sources cache pull push feed worker worker_role",
+    {"worker": "sources pull push feed worker worker_role",
      "server": "lazy blocks clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
              "comm_finish epoch comm barrier barrier_kept membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain hops accumulator sum distributor aggregator report route spread client sched_role",
-     "sparse": "filter sparse_push sparse_apply delta",
+     "sparse": "version filter cache sparse_push sparse_apply delta",
      "lend": "lend_wire slab view views",
      "reshard": "reshard_wire reshard reshard_server recut reshard_worker reshard_role",
      "keys": "blake2b poly1305 keys_wire session guard",
@@ -68,7 +68,7 @@ SWITCHES = {
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/open/dirs core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/worker/feed core/api/visit core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
-    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine core/kernels/kernels_combine_x86"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
@@ -80,6 +80,7 @@ SWITCHES = {
 # Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = ["core/coll/barrier"]
 NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"],
+             "core/kernels/half": ["SCHED", "SPARSE", "COLL"], "core/kernels/half_x86": ["SCHED", "SPARSE", "COLL"],
              "core/model/image": ["CHECKPOINT", "REPLICA", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "REPLICA", "RESHARD"],
              "core/api/disk": ["CHECKPOINT", "TELEMETRY"], "core/api/extent": ["COLL", "DEVICE", "SPARSE"],
              "core/base/shm_memory": ["LEND", "COLL"], "transports/shm_memory": ["LEND", "COLL"], "core/open/areas": ["LEND", "COLL"],

@@ -136,15 +136,6 @@ MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64
   return mlfab__node_submit(node, call, now_ns, request_p, NULL);
 }
 
-MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
-                                uint64_t *count_p) {
-  mlfab_error error;
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
-  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
-  return mlfab__node_return(node, code, &error);
-}
-
 MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
   if (!node) return MLFAB_ERR_ARGUMENT;
   if (!status_p)

@@ -1,4 +1,4 @@
-/* calls_sparse.c - filters and sparse updates. */
+/* calls_sparse.c - filters, sparse updates, the cached model. */
 #include "../sparse/sparse_push.h"
 #include "../worker/worker.h"
 #include "context.h"
@@ -44,4 +44,17 @@ MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_
 
 MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
   SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
+}
+
+MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
+                                uint64_t *count_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
+  CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
 }

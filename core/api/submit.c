@@ -112,10 +112,6 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
   return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
 }
 
-MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
-  CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
-}
-
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
   CONTEXT_CALL(ctx, mlfab__context_cancel(ctx, request));
 }

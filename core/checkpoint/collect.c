@@ -364,7 +364,7 @@ static void collect_install_slice(mlfab__collect *collect, uint32_t i) {
   s->clock = (uint8_t)is->clock;
   mlfab__store_change(store, i);
   /* Which bytes have changed is not known here. */
-  if (store->tags) store->tags[i].base = mlfab__store_label(s);
+  if (store->tags) store->tags->moved(store, i);
 }
 
 static void collect_install_workers(mlfab__collect *collect) {

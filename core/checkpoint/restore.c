@@ -256,7 +256,7 @@ static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoin
   store->slices[local].version = slice->version;
   store->slices[local].commit = slice->commit;
   store->slices[local].clock = (uint8_t)restore->target[slice->clock];
-  if (store->tags) store->tags[local].base = mlfab__store_label(&store->slices[local]);
+  if (store->tags) store->tags->moved(store, local);
   return NULL;
 }
 

@@ -433,7 +433,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
   int code = partial_run_check_call(e, data, error);
   if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
   if (code) return code;
-  if (e->refuse_nan && !mlfab__kernel_finite(spec->dtype, data, spec->count))
+  if (e->refuse_nan && !mlfab__elements_finite(spec->dtype, data, spec->count))
     return mlfab__comm_not_finite(comm, partial_run_what, error);
   if (mlfab__comm_owed(comm, error)) {
     mlfab__partial_keep(&e->partial, data);

@@ -687,7 +687,7 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   int code = mlfab__comm_check_data(stochastic_what, data, g->width, error);
   if (code) return code;
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_AGAIN, "an iteration is under way");
-  if (!g->options.refuse_nan || mlfab__kernel_finite(g->dtype, data, g->count)) return 0;
+  if (!g->options.refuse_nan || mlfab__elements_finite(g->dtype, data, g->count)) return 0;
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
 }
 

@@ -7,7 +7,7 @@
  * number and the point from which rounding would give infinity round down in any case.
  *
  * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients in this form. */
-#include "half.h"
+#include "half_x86.h"
 
 #define HALF_MAGNITUDE 0x7fffffffu
 #define HALF_F16_TOP 0x477fe000u  /* 65504 */
@@ -89,4 +89,70 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
   }
   for (; n > 0; n--) carry |= (*in++ & exponent & 0xffffu) + (one & 0xffffu);
   return !(carry & each << 15);
+}
+
+/* ---- arrays: values that are too large are clamped before rounding ---- */
+
+#if KERNELS_X86
+
+#define X86_LEAST8(a, b) (x86_f32x8_words) _mm256_min_epi32((__m256i)(a), (__m256i)(b))
+#define X86_LEAST16(a, b) (x86_f32x16_words) _mm512_min_epi32((__m512i)(a), (__m512i)(b))
+#define X86_HALVES(name, isa, type, half, vector, least, load, read, cut, write)                   \
+  isa static uint64_t name##_half_store(uint16_t *out, const float *in, uint64_t n) {              \
+    const type##_words top = (type##_words){0} + (int32_t)mlfab__half_top(half);                   \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                                   \
+    uint64_t i = 0;                                                                                \
+    for (; i + lanes <= n; i += lanes) {                                                           \
+      type##_words x = (type##_words) * (const type##_line *)(in + i);                             \
+      x = (x & ~X86_F32_MOST) | least(x & X86_F32_MOST, top);                                      \
+      write((vector *)(void *)(out + i), cut((type##_value)x));                                    \
+    }                                                                                              \
+    return i;                                                                                      \
+  }                                                                                                \
+  isa static uint64_t name##_half_load(float *out, const uint16_t *in, uint64_t n) {               \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                                   \
+    uint64_t i = 0;                                                                                \
+    for (; i + lanes <= n; i += lanes)                                                             \
+      *(type##_line *)(out + i) = (type##_line)load(read((const vector *)(const void *)(in + i))); \
+    return i;                                                                                      \
+  }
+
+X86_HALVES(x86_f16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_F16, __m128i, X86_LEAST8, X86_F16X8_LOAD,
+           _mm_loadu_si128, X86_F16X8_ROUND, _mm_storeu_si128)
+X86_HALVES(x86_bf16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_BF16, __m128i, X86_LEAST8,
+           X86_BF16X8_LOAD, _mm_loadu_si128, x86_bf16x8_cut, _mm_storeu_si128)
+X86_HALVES(x86_f16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_F16, __m256i, X86_LEAST16,
+           X86_F16X16_LOAD, _mm256_loadu_si256, X86_F16X16_ROUND, _mm256_storeu_si256)
+X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X86_LEAST16,
+           X86_BF16X16_LOAD, _mm256_loadu_si256, x86_bf16x16_cut, _mm256_storeu_si256)
+
+/* By level and MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
+static uint64_t (*const half_stores[3][3])(uint16_t *out, const float *in, uint64_t n) = {
+    {NULL},
+    {NULL, x86_f16_avx2_half_store, x86_bf16_avx2_half_store},
+    {NULL, x86_f16_avx512_half_store, x86_bf16_avx512_half_store}};
+static uint64_t (*const half_loads[3][3])(float *out, const uint16_t *in, uint64_t n) = {
+    {NULL},
+    {NULL, x86_f16_avx2_half_load, x86_bf16_avx2_half_load},
+    {NULL, x86_f16_avx512_half_load, x86_bf16_avx512_half_load}};
+#endif
+
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n) {
+  uint64_t i = 0;
+  (void)level;
+#if KERNELS_X86
+  if (half_stores[level][half]) i = half_stores[level][half](out, in, n);
+#endif
+  for (; i < n; i++) out[i] = mlfab__half_one(half, in[i]);
+}
+
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n) {
+  uint64_t i = 0;
+  (void)level;
+#if KERNELS_X86
+  if (half_loads[level][half]) i = half_loads[level][half](out, in, n);
+#endif
+  for (; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
 }

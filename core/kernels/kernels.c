@@ -1,7 +1,7 @@
 /* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
- * the same pass over memory, 16-bit numbers. Not for: choosing what is added, or threads: a caller may
+ * the same pass over memory. Not for: choosing what is added, or threads: a caller may
  * split the work.
  *
  * Invariants: an element of a result depends only on its operands and their order, never on the row,
@@ -17,8 +17,6 @@
  *
  * Source: MLfabric §5 adds at aggregators and servers, but does not describe kernels. */
 #include "kernels.h"
-
-#include "half.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -183,8 +181,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 }
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
-  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
@@ -228,26 +224,6 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
     sum += done == count ? piece : kernel_norm2_own(level, dtype, from, count);
   }
   return sum;
-}
-
-/* ---- 16-bit numbers ---- */
-
-static void kernel_half_load(int half, float *out, const uint16_t *in, uint64_t n) {
-  for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
-}
-
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
-  uint64_t i = row->half_store[half] ? row->half_store[half](out, in, n) : 0;
-  for (; i < n; i++) out[i] = mlfab__half_one(half, in[i]);
-}
-
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
-  uint64_t done = row->half_load[half] ? row->half_load[half](out, in, n) : 0;
-  kernel_half_load(half, out + done, in + done, n - done);
 }
 
 /* ---- copying ---- */

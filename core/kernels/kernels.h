@@ -72,29 +72,16 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
 #define mlfab__kernel_norm2_by(kernels, ...) \
   mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
-/* float32 to 16 bits and back (half.h); n elements; in and out do not overlap. */
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n);
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n);
-#define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
-#define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
-
 /* A row, by element type; the functions are described above. NULL: use the portable code. A device would be a row of
  * its own; a row that completes later would need start and poll in addition. */
+typedef void mlfab__combine_fn(int op, void *const *dst, uint32_t ndst, uint64_t past,
+                               const void *const *in, uint32_t k, uint64_t from, uint64_t to);
 typedef struct mlfab__kernels {
   /* n is a multiple of 64 bytes; dst (u without a dst) is aligned to 64 bytes. */
   int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
                             int stream);
-  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;
-   * it is aligned to 64 bytes then. */
-  void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
-                                  const void *const *in, uint32_t k, uint64_t from, uint64_t to);
-  void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
   double (*norm2[MLFAB_F64 + 1])(const void *u, uint64_t n, uint64_t *done_p);
-  /* By MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
-  uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
-  uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
+  mlfab__combine_fn *combine[MLFAB_F64 + 1]; /* of cblas only: see kernels_combine.h */
 } mlfab__kernels;
 /* Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);

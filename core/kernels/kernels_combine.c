@@ -7,8 +7,6 @@
  *    -fno-signed-zeros has an effect. */
 #include "kernels_combine.h"
 
-#include "half.h"
-
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define COMBINE_X86 1
 #else
@@ -200,6 +198,12 @@ static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t
   }
 }
 
+MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
+    return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
+  return mlfab__kernel_finite(dtype, data, n);
+}
+
 /* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
  * cache. */
 static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
@@ -233,7 +237,7 @@ static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
-  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
+  const mlfab__combines *row = mlfab__combines_row(level & ~MLFAB__KERNEL_CBLAS);
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
@@ -271,7 +275,7 @@ MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, vo
 
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
                                                uint32_t by) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+  const mlfab__combines *row = mlfab__combines_row(level);
   uint64_t head, body, done = 0;
   assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
   combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);

@@ -2,7 +2,20 @@
 #ifndef MLFAB__KERNELS_COMBINE_H
 #define MLFAB__KERNELS_COMBINE_H
 
-#include "kernels.h"
+#include "half.h"
+
+/* A row, by element type. NULL: use the portable code. */
+typedef struct mlfab__combines {
+  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;
+   * it is aligned to 64 bytes then. */
+  mlfab__combine_fn *combine[MLFAB_BF16 + 1];
+  void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
+} mlfab__combines;
+/* kernels_combine_x86.c. Row 0 has no members. */
+MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level);
+
+/* As mlfab__kernel_finite, also for F16 and BF16. */
+MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t n);
 
 /* Bytes of a collective's element, which may be F16 or BF16; 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);

@@ -275,6 +275,7 @@ static void view_instead(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t no
                           MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
     return;
   }
+  fetch->cache = worker->cache;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__fetch_part *part = &fetch->parts[s];

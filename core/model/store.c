@@ -4,8 +4,6 @@
 #include "../kernels/kernels.h"
 #include "sync.h"
 
-enum { STORE_TAGS_MAX = 65536 };
-
 /* Divides the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   const mlfab__layout *layout = store->layout;
@@ -124,30 +122,6 @@ no_memory:
   return MLFAB_ERR_MEMORY;
 }
 
-/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
-static uint64_t store_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
-                            uint32_t elements) {
-  const mlfab__layout *layout = store->layout;
-  uint64_t last = slice->offset + slice->bytes - 1;
-  /* Tensors with 8-byte types come first. */
-  uint32_t first_width =
-      mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
-  uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
-  return mlfab__max((uint64_t)elements * last_width, first_width);
-}
-
-MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
-  if (store->nslices == 0) return 0;
-  store->tags = mlfab__alloc_array(env, store->nslices, sizeof *store->tags);
-  if (!store->tags) return MLFAB_ERR_MEMORY;
-  for (uint32_t i = 0; i < store->nslices; i++) {
-    const mlfab__shard_slice *slice = &store->slices[i];
-    if (mlfab__tags_init(env, &store->tags[i], slice->bytes, store_grain(store, slice, elements)))
-      return MLFAB_ERR_MEMORY;
-  }
-  return 0;
-}
-
 static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
   for (uint32_t p = 0; state && p < store->positions; p++) {
     mlfab__memory_give(store->memory, env, state[p], store->block_bytes);
@@ -157,9 +131,7 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
 
 MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
-  for (uint32_t i = 0; store->tags && i < store->nslices; i++)
-    mlfab__tags_free(env, &store->tags[i]);
-  mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
+  if (store->tags) store->tags->free(env, store);
   store_free_states(env, store, store->s0);
   store_free_states(env, store, store->s1);
   mlfab__free(env, store->w, store->positions * sizeof *store->w);
@@ -272,51 +244,22 @@ MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint
   *place = block;
 }
 
-static int store_share(double x) { return mlfab__finite(x) && x >= 0.0; }
-
-static int store_check_numbers(const mlfab_model_options *options, mlfab_error *error) {
-  uint32_t tags = options->tags;
-  if (tags > STORE_TAGS_MAX || (tags & (tags - 1)) != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not a power of two up to %d, nor 0",
-                       tags, STORE_TAGS_MAX);
-  if (options->pull_half > MLFAB_HALF_BF16)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "pull_half is %u: not one of MLFAB_HALF_*",
-                       options->pull_half);
-  if (!store_share(options->change_threshold))
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_threshold is %g: not 0 or more, and finite",
-                       options->change_threshold);
-  if (!store_share(options->change_decay))
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_decay is %g: not 0 or more, and finite",
-                       options->change_decay);
-  return 0;
-}
-
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error) {
   int code = mlfab__optimizer_init(optimizer, options, error);
   if (code) return code;
-  code = store_check_numbers(options, error);
-  if (code) return code;
-  const char *filters = options->pull_half ? "pull_half (16-bit parameters)"
-                                           : "change_threshold (a parameter filter)";
-  int filtered = options->pull_half || options->change_threshold > 0.0;
   int rounds = mlfab__sync_rounds(options->consistency.kind);
   const char *text = NULL;
   if (options->mean && !rounds)
     text = "mean with an asynchronous model: there is no round to divide by";
   if (options->deterministic && options->consistency.kind != MLFAB_SYNC_BSP)
     text = "deterministic with another model than BSP: there is no round of all to order";
-  if (options->ghost && options->tags) text = "ghost with tags: there are no bytes that change";
   for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
     if (layout->tensors[i].dtype != MLFAB_I64) continue;
     if (options->mean) text = "mean with int64 tensors: the division is not exact";
     if (!mlfab__optimizer_adds(optimizer))
       text = "int64 tensors with another optimizer than SGD, or weight_decay";
-    if (!filtered || text) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: int64 tensors (tensor %u) with %s", layout->tensors[i].id,
-                       filters);
   }
   if (!text) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: %s", text);

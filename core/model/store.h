@@ -15,7 +15,6 @@
 
 #include "layout.h"
 #include "memory.h"
-#include "version.h"
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
@@ -62,9 +61,15 @@ typedef struct mlfab__store {
   uint64_t changes; /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
-  mlfab__tags *tags; /* by slice, or NULL */
+  struct mlfab__store_tags *tags; /* of the sparse group, or NULL */
   int ghost;
 } mlfab__store;
+
+/* What a group keeps beside the slices of a store begins with this. */
+struct mlfab__store_tags {
+  void (*free)(mlfab__env *env, mlfab__store *store);
+  void (*moved)(mlfab__store *store, uint32_t slice); /* a slice has come with its history */
+};
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -84,9 +89,6 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
                                       mlfab__slab *slab, const mlfab__layout *layout,
                                       uint32_t server, uint32_t block_bytes, int sums,
                                       uint32_t states, int ghost);
-/* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
- * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
-MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
 /* places: all but the blocks. There are no holders. block: the memory of one. */
 MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store);

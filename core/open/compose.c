@@ -162,7 +162,7 @@ static int compose_worker(mlfab_node *node) {
   if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
-  mlfab__sparse_worker_attach(parts->worker);
+  code = mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_REPLICA
   if (node->config.replicas) mlfab__losses_attach(parts->worker);

@@ -21,7 +21,7 @@ static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hel
   if (ack->term <= stream->term) return 0;
   stream->term = ack->term;
   /* The former copy may have made commits that this one has not. */
-  stream->cache_epoch = 0;
+  if (worker->cache) worker->cache->lost(worker, server);
   return 1;
 }
 

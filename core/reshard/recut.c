@@ -47,7 +47,7 @@ static int recut_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
 }
 
 MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__cache_void(worker, MLFAB_ALL);
+  if (worker->cache) worker->cache->lost(worker, MLFAB_ALL);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
@@ -62,8 +62,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       if (recut_maps(worker, fetch) && part->asked)
         MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !recut_maps(worker, fetch))
-        segments = segments > 0; /* a pull asks for whole slices */
+      if (fetch->cache) segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->asked = 0;
       if (worker->routes) worker->routes->pull_leave(worker, fetch, s);

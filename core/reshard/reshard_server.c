@@ -122,7 +122,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
                            &shift->layout, server->number, server->config->block_bytes,
                            mlfab__clock_rounds(server), states, options->ghost != 0);
-  if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
+  if (!code && server->sparse) code = server->sparse->tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
@@ -504,7 +504,7 @@ static void reshard_server_install(mlfab__server *server) {
       server->stats->bytes_moved += s->bytes;
     }
     /* Changes before the move are no longer known. */
-    if (store->tags) store->tags[i].base = mlfab__store_label(s);
+    if (store->tags) store->tags->moved(store, i);
     s->changed = server->store.changes + 1;
   }
   store->changes = server->store.changes + 1;

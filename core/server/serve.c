@@ -266,29 +266,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->waiting = pull->offered = pull->poor = 0;
   pull->view = NULL;
   pull->passed = 0;
-  pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
-}
-
-/* Checks the cache state that the reader reports. Returns 0, or a code after answering with an error. */
-static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
-  char text[128];
-  uint32_t slice;
-  uint64_t since;
-  if (!server->sparse) return 0; /* without the sparse group, the worker gets all bytes */
-  int code = server->sparse->cache(server, in, server->lists->segments, server->lists->versions,
-                                   &slice, &since);
-  if (code == MLFAB_ERR_FRAME) {
-    mlfab__server_drop(server, worker, code,
-                       "a PULL with another number of commits than of slices");
-  } else if (code) {
-    const mlfab__shard_slice *s = &server->store.slices[slice];
-    snprintf(text, sizeof text,
-             "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
-             (unsigned long long)mlfab__store_label(s), (unsigned long long)since);
-    mlfab__serve_fail(server, worker, in->request, code, text);
-  }
-  return code;
 }
 
 MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
@@ -317,7 +295,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     }
   }
   int view = (in.flags & MLFAB__PULL_VIEW) != 0 && in.segments > 0;
-  if (!view && serve_cache(server, worker, &in)) return;
+  const mlfab__server_sparse *sparse = view ? NULL : server->sparse;
+  if (sparse && sparse->cache(server, worker, &in)) return;
   mlfab_pull_info info = {worker, server->number, in.progress, bytes};
   if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
@@ -336,7 +315,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                          server->lender ? server->lender->ask(server, pull, in.epoch)
                                         : MLFAB_ERR_UNSUPPORTED))
     return;
-  if (!view && server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
+  if (sparse && sparse->keep(server, pull, &in)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
     return;
@@ -618,7 +597,7 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0) mlfab__serve_end(server, pull);
       mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
-      mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
+      if (pull->since) server->sparse->forget(server, pull);
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }

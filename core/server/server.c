@@ -279,7 +279,7 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 /* Refuses what this server, as configured and built, cannot do. */
 static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
-  int packets = options->tags > 0 || options->pull_half || options->change_threshold > 0.0 ||
+  int packets = options->tags > 0 || options->pull_half || !(options->change_threshold <= 0.0) ||
                 server->config->change_filter;
   if (packets && !server->sparse)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
@@ -357,6 +357,7 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
                        server->number);
   if (!code && owners) mlfab__layout_assign(&server->layout, owners);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
+  if (!code && server->sparse) code = server->sparse->check(options, &server->layout, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
   code = server_memory(server, options);

@@ -108,10 +108,8 @@ typedef struct mlfab__server_pull {
   uint32_t *pinned; /* blocks of the pinned slice, positions_per_slice of them */
   uint32_t slice;   /* the pinned slice, or MLFAB__NO_BLOCK */
   uint64_t version, commit;
-  int cached;       /* the reader's cache counts commits in our epoch ... */
-  uint64_t *sinces; /* ... and has these commits of the touched slices, by local number */
-  uint32_t since_room;
-  uint32_t restart_segment; /* cursor at the start of the pinned slice */
+  struct mlfab__pull_since *since; /* of the sparse group: what the reader has, or NULL */
+  uint32_t restart_segment;        /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
   int waiting;                     /* for the pull condition of a clock ... */
@@ -233,19 +231,22 @@ typedef struct mlfab__apply_codec {
 typedef struct mlfab__server_sparse {
   const mlfab__apply_codec *(*packed)(void);
   int (*room)(mlfab__server *server); /* allocates memory for taking packets in. Errors: MEMORY */
-  /* Tags and filter of a new model. Errors: MEMORY. `free` returns all memory. */
+  /* A model's options of tags, 16-bit parameters and parameter filters. Errors: CONFIG, UNSUPPORTED. */
+  int (*check)(const mlfab_model_options *options, const mlfab__layout *layout, mlfab_error *error);
+  /* Tags and filter of a new model. Errors: MEMORY. `free` returns all memory but that of pulls. */
   int (*open)(mlfab__server *server, int ghost);
   void (*free)(mlfab__server *server);
+  /* Gives the store tags for every `elements` (0: none) elements. Errors: MEMORY; store_free frees them. */
+  int (*tag)(mlfab__env *env, mlfab__store *store, uint32_t elements);
   /* A commit changes a piece from `before` to `after`: puts back the changes that the filter rejects, and
    * tags the others. Call it if server->watch, before the slice's commit number moves. */
   void (*piece)(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
                 uint8_t *after);
-  /* Checks the cache state that a PULL reports. Errors: FRAME (not one commit a slice), ARGUMENT (the cache
-   * is ahead of the server: the slice's local number and its commit). `keep` stores it. Errors: MEMORY. */
-  int (*cache)(const mlfab__server *server, const mlfab__pull *in, const mlfab__segment *segments,
-               const uint64_t *sinces, uint32_t *slice_p, uint64_t *since_p);
-  int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
-              const uint64_t *sinces);
+  /* Checks the cache state that a PULL reports; answers if it is wrong, and returns the code. `keep` stores
+   * it (errors: MEMORY), `forget` frees it. */
+  int (*cache)(mlfab__server *server, uint32_t worker, const mlfab__pull *in);
+  int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in);
+  void (*forget)(mlfab__server *server, mlfab__server_pull *pull);
   /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied, and
    * returns how many bytes of the slice it covers; 0 when the next *plain bytes (which it may reduce) are
    * better sent unpacked. */

@@ -19,13 +19,101 @@
 #include "filter.h"
 #include "../kernels/kernels.h"
 
+#include <stdio.h>
+
 enum {
+  DELTA_TAGS_MAX = 65536,
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
   DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
   DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
   DELTA_TAG_BYTES = 4,
   DELTA_LOOK = 64 /* grains searched in the first step */
 };
+
+/* --- a new model --- */
+
+static int delta_share(double x) { return mlfab__finite(x) && x >= 0.0; }
+
+MLFAB__INTERNAL int mlfab__sparse_check(const mlfab_model_options *options,
+                                        const mlfab__layout *layout, mlfab_error *error) {
+  uint32_t tags = options->tags;
+  if (tags > DELTA_TAGS_MAX || (tags & (tags - 1)) != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not a power of two up to %d, nor 0",
+                       tags, DELTA_TAGS_MAX);
+  if (options->pull_half > MLFAB_HALF_BF16)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "pull_half is %u: not one of MLFAB_HALF_*",
+                       options->pull_half);
+  if (!delta_share(options->change_threshold))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_threshold is %g: not 0 or more, and finite",
+                       options->change_threshold);
+  if (!delta_share(options->change_decay))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_decay is %g: not 0 or more, and finite",
+                       options->change_decay);
+  if (options->ghost && tags)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: ghost with tags: there are no bytes that change");
+  int filtered = options->pull_half || options->change_threshold > 0.0;
+  for (uint32_t i = 0; filtered && i < layout->ntensors; i++) {
+    if (layout->tensors[i].dtype != MLFAB_I64) continue;
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: int64 tensors (tensor %u) with %s", layout->tensors[i].id,
+                       options->pull_half ? "pull_half (16-bit parameters)"
+                                          : "change_threshold (a parameter filter)");
+  }
+  return 0;
+}
+
+/* The tags of a store's slices. */
+typedef struct delta_tags {
+  struct mlfab__store_tags base;
+  mlfab__tags of[]; /* by slice */
+} delta_tags;
+
+MLFAB__INTERNAL mlfab__tags *mlfab__store_tags_of(const mlfab__store *store, uint32_t slice) {
+  return &((delta_tags *)store->tags)->of[slice];
+}
+
+static size_t delta_tags_bytes(const mlfab__store *store) {
+  return sizeof(delta_tags) + store->nslices * sizeof(mlfab__tags);
+}
+
+static void delta_tags_free(mlfab__env *env, mlfab__store *store) {
+  for (uint32_t i = 0; i < store->nslices; i++)
+    mlfab__tags_free(env, mlfab__store_tags_of(store, i));
+  mlfab__free(env, store->tags, delta_tags_bytes(store));
+  store->tags = NULL;
+}
+
+/* Its former changes are not known here. */
+static void delta_tags_moved(mlfab__store *store, uint32_t slice) {
+  mlfab__store_tags_of(store, slice)->base = mlfab__store_label(&store->slices[slice]);
+}
+
+/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
+static uint64_t delta_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
+                            uint32_t elements) {
+  const mlfab__layout *layout = store->layout;
+  uint64_t last = slice->offset + slice->bytes - 1;
+  /* Tensors with 8-byte types come first. */
+  uint32_t first_width =
+      mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
+  uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
+  return mlfab__max((uint64_t)elements * last_width, first_width);
+}
+
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
+  if (store->nslices == 0 || elements == 0) return 0;
+  delta_tags *tags = mlfab__alloc(env, delta_tags_bytes(store));
+  if (!tags) return MLFAB_ERR_MEMORY;
+  tags->base = (struct mlfab__store_tags){delta_tags_free, delta_tags_moved};
+  store->tags = &tags->base;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *slice = &store->slices[i];
+    if (mlfab__tags_init(env, &tags->of[i], slice->bytes, delta_grain(store, slice, elements)))
+      return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
 
 /* --- commits --- */
 
@@ -34,9 +122,7 @@ static int delta_open(mlfab__server *server, int ghost) {
   server->watch = !ghost && (options->tags > 0 || options->change_threshold > 0.0 ||
                              server->config->change_filter != NULL);
   int code = server->watch || (options->pull_half && !ghost) ? mlfab__sparse_apply_room(server) : 0;
-  if (!code && options->tags > 0)
-    code = mlfab__store_tag(server->env, &server->store, options->tags);
-  return code;
+  return code ? code : mlfab__store_tag(server->env, &server->store, options->tags);
 }
 
 /* Marks the elements that differ; returns their number. */
@@ -84,8 +170,8 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
   if (server->config->change_filter) delta_select(server, piece, t, before, after);
   if (!server->store.tags) return;
   uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
-  mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
-                   mlfab__store_label(slice) + 1);
+  mlfab__tags_mark(mlfab__store_tags_of(&server->store, piece->slice), before, after, at,
+                   piece->bytes, mlfab__store_label(slice) + 1);
 }
 
 /* --- caches --- */
@@ -111,37 +197,65 @@ static uint32_t delta_next(const mlfab__server *server, const mlfab__segment *se
   return MLFAB__NO_SLICE;
 }
 
-static int delta_cache(const mlfab__server *server, const mlfab__pull *in,
-                       const mlfab__segment *segments, const uint64_t *sinces, uint32_t *slice_p,
-                       uint64_t *since_p) {
+/* The commits that a cache has of the touched slices, by local number. */
+struct mlfab__pull_since {
+  uint32_t room; /* for commits */
+  int counts;    /* they are of the model's present epoch */
+  uint64_t commits[];
+};
+
+/* The cache is ahead of the slice. */
+static int delta_future(mlfab__server *server, uint32_t worker, const mlfab__pull *in,
+                        const mlfab__shard_slice *s, uint64_t since) {
+  char text[128];
+  snprintf(text, sizeof text,
+           "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
+           (unsigned long long)mlfab__store_label(s), (unsigned long long)since);
+  mlfab__serve_fail(server, worker, in->request, MLFAB_ERR_ARGUMENT, text);
+  return MLFAB_ERR_ARGUMENT;
+}
+
+static int delta_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
+  const uint64_t *sinces = server->lists->versions;
   delta_walk walk = {0, 0};
   uint32_t seen = 0, i;
   if (in->sinces == 0) return 0;
-  while ((i = delta_next(server, segments, in->segments, &walk)) != MLFAB__NO_SLICE) {
+  while ((i = delta_next(server, server->lists->segments, in->segments, &walk)) !=
+         MLFAB__NO_SLICE) {
     uint32_t at = in->sinces == 1 ? 0 : seen;
-    if (at >= in->sinces) return MLFAB_ERR_FRAME;
     seen++;
+    if (at >= in->sinces) break;
     const mlfab__shard_slice *s = &server->store.slices[i];
-    if (in->epoch != server->epoch || sinces[at] <= mlfab__store_label(s)) continue;
-    *slice_p = i;
-    *since_p = sinces[at];
-    return MLFAB_ERR_ARGUMENT;
+    if (in->epoch == server->epoch && sinces[at] > mlfab__store_label(s))
+      return delta_future(server, worker, in, s, sinces[at]);
   }
-  return in->sinces == 1 || seen == in->sinces ? 0 : MLFAB_ERR_FRAME;
+  if (in->sinces == 1 || seen == in->sinces) return 0;
+  mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
+                     "a PULL with another number of commits than of slices");
+  return MLFAB_ERR_FRAME;
 }
 
-static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
-                      const uint64_t *sinces) {
+static void delta_forget(mlfab__server *server, mlfab__server_pull *pull) {
+  mlfab__free(server->env, pull->since,
+              sizeof *pull->since + pull->since->room * sizeof *pull->since->commits);
+  pull->since = NULL;
+}
+
+static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in) {
+  const uint64_t *sinces = server->lists->versions;
   delta_walk walk = {0, 0};
   uint32_t n = server->store.nslices, seen = 0, i;
-  pull->cached = 0;
+  if (pull->since) pull->since->counts = 0;
   if (in->sinces == 0 || in->epoch != server->epoch || !server->store.tags) return 0;
-  uint64_t *room = mlfab__grow(server->env, pull->sinces, &pull->since_room, n, sizeof *room);
-  if (!room) return MLFAB_ERR_MEMORY;
-  pull->sinces = room;
-  pull->cached = 1;
+  if (pull->since && pull->since->room < n) delta_forget(server, pull);
+  if (!pull->since) {
+    pull->since = mlfab__alloc(server->env, sizeof *pull->since + n * sizeof *pull->since->commits);
+    if (!pull->since) return MLFAB_ERR_MEMORY;
+    pull->since->room = n;
+  }
+  pull->since->counts = 1;
   while ((i = delta_next(server, pull->segments, pull->segments_used, &walk)) != MLFAB__NO_SLICE)
-    pull->sinces[i] = sinces[in->sinces == 1 ? 0 : seen++];
+    pull->since->commits[i] = sinces[in->sinces == 1 ? 0 : seen++];
   return 0;
 }
 
@@ -273,9 +387,9 @@ static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pu
                       MLFAB__SPARSE_APPLY_ROOM) &
                   ~7u;
   delta_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
-  if (pull->cached && pull->sinces[pull->slice] > 0) {
-    f.tags = &server->store.tags[pull->slice];
-    f.since = pull->sinces[pull->slice];
+  if (pull->since && pull->since->counts && pull->since->commits[pull->slice] > 0) {
+    f.tags = mlfab__store_tags_of(&server->store, pull->slice);
+    f.since = pull->since->commits[pull->slice];
   }
   if (server->store.ghost || (!f.tags && server->options.pull_half == MLFAB_HALF_NONE)) return 0;
   uint64_t upto = delta_fill(&f, pull->slice, at, end);
@@ -288,11 +402,14 @@ static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pu
 
 static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
                                                   mlfab__sparse_apply_room,
+                                                  mlfab__sparse_check,
                                                   delta_open,
                                                   mlfab__sparse_apply_free,
+                                                  mlfab__store_tag,
                                                   delta_piece,
                                                   delta_cache,
                                                   delta_keep,
+                                                  delta_forget,
                                                   delta_answer};
 
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }

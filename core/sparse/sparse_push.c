@@ -17,12 +17,25 @@
 #include "../kernels/packet.h"
 
 #include "filter.h"
+#include "sparse_apply.h"
 #include "../kernels/kernels.h"
 
 #include <float.h>
 #include <math.h>
 
 enum { SPARSE_PUSH_LEAST = 64 }; /* minimum of a packet's elements, whatever the frame size */
+
+struct mlfab__sparse { /* a sparse update, as the caller passes it */
+  uint32_t tensor;
+  const uint64_t *indices;
+  const void *values;
+  uint64_t count;
+};
+
+/* What the group has of an update. */
+static mlfab__packets *sparse_push_of(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return &worker->packets->of[update - worker->updates];
+}
 
 /* A part of an update for one packet: in one slice and one tensor. */
 typedef struct sparse_push_piece {
@@ -84,7 +97,7 @@ static uint32_t sparse_push_words(const sparse_push_piece *piece) { return (piec
 
 /* The tensor's filter with its residual, or NULL. */
 static mlfab__sieve *sparse_push_sieve(const mlfab__worker *worker, uint32_t tensor) {
-  mlfab__sieve *sieve = worker->nsieves > 0 ? &worker->sieves[tensor] : NULL;
+  mlfab__sieve *sieve = worker->packets->nsieves > 0 ? &worker->packets->sieves[tensor] : NULL;
   return sieve && sieve->residual ? sieve : NULL;
 }
 
@@ -112,19 +125,22 @@ static void sparse_push_rule(const mlfab__worker *worker, const mlfab__sieve *si
 /* --- memory --- */
 
 static int sparse_push_marks_room(mlfab__worker *worker, uint64_t words) {
-  if (words <= worker->mark_room) return 0;
-  mlfab__free(worker->env, worker->marks, worker->mark_room * sizeof *worker->marks);
-  worker->marks = mlfab__alloc_array(worker->env, words, sizeof *worker->marks);
-  worker->mark_room = worker->marks ? words : 0;
-  return worker->marks ? 0 : MLFAB_ERR_MEMORY;
+  struct mlfab__worker_packets *own = worker->packets;
+  if (words <= own->mark_room) return 0;
+  mlfab__free(worker->env, own->marks, own->mark_room * sizeof *own->marks);
+  own->marks = mlfab__alloc_array(worker->env, words, sizeof *own->marks);
+  own->mark_room = own->marks ? words : 0;
+  return own->marks ? 0 : MLFAB_ERR_MEMORY;
 }
 
-static int sparse_push_packet_room(mlfab__worker *worker, mlfab__outgoing *update, uint64_t bytes) {
-  if (bytes <= update->packet_room) return 0;
-  mlfab__free_aligned(worker->env, update->packets, update->packet_room);
-  update->packets = mlfab__alloc_aligned(worker->env, bytes);
-  update->packet_room = update->packets ? bytes : 0;
-  return update->packets ? 0 : MLFAB_ERR_MEMORY;
+static int sparse_push_packet_room(mlfab__worker *worker, const mlfab__outgoing *update,
+                                   uint64_t bytes) {
+  mlfab__packets *packets = sparse_push_of(worker, update);
+  if (bytes <= packets->room) return 0;
+  mlfab__free_aligned(worker->env, packets->data, packets->room);
+  packets->data = mlfab__alloc_aligned(worker->env, bytes);
+  packets->room = packets->data ? bytes : 0;
+  return packets->data ? 0 : MLFAB_ERR_MEMORY;
 }
 
 static int sparse_push_no_memory(mlfab_error *error) {
@@ -231,7 +247,7 @@ static int sparse_push_look_top(const mlfab__worker *worker, const mlfab__outgoi
 /* Checks all values and marks those to be sent. Changes nothing else. `room` is for choices. */
 static int sparse_push_look(const mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
                             uint64_t *room, mlfab_error *error) {
-  sparse_push_tour tour = {.marks = worker->marks};
+  sparse_push_tour tour = {.marks = worker->packets->marks};
   sparse_push_piece *piece = &tour.piece;
   mlfab__filter_rule rule;
   while (sparse_push_next(worker, update, &tour.walk, piece)) {
@@ -258,7 +274,7 @@ static int sparse_push_look(const mlfab__worker *worker, const mlfab__outgoing *
 
 /* The maximum size of the packets of marked elements. */
 static uint64_t sparse_push_size(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  const uint64_t *marks = worker->marks;
+  const uint64_t *marks = worker->packets->marks;
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
   uint64_t bytes = 0;
@@ -314,14 +330,15 @@ static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *siev
 }
 
 static void sparse_push_write(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t) {
-  sparse_push_tour tour = {.marks = worker->marks};
+  mlfab__packets *packets = sparse_push_of(worker, update);
+  sparse_push_tour tour = {.marks = worker->packets->marks};
   const sparse_push_piece *piece = &tour.piece;
   uint64_t at = 0;
   while (sparse_push_next(worker, update, &tour.walk, &tour.piece)) {
     const mlfab__sieve *sieve = sparse_push_sieve(worker, piece->tensor);
     mlfab__packet_shape shape = {piece->offset, piece->dtype, MLFAB_HALF_NONE, 0, piece->n};
     if (!sieve) {
-      at += mlfab__packet_dense(update->packets + at, &shape, piece->data);
+      at += mlfab__packet_dense(packets->data + at, &shape, piece->data);
       continue;
     }
     mlfab__filter_rule rule;
@@ -329,24 +346,24 @@ static void sparse_push_write(mlfab__worker *worker, mlfab__outgoing *update, ui
     int chosen = !sieve->leaves && sieve->filter.select;
     if (chosen && piece->first == 0) sparse_push_choose(worker, update, sieve, tour, t);
     at += sparse_push_emit(worker, sieve, piece, &rule, chosen ? NULL : piece->data, tour.marks,
-                           update->packets + at);
+                           packets->data + at);
     tour.marks += sparse_push_words(piece);
   }
-  update->packet_bytes = at;
+  packets->bytes = at;
 }
 
 static void sparse_push_drop(mlfab__worker *worker, uint32_t tensor) {
-  mlfab__sieve *sieve = &worker->sieves[tensor];
+  mlfab__sieve *sieve = &worker->packets->sieves[tensor];
   mlfab__free_aligned(worker->env, sieve->residual, worker->layout.tensors[tensor].bytes);
   memset(sieve, 0, sizeof *sieve);
-  worker->nsieves--;
+  worker->packets->nsieves--;
 }
 
 /* Frees the residuals of removed filters, which this update has sent. */
 static void sparse_push_leave(mlfab__worker *worker, const mlfab__outgoing *update) {
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
-  while (worker->nsieves > 0 && sparse_push_next(worker, update, &walk, &piece)) {
+  while (worker->packets->nsieves > 0 && sparse_push_next(worker, update, &walk, &piece)) {
     const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
     if (sieve && sieve->leaves) sparse_push_drop(worker, piece.tensor);
   }
@@ -356,20 +373,20 @@ static int sparse_push_filter(mlfab__worker *worker, mlfab__outgoing *update, ui
                               mlfab_error *error) {
   uint64_t room, words = sparse_push_count_words(worker, update, &room);
   if (sparse_push_marks_room(worker, words + room)) return sparse_push_no_memory(error);
-  int code = sparse_push_look(worker, update, t, worker->marks + words, error);
+  int code = sparse_push_look(worker, update, t, worker->packets->marks + words, error);
   if (code) return code;
   if (sparse_push_packet_room(worker, update, sparse_push_size(worker, update)))
     return sparse_push_no_memory(error);
   sparse_push_write(worker, update, t);
   sparse_push_leave(worker, update);
   worker->stats->filter_raw_bytes += update->bytes;
-  worker->stats->filter_bytes += update->packet_bytes;
+  worker->stats->filter_bytes += sparse_push_of(worker, update)->bytes;
   return 0;
 }
 
 static int sparse_push_wanted(const mlfab__worker *worker, const mlfab__source *sources,
                               uint32_t n) {
-  for (uint32_t i = 0; i < n && worker->nsieves > 0; i++) {
+  for (uint32_t i = 0; i < n && worker->packets->nsieves > 0; i++) {
     uint64_t at = sources[i].offset, end = at + sources[i].bytes;
     while (at < end) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, at);
@@ -420,37 +437,49 @@ static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tens
 /* Allocates missing residuals, of one tensor or of all; without memory, none. */
 static int sparse_push_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
   const mlfab__layout *layout = &worker->layout;
-  if (!worker->sieves)
-    worker->sieves = mlfab__alloc_array(worker->env, layout->ntensors, sizeof *worker->sieves);
-  if (!worker->sieves) return MLFAB_ERR_MEMORY;
+  if (!worker->packets->sieves)
+    worker->packets->sieves =
+        mlfab__alloc_array(worker->env, layout->ntensors, sizeof *worker->packets->sieves);
+  if (!worker->packets->sieves) return MLFAB_ERR_MEMORY;
   for (uint32_t i = first; i < end; i++) {
-    mlfab__sieve *sieve = &worker->sieves[i];
+    mlfab__sieve *sieve = &worker->packets->sieves[i];
     sieve->fresh = !sieve->residual;
     if (!sieve->fresh) continue;
     sieve->residual = mlfab__alloc_aligned(worker->env, layout->tensors[i].bytes);
     if (sieve->residual) {
       memset(sieve->residual, 0, layout->tensors[i].bytes);
-      worker->nsieves++;
+      worker->packets->nsieves++;
       continue;
     }
     while (i-- > first) {
-      if (worker->sieves[i].fresh) sparse_push_drop(worker, i);
+      if (worker->packets->sieves[i].fresh) sparse_push_drop(worker, i);
     }
     return MLFAB_ERR_MEMORY;
   }
   return 0;
 }
 
+static void sparse_push_drop_all(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  struct mlfab__worker_packets *own = worker->packets;
+  mlfab__cache_free(worker);
+  for (uint32_t i = 0; own->nsieves > 0 && i < worker->layout.ntensors; i++) {
+    if (own->sieves[i].residual) sparse_push_drop(worker, i);
+  }
+  mlfab__free(env, own->sieves, worker->layout.ntensors * sizeof *own->sieves);
+  mlfab__free(env, own->marks, own->mark_room * sizeof *own->marks);
+  own->sieves = NULL;
+  own->marks = NULL;
+  own->mark_room = 0;
+}
+
 static void sparse_push_free(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
-  for (uint32_t i = 0; worker->nsieves > 0 && i < worker->layout.ntensors; i++) {
-    if (worker->sieves[i].residual) sparse_push_drop(worker, i);
-  }
-  mlfab__free(env, worker->sieves, worker->layout.ntensors * sizeof *worker->sieves);
-  mlfab__free(env, worker->marks, worker->mark_room * sizeof *worker->marks);
-  worker->sieves = NULL;
-  worker->marks = NULL;
-  worker->mark_room = 0;
+  struct mlfab__worker_packets *own = worker->packets;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++)
+    mlfab__free_aligned(env, own->of[i].data, own->of[i].room);
+  if (own->came) mlfab__free_aligned(env, own->came, MLFAB__PACKET_ROOM);
+  mlfab__free(env, own, sizeof *own);
 }
 
 /* Packets go to every server. One that was built without this group takes none. */
@@ -468,7 +497,7 @@ static int sparse_push_check_servers(const mlfab__worker *worker, const char *wh
 
 /* --- sparse updates --- */
 
-static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__sparse *sparse,
+static int sparse_push_check_list(const mlfab__worker *worker, const struct mlfab__sparse *sparse,
                                   mlfab_error *error) {
   int code = sparse_push_check_servers(worker, "sparse updates", error);
   if (code) return code;
@@ -512,7 +541,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
 
 /* The values from position `at` on that fit one packet: returns the position after them. */
 static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
-                                const mlfab__sparse *sparse, uint64_t at,
+                                const struct mlfab__sparse *sparse, uint64_t at,
                                 mlfab__packet_shape *shape) {
   int dtype = (int)tensor->dtype;
   uint32_t width = mlfab__dtype_bytes(dtype);
@@ -527,7 +556,7 @@ static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor
 }
 
 static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
-                            const mlfab__sparse *sparse, mlfab_error *error) {
+                            const struct mlfab__sparse *sparse, mlfab_error *error) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
   uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
   uint64_t bytes = 0, most = 0, at, next;
@@ -540,14 +569,15 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
   if (sparse_push_marks_room(worker, (most + 1) / 2) ||
       sparse_push_packet_room(worker, update, bytes))
     return sparse_push_no_memory(error);
-  uint32_t *indices = (uint32_t *)(void *)worker->marks;
-  update->packet_bytes = 0;
+  uint32_t *indices = (uint32_t *)(void *)worker->packets->marks;
+  mlfab__packets *packets = sparse_push_of(worker, update);
+  packets->bytes = 0;
   for (at = 0; at < sparse->count; at = next) {
     next = sparse_push_run(worker, tensor, sparse, at, &shape);
     for (uint64_t i = at; i < next; i++)
       indices[i - at] = (uint32_t)(sparse->indices[i] - sparse->indices[at]);
-    update->packet_bytes +=
-        mlfab__packet_sparse(update->packets + update->packet_bytes, &shape, indices,
+    packets->bytes +=
+        mlfab__packet_sparse(packets->data + packets->bytes, &shape, indices,
                              (const uint8_t *)sparse->values + at * width, (uint32_t)(next - at));
   }
   return 0;
@@ -559,7 +589,8 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
 static uint64_t sparse_push_packet(const mlfab__worker *worker, const mlfab__outgoing *update,
                                    uint64_t at, uint32_t *server_p) {
   mlfab__packet packet;
-  uint32_t bytes = mlfab__packet_open(update->packets + at, update->packet_bytes - at, &packet);
+  const mlfab__packets *packets = sparse_push_of(worker, update);
+  uint32_t bytes = mlfab__packet_open(packets->data + at, packets->bytes - at, &packet);
   assert(bytes > 0);
   *server_p = worker->layout.slices[mlfab__layout_slice_at(&worker->layout, packet.offset)].server;
   return bytes;
@@ -569,7 +600,7 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
                                   uint32_t server, uint64_t most) {
   uint64_t sum = 0, bytes;
   uint32_t owner;
-  for (uint64_t at = 0; at < update->packet_bytes; at += bytes) {
+  for (uint64_t at = 0; at < sparse_push_of(worker, update)->bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
     if (owner == server && sum + bytes > most) break;
     if (owner == server) sum += bytes;
@@ -585,12 +616,12 @@ static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab_
   uint32_t chunk = mlfab__push_chunk_bytes(worker, update, server);
   uint64_t at = from, bytes = 0, sum = 0;
   uint32_t owner = server;
-  for (; at < update->packet_bytes; at += bytes) {
+  for (; at < sparse_push_of(worker, update)->bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
     if (owner == server) break;
   }
   *at_p = at;
-  for (; at < update->packet_bytes; at += bytes) {
+  for (; at < sparse_push_of(worker, update)->bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
     int fits = sum + bytes <= (sum > 0 ? mlfab__min(most, chunk) : most);
     if (owner != server || !fits) break;
@@ -604,7 +635,7 @@ static uint64_t sparse_push_next_piece(const mlfab__worker *worker, const mlfab_
                                        const uint8_t **data_p) {
   uint64_t at;
   uint64_t bytes = sparse_push_neighbours(worker, update, server, part->in_source, most, &at);
-  *data_p = bytes > 0 ? update->packets + at : NULL;
+  *data_p = bytes > 0 ? sparse_push_of(worker, update)->data + at : NULL;
   return bytes;
 }
 
@@ -616,15 +647,65 @@ static void sparse_push_advance(const mlfab__worker *worker, const mlfab__outgoi
   part->in_source = at + bytes;
 }
 
-static int sparse_push_encode(mlfab__worker *worker, mlfab__outgoing *update,
-                              const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
-  return what->sparse ? sparse_push_list(worker, update, what->sparse, error)
-                      : sparse_push_filter(worker, update, t, error);
+static int sparse_push_encode_list(mlfab__worker *worker, mlfab__outgoing *update,
+                                   const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
+  (void)t;
+  return sparse_push_list(worker, update, what->sparse, error);
 }
 
-static const mlfab__push_codec sparse_push_codec = {
-    MLFAB__PUSH_PACKED,  sparse_push_encode, sparse_push_bytes, sparse_push_next_piece,
-    sparse_push_advance, sparse_push_wanted, sparse_push_free};
+static int sparse_push_encode_filtered(mlfab__worker *worker, mlfab__outgoing *update,
+                                       const mlfab__push_what *what, uint64_t t,
+                                       mlfab_error *error) {
+  (void)what;
+  return sparse_push_filter(worker, update, t, error);
+}
+
+static const mlfab__push_codec sparse_push_listed = {MLFAB__PUSH_PACKED,      0,
+                                                     sparse_push_encode_list, sparse_push_bytes,
+                                                     sparse_push_next_piece,  sparse_push_advance};
+static const mlfab__push_codec sparse_push_filtered = {
+    MLFAB__PUSH_PACKED, 1, sparse_push_encode_filtered, sparse_push_bytes, sparse_push_next_piece,
+    sparse_push_advance};
+
+static uint64_t sparse_push_shape(const mlfab__outgoing *update) {
+  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
+    shape = mlfab__hash(shape, stretch, sizeof stretch);
+  }
+  return shape;
+}
+
+static int sparse_push_choose_codec(mlfab__worker *worker, mlfab__outgoing *update,
+                                    const mlfab__push_what *what, uint64_t retry_seq, int *again_p,
+                                    mlfab_error *error) {
+  uint64_t *shape = &sparse_push_of(worker, update)->shape;
+  if (what->sparse) {
+    update->codec = &sparse_push_listed;
+    return 0;
+  }
+  *again_p = update->kept != 0 && update->kept == retry_seq;
+  if (*again_p && *shape != sparse_push_shape(update))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
+                       (unsigned long long)retry_seq);
+  if (!*again_p && ((update->flags & MLFAB__PUSH_INIT) ||
+                    !sparse_push_wanted(worker, update->sources, update->nsources)))
+    return 0;
+  /* Filtering the buffers again would send the residual twice. */
+  if (retry_seq && !*again_p)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "push: the packets of update %llu are not kept any more",
+                       (unsigned long long)retry_seq);
+  update->codec = &sparse_push_filtered;
+  *shape = sparse_push_shape(update);
+  return 0;
+}
+
+static double sparse_push_norm2(const mlfab__worker *worker, const struct mlfab__sparse *sparse) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+  return mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, sparse->values,
+                                sparse->count);
+}
 
 /* --- calls --- */
 
@@ -633,7 +714,7 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
                                               uint64_t count, const mlfab_push_options *options,
                                               uint64_t now_ns, mlfab_request *request_p,
                                               mlfab_error *error) {
-  mlfab__sparse sparse = {tensor, indices, values, count};
+  const struct mlfab__sparse sparse = {tensor, indices, values, count};
   mlfab_buf whole;
   mlfab__push_what what = {&whole, 1, &sparse};
   memset(&whole, 0, sizeof whole);
@@ -643,7 +724,6 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
     if (code) return code;
     whole.count = mlfab__layout_find(&worker->layout, tensor)->count;
   }
-  worker->packed = &sparse_push_codec;
   return mlfab__push_start(worker, &what, options, now_ns, request_p, error);
 }
 
@@ -664,7 +744,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
            end = one ? first + 1 : layout->ntensors;
   if (!given) {
     for (uint32_t i = first; i < end; i++) {
-      if (sparse_push_sieve(worker, i)) worker->sieves[i].leaves = 1;
+      if (sparse_push_sieve(worker, i)) worker->packets->sieves[i].leaves = 1;
     }
     return 0;
   }
@@ -681,44 +761,22 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
     code = sparse_push_check_sends(&filter, &layout->tensors[i], error);
     if (code) return code;
   }
-  worker->packed = &sparse_push_codec;
   if (sparse_push_add(worker, first, end))
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for the residual");
   for (uint32_t i = first; i < end; i++) {
-    worker->sieves[i].filter = filter;
-    worker->sieves[i].leaves = 0;
+    worker->packets->sieves[i].filter = filter;
+    worker->packets->sieves[i].leaves = 0;
   }
   return 0;
 }
 
-/* --- pulls --- */
+static const mlfab__worker_sparse sparse_push_table = {
+    mlfab__sparse_check, mlfab__cache_open,        sparse_push_drop_all, sparse_push_free,
+    sparse_push_wanted,  sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
 
-/* Stores received packets. 0; FRAME when they are malformed or outside the requested bytes; MEMORY. */
-static int sparse_push_unpack(mlfab__worker *worker, const mlfab__fetch *fetch,
-                              const mlfab__model *model, const mlfab__frame_in *frame) {
-  uint64_t room = frame->bulk_bytes;
-  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
-  worker->came_bytes = MLFAB__PACKET_ROOM;
-  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
-  uint64_t next = model->offset, end = model->offset + model->bytes;
-  while (room > 0) {
-    mlfab__packet packet;
-    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
-    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
-    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
-    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
-    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
-    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
-    uint8_t *into = mlfab__pull_into(worker, fetch, packet.offset);
-    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
-    if (into) mlfab__unpack_store(&packet, into);
-    next = packet.offset + length;
-    bulk += bytes;
-    room -= bytes;
-  }
+MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker) {
+  worker->packets = mlfab__alloc(worker->env, sizeof *worker->packets);
+  if (!worker->packets) return MLFAB_ERR_MEMORY;
+  worker->sparse = &sparse_push_table;
   return 0;
-}
-
-MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker) {
-  worker->unpack = sparse_push_unpack;
 }

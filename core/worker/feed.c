@@ -90,7 +90,7 @@ static void feed_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t by
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
   mlfab__fetch *fetch = mlfab__pull_find(worker, request);
-  if (!fetch || fetch->view || worker->cache.bytes) return 0;
+  if (!fetch || fetch->view || fetch->cache) return 0;
   fetch->arrives = feed_arrives;
   fetch->arrives_fn = fn;
   fetch->arrives_user = user;

@@ -25,7 +25,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
                           "pull_view: out of memory");
     return;
   }
-  mlfab__cache_done(worker, fetch);
+  if (fetch->cache) fetch->cache->done(worker, fetch);
   fetch->request = 0;
   fetch->view = NULL;
   worker->pull_count++;
@@ -47,16 +47,15 @@ static uint32_t pull_by(const mlfab__worker *worker, const mlfab__fetch *fetch, 
   return worker->routes ? worker->routes->pull_by(worker, fetch, server) : MLFAB__NO_NODE;
 }
 
-static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
   fetch->parts[server].asked = 1;
-  fetch->parts[server].slice = UINT32_MAX;
   if (worker->routes) worker->routes->pull_leave(worker, fetch, server);
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
-    mlfab__cache_ask(worker, server, fetch, &pull);
+  if (fetch->cache) {
+    fetch->cache->ask(worker, server, fetch, &pull);
   } else {
     if (pull_maps(worker, fetch)) worker->viewer->ask(fetch, server, &pull);
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
@@ -71,26 +70,16 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
-/* With a cache: asks the server for the next pull, unless one is under way there. */
 static void pull_turn(mlfab__worker *worker, uint32_t server) {
-  mlfab__fetch *next = NULL;
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(worker, fetch)) continue;
-    if (fetch->parts[server].asked) return;
-    if (!next || fetch->request < next->request) next = fetch;
-  }
-  if (next && worker->cache.bytes && worker->streams[server].up &&
-      mlfab__worker_sends(worker, server))
-    pull_ask(worker, server, next);
+  if (worker->cache) worker->cache->turn(worker, server);
 }
 
 MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server,
                                        mlfab__fetch *fetch) {
-  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
+  if (fetch->cache) {
     pull_turn(worker, server);
   } else {
-    pull_ask(worker, server, fetch);
+    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -115,7 +104,7 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "pull: there is no model yet: call mlfab_model_start first");
   }
-  if (flags && !worker->cache.bytes)
+  if (flags && !worker->cache)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "pull: flags that only a model with version tags has");
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
@@ -143,13 +132,13 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, out || worker->cache.bytes, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, out || worker->cache, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && (out || !worker->cache.bytes)) {
+    if (segments == UINT32_MAX && (out || !worker->cache)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -159,6 +148,7 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   if (out)
     code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
   if (code) return code;
+  fetch->cache = out ? NULL : worker->cache;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -199,18 +189,10 @@ static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offs
   return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
 }
 
-/* Did the pull ask for all of the stretch? With a cache it asks for whole slices. */
-static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                      const mlfab__model *model) {
-  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+/* Did the pull ask for all of the stretch? */
+static int pull_asked(const mlfab__fetch *fetch, const mlfab__model *model) {
   uint64_t at = model->offset, end = at + model->bytes;
-  for (uint32_t i = 0; worker->cache.bytes && i < fetch->nsources; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    if (source->offset < slice->offset + slice->bytes &&
-        slice->offset < source->offset + source->bytes)
-      return 1;
-  }
-  while (at < end && !worker->cache.bytes) {
+  while (at < end) {
     const mlfab__source *source = pull_source(fetch, at);
     if (!source) return 0;
     at = source->offset + source->bytes;
@@ -218,14 +200,8 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 if the worker writes incoming packets into the buffers right away. */
-static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
-  return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
-}
-
-/* Writes a stretch of the model to the buffers that have some of it. */
-static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
-                       const uint8_t *from, uint64_t bytes) {
+MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                       uint64_t offset, const uint8_t *from, uint64_t bytes) {
   for (uint32_t i = 0; i < fetch->nsources; i++) {
     const mlfab__source *source = &fetch->sources[i];
     uint64_t at = mlfab__max(offset, source->offset);
@@ -236,10 +212,8 @@ static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, u
   }
 }
 
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                          uint64_t offset) {
-  const mlfab__source *source =
-      pull_into_buffers(worker, fetch) ? pull_source(fetch, offset) : NULL;
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset) {
+  const mlfab__source *source = pull_source(fetch, offset);
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
@@ -253,22 +227,17 @@ MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch,
   if (slice->server != server || model->offset < slice->offset ||
       model->offset - slice->offset > slice->bytes ||
       model->bytes > slice->bytes - (model->offset - slice->offset) ||
-      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) || (packed && ghost) ||
-      (!packed && frame->bulk_bytes != model->bytes) || !pull_asked(worker, fetch, model))
-    return MLFAB_ERR_FRAME;
-  if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
+      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) ||
+      (packed ? ghost || !worker->sparse : frame->bulk_bytes != model->bytes) ||
+      (!fetch->cache && !pull_asked(fetch, model)))
     return MLFAB_ERR_FRAME;
   int code = 0;
   if (fetch->arrives) fetch->arrives(fetch, model->offset, model->bytes);
-  if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
+  if (packed || fetch->cache)
+    code = worker->sparse->take(worker, fetch, server, model, frame);
+  else if (!ghost)
+    mlfab__pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (code) return code;
-  uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
-  const uint8_t *from = packed || ghost ? cache : frame->bulk;
-  if (cache && from != cache)
-    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= MLFAB__STREAM_BYTES);
-  if (from && (from != cache || !pull_into_buffers(worker, fetch)))
-    pull_write(worker, fetch, model->offset, from, model->bytes);
-  if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);
   return 0;
@@ -347,7 +316,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
     if (fetch->view) worker->viewer->forget(worker, fetch, server);
-    pull_ask(worker, server, fetch);
+    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -392,6 +361,4 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
-  mlfab__free_aligned(worker->env, worker->came, worker->came_bytes);
-  worker->came = NULL;
 }

@@ -274,7 +274,7 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
   worker->norder--;
   int again = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
-  update->kept = again && update->filtered ? update->seq : 0;
+  update->kept = again && update->codec->keeps ? update->seq : 0;
   update->seq = 0;
   update->serial++;
   worker->due = 1;
@@ -529,7 +529,7 @@ static void push_dense_advance(const mlfab__worker *worker, const mlfab__outgoin
 }
 
 static const mlfab__push_codec push_dense = {
-    0, push_dense_encode, push_dense_bytes, push_dense_piece, push_dense_advance, NULL, NULL};
+    0, 0, push_dense_encode, push_dense_bytes, push_dense_piece, push_dense_advance};
 
 /* --- a new update --- */
 
@@ -634,13 +634,8 @@ static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlf
 
 /* Computes the global norm of the update; returns the scale after clipping. */
 static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
-                        const mlfab__sparse *sparse, double limit, double *norm_p) {
-  double sum = 0.0;
-  if (sparse) {
-    const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
-    sum = mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, sparse->values,
-                                 sparse->count);
-  }
+                        const struct mlfab__sparse *sparse, double limit, double *norm_p) {
+  double sum = sparse ? worker->sparse->norm2(worker, sparse) : 0.0;
   for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
     for (uint64_t at = 0; at < source->bytes;) {
@@ -667,7 +662,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
 
 /* Does a tensor of these sources have a filter? */
 static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
-  return worker->packed && worker->packed->wanted(worker, sources, n);
+  return worker->sparse && worker->sparse->wanted(worker, sources, n);
 }
 
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
@@ -728,8 +723,8 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   return update;
 }
 
-/* The slot that keeps the packets of the update to retry; else a slot that keeps none; else the slot with
- * the oldest packets. */
+/* The slot that keeps the bytes of the update to retry; else a slot that keeps none; else the slot with the
+ * oldest bytes. */
 static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
                                        uint32_t *slot_p) {
   mlfab__outgoing *best = NULL;
@@ -770,34 +765,16 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
 }
 
-static uint64_t push_shape(const mlfab__outgoing *update) {
-  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
-  for (uint32_t i = 0; i < update->nsources; i++) {
-    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
-    shape = mlfab__hash(shape, stretch, sizeof stretch);
-  }
-  return shape;
-}
-
 /* Chooses the codec of the update, and makes its bytes. */
 static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                        const mlfab_push_options *options, mlfab_error *error) {
-  int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
-  if (again && update->shape != push_shape(update))
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
-                       (unsigned long long)options->retry_seq);
-  update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
-                               push_filtered(worker, update->sources, update->nsources));
-  /* Filtering the buffers again would send the residual twice. */
-  if (update->filtered && options->retry_seq && !again)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       "push: the packets of update %llu are not kept any more",
-                       (unsigned long long)options->retry_seq);
-  update->codec = update->filtered || what->sparse ? worker->packed : &push_dense;
-  if (again) return 0;
-  if (update->filtered) update->shape = push_shape(update);
+  int again = 0, code = 0;
+  update->codec = &push_dense;
+  if (worker->sparse)
+    code = worker->sparse->choose(worker, update, what, options->retry_seq, &again, error);
+  if (code || again) return code;
   update->kept = 0;
-  int code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
+  code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
                       !(worker->define.options.weight_decay > 0.0) &&
@@ -1249,7 +1226,6 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(env, update->sources, update->source_room * sizeof *update->sources);
     mlfab__free(env, update->image, MLFAB__WORKER_PACK);
-    mlfab__free_aligned(env, update->packets, update->packet_room);
     mlfab__free(env, update->parts, worker->servers * sizeof *update->parts);
     memset(update, 0, sizeof *update);
   }

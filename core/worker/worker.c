@@ -32,8 +32,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
 static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
-  if (worker->packed) worker->packed->free(worker);
-  mlfab__cache_free(worker);
+  if (worker->sparse) worker->sparse->drop(worker);
   mlfab__pull_forget(worker);
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
@@ -52,6 +51,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   if (!env) return;
   worker_free_model(worker);
+  if (worker->sparse) worker->sparse->free(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
   if (worker->viewer) worker->viewer->free(worker);
@@ -138,30 +138,20 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_mod
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
   mlfab__optimizer optimizer;
-  if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "model_start: tags is %u, not a power of two up to 65536", o->tags);
-  if (o->pull_half > MLFAB_HALF_BF16)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
-  int decay = !(o->change_decay >= 0.0 && mlfab__finite(o->change_decay));
-  if (decay || !(o->change_threshold >= 0.0 && mlfab__finite(o->change_threshold)))
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_ARGUMENT, "model_start: %s is %g, not a number of at least 0",
-        decay ? "change_decay" : "change_threshold", decay ? o->change_decay : o->change_threshold);
-  if (o->ghost && o->tags > 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: version tags of ghost tensors");
-  for (uint32_t i = 0; i < worker->ntensors; i++) {
-    if (worker->tensors[i].dtype != MLFAB_I64) continue;
-    if (o->pull_half == MLFAB_HALF_NONE && !(o->change_threshold > 0.0)) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: filters on int64 (%s, tensor %u)",
-                       o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
-  }
-  int code = worker_check_consistency(worker, o, error);
-  if (code) return code;
   mlfab_error wrong;
+  if (!worker->sparse && (o->tags || o->pull_half || !(o->change_threshold <= 0.0)))
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "model_start: %s needs filters, which were left out (MLFAB_WITH_SPARSE is 0)",
+        o->tags        ? "tags"
+        : o->pull_half ? "pull_half"
+                       : "change_threshold");
+  int code = worker->sparse ? worker->sparse->check(o, &worker->layout, &wrong) : 0;
+  if (code)
+    return MLFAB__FAIL(error, code == MLFAB_ERR_CONFIG ? MLFAB_ERR_ARGUMENT : code,
+                       "model_start: %.230s", wrong.text);
+  code = worker_check_consistency(worker, o, error);
+  if (code) return code;
   code = mlfab__store_check(&worker->define.options, &worker->layout, &optimizer, &wrong);
   return code ? MLFAB__FAIL(error, code, "model_start: %.230s", wrong.text) : 0;
 }
@@ -433,6 +423,11 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
              own->active, first->active);
+  } else if (first->pull_half && !worker->sparse) {
+    code = MLFAB_ERR_UNSUPPORTED;
+    snprintf(text, sizeof text,
+             "model_start: worker 0 asks for pull_half, and filters were left out here "
+             "(MLFAB_WITH_SPARSE is 0)");
   }
   if (!text[0]) {
     int wrong = worker_restored(worker, server, &ack, text, sizeof text);
@@ -513,7 +508,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     if (!worker->streams[s].defined && !worker->streams[s].absent) return;
   }
   if (worker->norder > 0) return;
-  if (mlfab__cache_open(worker)) {
+  if (worker->sparse && worker->sparse->open(worker)) {
     worker_model_fail(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
                       "model_start: out of memory for the cache of the model");
     return;

@@ -70,15 +70,10 @@ typedef struct mlfab__outgoing {
   uint64_t base; /* the caller's version plus one, or 0 */
   mlfab__source *sources;
   uint32_t nsources, source_room;
-  uint64_t *versions; /* pulled, by slice */
-  uint8_t *image;     /* MLFAB__WORKER_PACK bytes, allocated on first use */
-  /* of the whole update, ascending: see sparse_push.c; reused by the slot's next update */
-  uint8_t *packets;
-  uint64_t packet_room, packet_bytes;
+  uint64_t *versions;                    /* pulled, by slice */
+  uint8_t *image;                        /* MLFAB__WORKER_PACK bytes, allocated on first use */
   const struct mlfab__push_codec *codec; /* makes and sends its bytes */
-  int filtered;                          /* its bytes are packets made by filters */
-  uint64_t shape;                        /* filtered: hash of its stretches */
-  uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
+  uint64_t kept; /* free: number of the update whose bytes a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
   /* The bytes from here to there are not in the caller's buffers yet; NULL: all are. `stalled`: a server has sent for a part
@@ -92,26 +87,11 @@ typedef struct mlfab__outgoing {
   uint64_t started_ns;
 } mlfab__outgoing;
 
-/* The filter of a tensor, and what it holds back. */
-typedef struct mlfab__sieve {
-  mlfab_filter filter;
-  uint8_t *residual; /* as large as the tensor; NULL: no filter */
-  uint8_t leaves;    /* the filter was removed: the next update includes the residual */
-  uint8_t fresh;     /* the current call created the residual */
-} mlfab__sieve;
-
-typedef struct mlfab__sparse { /* a sparse update, as the caller passes it */
-  uint32_t tensor;
-  const uint64_t *indices;
-  const void *values;
-  uint64_t count;
-} mlfab__sparse;
-
 /* The content of a push: buffers, or elements of the tensor that the one buffer names. */
 typedef struct mlfab__push_what {
   const mlfab_buf *bufs;
   uint32_t n;
-  const mlfab__sparse *sparse; /* or NULL */
+  const struct mlfab__sparse *sparse; /* or NULL */
 } mlfab__push_what;
 
 typedef struct mlfab__worker mlfab__worker;
@@ -119,6 +99,7 @@ typedef struct mlfab__worker mlfab__worker;
 /* Makes and sends the bytes of an update: as they are (push.c), or as packets (sparse_push.c). */
 typedef struct mlfab__push_codec {
   uint32_t flags; /* MLFAB__PUSH_* of its updates */
+  int keeps;      /* a retry has to send the same bytes */
   /* Makes the bytes, in iteration t (from 1). On failure nothing has changed. */
   int (*encode)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                 uint64_t t, mlfab_error *error);
@@ -130,19 +111,11 @@ typedef struct mlfab__push_codec {
                     const mlfab__part *part, uint64_t most, const uint8_t **data_p);
   void (*advance)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                   mlfab__part *part, uint64_t bytes);
-  /* Packets only. wanted: 1 if a tensor here has a filter, or a residual of a removed one. free: releases
-   * the residuals when the model is dropped. */
-  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
-  void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
-  /* With a cache: */
-  uint8_t asked;         /* this pull is the one that asks */
-  uint8_t changed;       /* some of the slice has changed */
-  uint32_t slice;        /* the slice that is arriving */
-  uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
+  uint8_t asked; /* the server has been asked; with a cache, one pull asks at a time */
 } mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
@@ -159,7 +132,42 @@ typedef struct mlfab__fetch { /* a pull */
   void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
   struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
+  const struct mlfab__worker_cache *cache; /* it goes through the cache of the model; or NULL */
 } mlfab__fetch;
+
+/* How pulls fetch changes only, into a copy of the model: ../sparse/cache.c. */
+typedef struct mlfab__worker_cache {
+  /* Fills the scratch lists with the request of a pull to the server. */
+  void (*ask)(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch, mlfab__pull *pull);
+  /* Asks the server for the next pull, unless one is under way there. */
+  void (*turn)(mlfab__worker *worker, uint32_t server);
+  /* A pull is complete. */
+  void (*done)(mlfab__worker *worker, const mlfab__fetch *fetch);
+  /* The copies of a server's slices, or of all, are void: the next pull fetches them again. */
+  void (*lost)(mlfab__worker *worker, uint32_t server);
+} mlfab__worker_cache;
+
+/* Packets, filters and the cache, if the sparse group is attached. */
+typedef struct mlfab__worker_sparse {
+  /* A model's options of tags, 16-bit parameters and parameter filters. Errors: CONFIG, UNSUPPORTED. */
+  int (*check)(const mlfab_model_options *options, const mlfab__layout *layout, mlfab_error *error);
+  /* open: sets worker->cache if the model has version tags. Errors: MEMORY. drop: the model is dropped; the
+   * memory of its filters and cache is freed. free: all other memory, too. */
+  int (*open)(mlfab__worker *worker);
+  void (*drop)(mlfab__worker *worker);
+  void (*free)(mlfab__worker *worker);
+  /* Has a tensor here a filter, or a residual of a removed one? */
+  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
+  /* Sets the codec of an update that has filtered tensors or is sparse; else leaves it. *again_p: it sends
+   * the kept bytes. Errors: ARGUMENT, STATE. */
+  int (*choose)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                uint64_t retry_seq, int *again_p, mlfab_error *error);
+  double (*norm2)(const mlfab__worker *worker, const struct mlfab__sparse *sparse);
+  /* Takes in the bytes of a MODEL frame, if they are packets or the pull goes through the cache. Errors:
+   * FRAME if they are malformed or of another stretch; MEMORY. */
+  int (*take)(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+              const mlfab__model *model, const mlfab__frame_in *frame);
+} mlfab__worker_sparse;
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
@@ -179,19 +187,9 @@ typedef struct mlfab__stream { /* to a server */
   uint64_t taken; /* updates (members) that this worker knows to be applied there */
   uint32_t term;  /* of the copy that answers: see ../node/node.h, Copies */
   uint32_t epoch; /* of its layout, from its answer; 0: not told yet */
-  uint8_t
-      absent; /* it counts for nothing here, because it has no slices, and came late or has gone: reshard.h */
-  uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
+  /* It counts for nothing here, because it has no slices, and came late or has gone: reshard.h. */
+  uint8_t absent;
 } mlfab__stream;
-
-/* A copy of the model: see cache.c. A request identifies a pull; requests ascend. */
-typedef struct mlfab__cache {
-  uint8_t *bytes;    /* NULL: no tags */
-  uint64_t *commits; /* by slice: the copy's commit, 0: none */
-  uint64_t *brought; /* by slice: the last pull that changed it ... */
-  uint64_t *before;  /* ... and the last other one */
-  uint64_t *written; /* by tensor: the last pull that copied it to buffers */
-} mlfab__cache;
 
 /* a change of consistency that some servers have not answered */
 typedef struct mlfab__sync_change {
@@ -298,29 +296,20 @@ struct mlfab__worker {
   uint32_t founding;  /* servers that the fabric begins with */
   uint32_t epoch;     /* of the layout */
   uint64_t announces; /* the last update that may be announced; MLFAB__NEVER: all may */
-  mlfab__cache cache;
-  mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
-  uint32_t nsieves;     /* number of residuals */
-  uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
-  uint64_t mark_room;
   const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
   uint64_t next_seq, pull_count;
-  uint64_t wholes;               /* updates that end an iteration, here or in a closed round */
-  uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
-  mlfab__lists *lists;           /* of the frame that is being encoded */
-  uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
-  size_t came_bytes;
+  uint64_t wholes;                  /* updates that end an iteration, here or in a closed round */
+  uint64_t *pulled;                 /* version by slice */
+  int16_t status[MLFAB__WINDOW];    /* by number: outcomes of the last updates */
+  mlfab__lists *lists;              /* of the frame that is being encoded */
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
   struct mlfab__moving *moving;     /* its state */
   /* HELLO_ACK: is it of another copy of the server than the last one? NULL: servers have no replicas. */
   int (*copies)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack);
-  const mlfab__push_codec *packed; /* from the first filter or sparse update on, or NULL */
-  /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
-   * malformed or of another stretch; MEMORY. */
-  int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                const mlfab__frame_in *frame);
+  const mlfab__worker_sparse *sparse;    /* or NULL */
+  struct mlfab__worker_packets *packets; /* its state */
+  const mlfab__worker_cache *cache;      /* the model has version tags; else NULL */
 };
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
@@ -346,10 +335,6 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* The cached values of a tensor. */
-MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
-                                         const void **data_p, uint64_t *count_p,
-                                         mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
@@ -387,12 +372,16 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                          uint64_t offset);
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset);
+/* Writes a stretch of the model to the buffers of a pull that have some of it. */
+MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                       uint64_t offset, const uint8_t *from, uint64_t bytes);
+/* Asks a server for its part of a pull. */
+MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
-/* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
+/* --- between the files of the role, lowest first: sources.c, pull.c, push.c (updates), worker.c.
  * The lower ones set `due`; worker.c acts on it once after each event. --- */
 
 /* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
@@ -528,21 +517,5 @@ MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__f
 /* Ends an update with this code: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);
-/* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
-MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them again. */
-MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
-/* Fills the scratch lists with the request of a pull to the server. */
-MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__fetch *fetch, mlfab__pull *pull);
-/* A MODEL frame of a pull. begin: before its bytes are written (FRAME: it does not continue the frame
- * before); taken: after; `changed`: it had bytes. */
-MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                       const mlfab__model *model);
-MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                        const mlfab__model *model, int changed);
-/* A pull is complete. */
-MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 
 #endif

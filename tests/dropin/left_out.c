@@ -25,7 +25,14 @@ static void refused(mlfab *ctx, const char *what, int code, const char *name) {
 static void push_pull(mlfab *ctx) {
   float w[4] = {0}, u[4] = {1, 2, 3, 4};
   mlfab_buf weights = {0, 0, w, 4}, update = {0, 0, u, 4};
+  const mlfab_model_options tags = {.size = sizeof tags, .tags = 16},
+                            half = {.size = sizeof half, .pull_half = MLFAB_HALF_F16},
+                            filter = {.size = sizeof filter, .change_threshold = 0.5};
   int code = mlfab_tensor_add(ctx, 0, MLFAB_F32, 4);
+  REFUSED(mlfab_model_start(ctx, &tags, &weights, 1), "tags needs filters, which were left out");
+  REFUSED(mlfab_model_start(ctx, &tags, &weights, 1), "MLFAB_WITH_SPARSE is 0");
+  REFUSED(mlfab_model_start(ctx, &half, &weights, 1), "pull_half needs filters");
+  REFUSED(mlfab_model_start(ctx, &filter, &weights, 1), "change_threshold needs filters");
   if (!code) code = mlfab_model_start(ctx, NULL, &weights, 1);
   if (!code) code = mlfab_push(ctx, &update, 1, NULL, NULL);
   if (!code) code = mlfab_pull(ctx, &weights, 1, NULL, NULL);
@@ -87,7 +94,8 @@ int main(void) {
   }
   push_pull(ctx);
   float x[4] = {0};
-  uint64_t index = 0;
+  uint64_t index = 0, count;
+  const void *cached;
   uint32_t id = 0, servers[] = {0};
   mlfab_dag *dag = NULL;
   mlfab_filter filter = {.size = sizeof filter};
@@ -105,6 +113,7 @@ int main(void) {
   REFUSED(mlfab_device_attach(ctx, NULL, NULL, 0), "device memory (MLFAB_WITH_DEVICE is 0)");
   REFUSED(mlfab_set_filter(ctx, 0, &filter), "MLFAB_WITH_SPARSE is 0");
   REFUSED(mlfab_push_sparse(ctx, 0, &index, x, 1, NULL, NULL), "MLFAB_WITH_SPARSE is 0");
+  REFUSED(mlfab_cached(ctx, 0, &cached, &count), "MLFAB_WITH_SPARSE is 0");
   REFUSED(mlfab_set_servers(ctx, servers, 1, 0), "MLFAB_WITH_RESHARD is 0");
   mlfab_checkpoint_info info = {.size = sizeof info};
   REFUSED(mlfab_checkpoint(ctx, NULL, &info), "MLFAB_WITH_CHECKPOINT is 0");

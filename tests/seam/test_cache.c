@@ -623,11 +623,11 @@ static void test_options_are_checked(void **state) {
                {{.pull_half = 1},
                 MLFAB_ERR_UNSUPPORTED,
                 1,
-                "not supported: filters on int64 (pull_half, tensor 77)"},
+                "not supported: int64 tensors (tensor 77) with pull_half"},
                {{.change_threshold = 0.5},
                 MLFAB_ERR_UNSUPPORTED,
                 1,
-                "not supported: filters on int64 (change_threshold, tensor 77)"}};
+                "not supported: int64 tensors (tensor 77) with change_threshold"}};
   prepare(1);
   for (uint32_t i = 0; i < MLFAB__COUNT(wrong); i++) {
     mlfab_model_options options = wrong[i].options;

@@ -2,7 +2,7 @@
 #ifndef TESTS_TAGS_H
 #define TESTS_TAGS_H
 
-#include "core/model/version.h"
+#include "core/sparse/version.h"
 
 static inline void tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes, uint64_t commit) {
   static const uint8_t before[4096] = {0};

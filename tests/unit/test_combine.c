@@ -507,7 +507,7 @@ TEST(finds_what_is_not_finite) {
                       sign_of(f) * 2 - 1};
     if (dtypes[t] == MLFAB_I64) {
       memset(room, 0xff, sizeof room);
-      assert_int_equal(mlfab__kernel_finite(MLFAB_I64, room, N), 1);
+      assert_int_equal(mlfab__elements_finite(MLFAB_I64, room, N), 1);
       continue;
     }
     for (uint32_t at = 0; at < N; at++)
@@ -516,10 +516,10 @@ TEST(finds_what_is_not_finite) {
           uint64_t x = any_number(&prng, dtypes[t]);
           put(dtypes[t], room, i, (x & infinity_of(f)) == infinity_of(f) ? infinity_of(f) - 1 : x);
         }
-        assert_int_equal(mlfab__kernel_finite(dtypes[t], room, N), 1);
+        assert_int_equal(mlfab__elements_finite(dtypes[t], room, N), 1);
         put(dtypes[t], room, at, bad[b]);
-        assert_int_equal(mlfab__kernel_finite(dtypes[t], room, N), 0);
-        assert_int_equal(mlfab__kernel_finite(dtypes[t], room, at), 1);
+        assert_int_equal(mlfab__elements_finite(dtypes[t], room, N), 0);
+        assert_int_equal(mlfab__elements_finite(dtypes[t], room, at), 1);
       }
   }
 }

@@ -248,7 +248,7 @@ static void one_sum(uint64_t seed) {
   assert_int_equal(play_sum(dtype, to, ins, weighted ? weight : NULL, k, n, &stats), 0);
   if (to != dst.at) memcpy(dst.at, to, dst.bytes);
   expect_same(&dst, &wanted);
-  assert_int_equal(stats.finite, mlfab__kernel_finite(dtype, wanted.at, n));
+  assert_int_equal(stats.finite, mlfab__elements_finite(dtype, wanted.at, n));
   expect_norm2(dtype, dst.at, n, stats.norm2);
   /* Stats alone, of the result elsewhere, with the blocks in the other order. */
   array moved = array_copy(&dst, 1 + any_off(&state));

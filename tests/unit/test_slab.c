@@ -3,6 +3,7 @@
 #include "core/lend/slab.h"
 #include "core/lend/views.h"
 #include "core/model/store.h"
+#include "core/sparse/sparse_apply.h"
 
 #include "../testing.h"
 

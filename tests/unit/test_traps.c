@@ -90,7 +90,7 @@ static void combine(int level, int dtype, uint32_t n) {
   for (uint32_t i = 0; i < MLFAB__COUNT(ops); i++)
     CALM(level, mlfab__kernel_combine_many_with(level, ops[i], dtype, out, 1, in, 3, n, 0));
   if (dtype != MLFAB_I64) CALM(level, mlfab__kernel_divide_with(level, dtype, x, n, 3));
-  CALM(level, mlfab__kernel_finite(dtype, x, n));
+  CALM(level, mlfab__elements_finite(dtype, x, n));
 }
 
 static void halves(int level, int half, uint32_t n) {
