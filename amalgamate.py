@@ -30,7 +30,7 @@ GROUPS = [
     {"worker": "sources cache view pull push worker worker_role",
      "server": "lazy blocks views clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm barrier membership membership_records partial_run stochastic user_dag trees comm_role"},
+             "comm_finish epoch comm barrier attend membership membership_records partial_run stochastic user_dag trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
@@ -39,7 +39,7 @@ GROUPS = [
     {"device": "resident",
      "replica": "divergence vote keeper replica_wire voter mirror mirror_role copy witness",
      "telemetry": "metrics trace chrome"},
-    {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls thread calling context disk telemetry memory submit calls_push shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
@@ -57,6 +57,7 @@ SIMULATOR = "transports/sim"
 # the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
 # the compiler checks that when a switch is off.
 SWITCHES = {
+    "PUSH": ("pushes and pulls", "core/model core/worker core/server core/api/calls_push"),
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
@@ -65,7 +66,7 @@ SWITCHES = {
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
-    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
@@ -73,10 +74,12 @@ SWITCHES = {
     "MPI": ("the transport over MPI", "transports/mpi"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
-ALWAYS = ["core/coll/barrier"]
+ALWAYS = ["core/coll/barrier", "core/model/optimizer", "core/model/sync"]
 NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
+# Modules that are there if all of these switches are on; "!": if it is off.
+NEEDS = {"core/coll/attend": ["!PUSH"], "core/api/direct": ["COLL", "DEVICE"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
-PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
+PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
 CEILINGS = {"": 75522, "core": 46233, "minimal": 33747}
@@ -156,15 +159,22 @@ class Part:
     def __init__(self, path, group, floor, position):
         self.path, self.group, self.floor, self.position = path, group, floor, position
         self.module = path.rsplit(".", 1)[0]
-        # One of these switches has to be on; an empty list: the file is always there.
-        self.switches = NEEDED_BY.get(self.module, [])
+        # One of these switches has to be on, all of `needs`; empty lists: the file is always there.
+        self.needs = NEEDS.get(self.module, [])
+        self.switches = self.needs or NEEDED_BY.get(self.module, [])
         homes = {home: name for name, (_, places) in SWITCHES.items() for home in places.split()}
         for home in (self.module, os.path.dirname(path)):
             if home in homes and not self.switches and self.module not in ALWAYS:
                 self.switches = [homes[home]]
 
     def condition(self):
-        return " || ".join("MLFAB_WITH_" + name for name in self.switches)
+        return (" && " if self.needs else " || ").join(
+            "!" * name.count("!") + "MLFAB_WITH_" + name.strip("!") for name in self.switches)
+
+    def left_out(self, on):
+        """Is it left out of a profile with these switches?"""
+        held = [name.strip("!") in on if name[0] != "!" else name[1:] not in on for name in self.switches]
+        return bool(held) and not (all(held) if self.needs else any(held))
 
 
 def list_parts():
@@ -325,14 +335,28 @@ def stub(name, arguments, text):
     return "int %s(%s) {\n%s  return %s;\n}\n" % (name, arguments, unused and "  %s;\n" % unused, result)
 
 
-def stubs(parts):
+def replaced(parts, profile):
+    """The functions that a name stands for while it is off: rows (name, condition, parts). In a profile a switch stays
+    on if the part that stands for it while it is off is left out."""
+    stays = {need[1:] for needs in NEEDS.values() for need in needs} & set(PROFILES.get(profile, []))
+    files = [part for part in parts.values() if part.path.endswith(".c")]
+    rows = [(name, "!MLFAB_WITH_" + name, [part for part in files if part.switches == [name] and not part.needs])
+            for name in SWITCHES if name not in stays]
+    for part in files:
+        for i, name in enumerate(part.needs):
+            if name in SWITCHES:
+                rows.append((name, " && ".join(["!MLFAB_WITH_" + name] + ["MLFAB_WITH_" + n for n in part.needs[:i]]),
+                             [part]))
+    return rows
+
+
+def stubs(parts, profile):
     """The functions that replace those of each switch while it is off."""
     text = []
-    for name, (words, _) in SWITCHES.items():
+    for name, condition, absent in replaced(parts, profile):
+        words = SWITCHES[name][0]
         functions = []
-        for part in parts.values():
-            if part.switches != [name] or not part.path.endswith(".c"):
-                continue
+        for part in absent:
             for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
                 functions += [prefix + stub(function, arguments, "LEFT_OUT")
                               for _, function, arguments in pattern.findall(read(part.path))]
@@ -340,8 +364,8 @@ def stubs(parts):
                           for function in sorted(set(TABLE.findall(read(part.path))))]
         if functions:
             left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)
-            text.append("\n#if !MLFAB_WITH_%s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"
-                        % (name, left_out, "\n".join(functions)))
+            text.append("\n#if %s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"
+                        % (condition, left_out, "\n".join(functions)))
     rule = "=" * (100 - 6)
     return "\n/* %s\n * what is left out\n * %s */\n%s" % (rule, rule, "".join(text))
 
@@ -354,6 +378,9 @@ def profile_prologue(profile):
             text.append('#if defined(MLFAB_WITH_%s) && MLFAB_WITH_%s + 0\n#error "this mlfab.c was made without '
                         'MLFAB_WITH_%s"\n#endif\n#undef MLFAB_WITH_%s\n#define MLFAB_WITH_%s 0\n'
                         % ((name,) * 5))
+        elif any("!" + name in needs for needs in NEEDS.values()):
+            text.append('#if defined(MLFAB_WITH_%s) && !(MLFAB_WITH_%s + 0)\n#error "this mlfab.c needs MLFAB_WITH_%s"\n'
+                        "#endif\n" % ((name,) * 3))
     return "".join(text)
 
 
@@ -362,7 +389,7 @@ def join(parts, title, main_header, profile=None):
     done = set()
     out = []
     left_out = {path for path, part in parts.items()
-                if profile and part.switches and not set(part.switches) & set(PROFILES[profile])}
+                if profile and part.left_out(PROFILES[profile])}
 
     def banner(path, text):
         rule = "=" * (100 - 6)
@@ -423,7 +450,7 @@ def join(parts, title, main_header, profile=None):
     for part in sorted(parts.values(), key=lambda p: (p.position, p.path.endswith(".c"))):
         out.append(text_of(part))
     if any(part.switches and part.path.endswith(".c") for part in parts.values()):
-        out.append(stubs(parts))
+        out.append(stubs(parts, profile))
 
     header = read("mlfab.h")
     version = re.search(r'#define MLFAB_VERSION "([^"]+)"', header).group(1)

@@ -3,9 +3,6 @@
 #include "calls.h"
 
 #include "../coll/barrier.h"
-#include "../worker/worker.h"
-
-/* --- the model, pushes, pulls --- */
 
 /* --- the buffers of a call --- */
 
@@ -24,50 +21,6 @@ MLFAB__INTERNAL void mlfab__call_data(const mlfab__call_in *in, const mlfab__ext
   if (at != in->call->data) ((mlfab_call *)(uintptr_t)in->call)->data = at;
 }
 
-static int calls_visit_bufs(const mlfab__call_in *e, int ways) {
-  const mlfab_call *c = e->call;
-  for (uint32_t i = 0; c->bufs && i < c->n; i++) {
-    const mlfab_buf *buf = &c->bufs[i];
-    uint32_t align = 1;
-    uint64_t bytes = mlfab__worker_buf_bytes(e->node->parts->worker, buf, &align);
-    void *at = mlfab__call_extent(e, buf->data, bytes, align, ways);
-    if (at != buf->data) ((mlfab_buf *)(uintptr_t)buf)->data = at;
-  }
-  return 0;
-}
-
-/* A pull writes all of a buffer, unless only what has changed is pulled. */
-static int calls_visit_core(const mlfab__call_in *e) {
-  const mlfab_pull_options *o = e->call->options;
-  int kept = 0;
-  switch (e->call->kind) {
-    case MLFAB_CALL_MODEL_START:
-      return calls_visit_bufs(e, MLFAB__EXTENT_IN | MLFAB__EXTENT_OUT);
-    case MLFAB_CALL_PUSH:
-      return calls_visit_bufs(e, MLFAB__EXTENT_IN);
-    default:
-      kept = o && MLFAB__HAS(o, mlfab_pull_options, flags) && o->flags & MLFAB_PULL_KEPT;
-      return calls_visit_bufs(e, MLFAB__EXTENT_OUT | (kept ? MLFAB__EXTENT_IN : 0));
-  }
-}
-
-/* --- the model, pushes, pulls --- */
-
-/* Ghost tensors need transports that carry them. */
-static int calls_check_ghost(const mlfab__call_in *e) {
-  const mlfab_node *node = e->node;
-  const mlfab_model_options *options = e->call->options;
-  int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
-  for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
-    uint32_t link = node->routes[s].link;
-    if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
-    return mlfab__error(
-        e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
-        "not supported: ghost tensors (data NULL) on a transport that carries bytes");
-  }
-  return 0;
-}
-
 static int calls_barrier(const mlfab__call_in *e) {
   const mlfab_collective *options = e->call->options;
   uint64_t timeout_ns = 0;
@@ -79,39 +32,13 @@ static int calls_barrier(const mlfab__call_in *e) {
                               e->error);
 }
 
-static int calls_core(const mlfab__call_in *e) {
-  const mlfab_call *c = e->call;
-  mlfab__worker *worker = e->node->parts->worker;
-  mlfab_request *r = e->request_p;
-  mlfab_error *error = e->error;
-  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
-  int code = 0;
-  if (e->visit) return calls_visit_core(e);
-  switch (c->kind) {
-    case MLFAB_CALL_TENSOR_ADD:
-      return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
-    case MLFAB_CALL_MODEL_START:
-      code = calls_check_ghost(e);
-      return code ? code : mlfab__worker_model(worker, c->options, c->bufs, c->n, now, r, error);
-    case MLFAB_CALL_PUSH:
-      return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_PULL:
-      return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_PULL_VIEW:
-      return mlfab__worker_pull_view(worker, c->bufs, c->n, c->options, c->info_p, now, r, error);
-    case MLFAB_CALL_VIEW_RELEASE:
-      return mlfab__worker_view_release(worker, c->count, c->data, error);
-    case MLFAB_CALL_FINISH:
-      code = mlfab__worker_finish(worker, timeout, now, r, error);
-      if (!code)
-        mlfab__roles_finish(e->node); /* no further part in barriers and collectives either */
-      return code;
-    case MLFAB_CALL_SET_SYNC:
-      return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
-                                    error);
-    default:
-      return calls_barrier(e);
-  }
+/* This worker takes no further part in barriers and collectives either. */
+static int calls_finish(const mlfab__call_in *e) {
+  const mlfab__parts *parts = e->node->parts;
+  int code =
+      parts->finish(parts->finisher, e->call->timeout_ns, e->node->now_ns, e->request_p, e->error);
+  if (!code) mlfab__roles_finish(e->node);
+  return code;
 }
 
 /* --- submitting --- */
@@ -130,21 +57,21 @@ enum {
 static const struct {
   mlfab__call_begin *begin;
   uint8_t flags;
-} calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {calls_core, CALLS_AT_ONCE | CALLS_EARLY},
+} calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {mlfab__calls_push, CALLS_AT_ONCE | CALLS_EARLY},
                    [MLFAB_CALL_SET_FILTER] = {mlfab__calls_sparse, CALLS_AT_ONCE},
                    [MLFAB_CALL_SET_SCHEDULE] = {mlfab__calls_sched, CALLS_AT_ONCE},
-                   [MLFAB_CALL_MODEL_START] = {calls_core, CALLS_BUFFERS},
-                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED | CALLS_BUFFERS},
+                   [MLFAB_CALL_MODEL_START] = {mlfab__calls_push, CALLS_BUFFERS},
+                   [MLFAB_CALL_PUSH] = {mlfab__calls_push, CALLS_UNASKED | CALLS_BUFFERS},
                    [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED | CALLS_BUFFERS},
-                   [MLFAB_CALL_PULL] = {calls_core, CALLS_BUFFERS},
-                   [MLFAB_CALL_FINISH] = {calls_core, 0},
-                   [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
+                   [MLFAB_CALL_PULL] = {mlfab__calls_push, CALLS_BUFFERS},
+                   [MLFAB_CALL_FINISH] = {calls_finish, 0},
+                   [MLFAB_CALL_SET_SYNC] = {mlfab__calls_push, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
                    [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
-                   [MLFAB_CALL_BARRIER] = {calls_core, 0},
+                   [MLFAB_CALL_BARRIER] = {calls_barrier, 0},
                    [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
                    [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, CALLS_BUFFERS},
                    [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, CALLS_BUFFERS | CALLS_MEETS},
@@ -155,8 +82,8 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
                    [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE},
-                   [MLFAB_CALL_PULL_VIEW] = {calls_core, 0},
-                   [MLFAB_CALL_VIEW_RELEASE] = {calls_core, CALLS_AT_ONCE}};
+                   [MLFAB_CALL_PULL_VIEW] = {mlfab__calls_push, 0},
+                   [MLFAB_CALL_VIEW_RELEASE] = {mlfab__calls_push, CALLS_AT_ONCE}};
 
 /* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {
@@ -234,26 +161,4 @@ MLFAB__INTERNAL uint64_t mlfab__call_timeout(const mlfab_call *call, size_t *at_
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p) {
   return mlfab__node_submit(node, call, now_ns, request_p, NULL);
-}
-
-MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
-                                uint64_t *count_p) {
-  mlfab_error error;
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
-  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
-  return mlfab__node_return(node, code, &error);
-}
-
-MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  if (!status_p)
-    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_ARGUMENT, "push_status: status_p is NULL");
-  if (!node->is_worker)
-    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_STATE,
-                       "push_status: this node is not a worker");
-  int code = mlfab__worker_status(node->parts->worker, seq, status_p);
-  return code ? MLFAB__FAIL(&node->requests.last, code, "push_status: update %llu is unknown",
-                            (unsigned long long)seq)
-              : 0;
 }

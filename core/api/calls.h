@@ -39,6 +39,7 @@ typedef struct mlfab__call_in {
 typedef int mlfab__call_begin(const mlfab__call_in *in);
 
 /* The calls of optional groups. */
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_push;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sparse;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_reshard;

@@ -31,8 +31,6 @@
 
 #include "../base/rng.h"
 #include "../base/shm_memory.h"
-#include "../server/server.h"
-#include "../worker/worker.h"
 #include "thread.h"
 
 #include <errno.h>
@@ -705,12 +703,16 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
+/* How many updates have not ended. */
+static uint32_t context_unfinished(const mlfab *ctx, uint32_t *server_p) {
+  const mlfab__parts *parts = ctx->node->parts;
+  return parts->push ? parts->push->unfinished(parts, server_p) : 0;
+}
+
 /* 1 when something is under way that the thread has to drive. */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker, NULL) > 0) ||
-         mlfab__roles_serve(node);
+  return node->requests.open > 0 || context_unfinished(ctx, NULL) > 0 || mlfab__roles_serve(node);
 }
 
 /* Stays aside while other threads drive. With something under way, it comes back when no call has driven for a
@@ -874,8 +876,8 @@ static void context_free(mlfab *ctx) {
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
   if (ctx->direct) ctx->direct->close(ctx, child);
-  if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
-    mlfab__server_disown(ctx->node->parts->server);
+  if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
+    ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -991,11 +993,8 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
-  if (!code && ctx->memory && ctx->node->parts) {
-    const mlfab__parts *parts = ctx->node->parts;
-    if (parts->server) mlfab__server_share(parts->server, ctx->shm_memory, ctx->memory);
-    if (parts->worker) mlfab__worker_share(parts->worker, ctx->shm_memory, ctx->memory);
-  }
+  if (!code && ctx->memory && ctx->node->parts && ctx->node->parts->push)
+    ctx->node->parts->push->share(ctx->node->parts, ctx->shm_memory, ctx->memory);
   if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
@@ -1027,8 +1026,7 @@ static int context_test_served(mlfab *ctx, void *what) {
   const mlfab_node *node = ctx->node;
   if (node->crashes) return 1;
   if (!node->is_server) return mlfab__node_finished(node);
-  return node->ended ||
-         (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
+  return node->ended || (!node->standby && mlfab__caller_awaited(node) == MLFAB__NO_NODE);
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {
@@ -1230,8 +1228,8 @@ static int context_crashed(mlfab *ctx) {
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->crashes) return 1;
-  return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
-         context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
+  return context_unfinished(ctx, NULL) == 0 && context_keeps(ctx, NULL, 0) == 0 &&
+         !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -1252,7 +1250,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   } else if (!flushed) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
-    uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
+    uint32_t server = 0, unfinished = context_unfinished(ctx, &server);
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
@@ -1343,7 +1341,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
     char waited[24];
     mlfab__duration(waited, timeout_ns);
     uint32_t worker = MLFAB__NO_NODE;
-    if (node->is_server && !node->standby) worker = mlfab__server_awaits(node->parts->server);
+    if (node->is_server && !node->standby) worker = mlfab__caller_awaited(node);
     code = worker != MLFAB__NO_NODE
                ? mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)worker, 0, timeout_ns,
                               "serve: after %s worker %u has not left", waited, worker)

@@ -46,17 +46,20 @@
 
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
+#ifndef MLFAB_WITH_PUSH
+#define MLFAB_WITH_PUSH 1
+#endif
 #ifndef MLFAB_WITH_SCHED
-#define MLFAB_WITH_SCHED 1
+#define MLFAB_WITH_SCHED MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_SPARSE
-#define MLFAB_WITH_SPARSE 1
+#define MLFAB_WITH_SPARSE MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_RESHARD
-#define MLFAB_WITH_RESHARD 1
+#define MLFAB_WITH_RESHARD MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_CHECKPOINT
-#define MLFAB_WITH_CHECKPOINT 1
+#define MLFAB_WITH_CHECKPOINT MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_REPLICA
 #if MLFAB_WITH_SCHED && MLFAB_WITH_CHECKPOINT
@@ -87,7 +90,11 @@
 #define MLFAB_WITH_KEYS 1
 #endif
 #ifndef MLFAB_WITH_DEVICE
-#define MLFAB_WITH_DEVICE 1
+#define MLFAB_WITH_DEVICE MLFAB_WITH_PUSH
+#endif
+#if !MLFAB_WITH_PUSH && (MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_RESHARD || \
+                         MLFAB_WITH_CHECKPOINT || MLFAB_WITH_DEVICE)
+#error "MLFAB_WITH_SCHED, _SPARSE, _RESHARD, _CHECKPOINT and _DEVICE need MLFAB_WITH_PUSH"
 #endif
 #ifndef MLFAB_WITH_TELEMETRY
 #define MLFAB_WITH_TELEMETRY 1

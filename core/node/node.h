@@ -825,6 +825,8 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                                         const char *why);
 /* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
+/* The first worker that has neither left nor died, or MLFAB__NO_NODE. */
+MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node);
 /* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
  * so that they call the other copy. Call it from a role. */
 MLFAB__INTERNAL void mlfab__copy_serve(mlfab_node *node, uint32_t term);

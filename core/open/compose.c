@@ -3,8 +3,6 @@
 #include "../api/parts.h"
 #include "../coll/barrier.h"
 #include "../node/node.h"
-#include "../server/server.h"
-#include "../worker/worker.h"
 #if MLFAB_WITH_CHECKPOINT
 #include "../checkpoint/checkpoint.h"
 #endif
@@ -21,6 +19,13 @@
 #if MLFAB_WITH_REPLICA
 #include "../replica/copy.h"
 #include "../replica/witness.h"
+#endif
+#if MLFAB_WITH_PUSH
+#include "../api/calls_push.h"
+#include "../server/server.h"
+#include "../worker/worker.h"
+#else
+#include "../coll/attend.h"
 #endif
 #if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
@@ -54,6 +59,11 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_PUSH && config->servers > 1)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
+        "were left out (MLFAB_WITH_PUSH is 0)");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
@@ -95,20 +105,31 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_CHECKPOINT
   if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
 #endif
+#if MLFAB_WITH_PUSH
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
+  parts->finisher = parts->worker;
+  parts->finish = mlfab__worker_finish;
+#else
+  mlfab__attend_worker *attendant = NULL;
+  if (!code) code = mlfab__attend_attach(node, &attendant);
+  parts->finisher = attendant;
+  parts->finish = mlfab__attend_finish;
+#endif
   if (code) return code;
-  parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
-                                               .idle = mlfab__worker_idle,
-                                               .mark = mlfab__worker_mark,
-                                               .apart = mlfab__worker_stand_apart,
-                                               .back = mlfab__worker_return,
-                                               .counted = mlfab__worker_counted,
-                                               .barrier = parts->barrier,
+  parts->barrier->counting = (mlfab__counting){.barrier = parts->barrier,
                                                .barrier_apart = mlfab__barrier_apart,
                                                .barrier_alone = mlfab__barrier_alone,
                                                .barrier_here = mlfab__barrier_here,
                                                .barriers = mlfab__barrier_calls,
                                                .barrier_among = mlfab__barrier_among};
+#if MLFAB_WITH_PUSH
+  parts->barrier->counting.worker = parts->worker;
+  parts->barrier->counting.idle = mlfab__worker_idle;
+  parts->barrier->counting.mark = mlfab__worker_mark;
+  parts->barrier->counting.apart = mlfab__worker_stand_apart;
+  parts->barrier->counting.back = mlfab__worker_return;
+  parts->barrier->counting.counted = mlfab__worker_counted;
+#endif
 #if MLFAB_WITH_COLL
   parts->comm->counting = parts->barrier->counting;
 #endif
@@ -129,7 +150,11 @@ static int compose_worker(mlfab_node *node) {
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
+#if MLFAB_WITH_PUSH
   int code = mlfab__server_attach(node, &node->parts->server);
+#else
+  int code = mlfab__attend_server_attach(node);
+#endif
 #if MLFAB_WITH_DEVICE
   if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
 #else
@@ -165,6 +190,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = 0;
+#if MLFAB_WITH_PUSH
+  node->parts->push = mlfab__push_functions();
+#endif
 #if MLFAB_WITH_KEYS
   if (node->config.key[0]) code = mlfab__guard_attach(node);
 #endif
