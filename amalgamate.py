@@ -7,7 +7,7 @@
     amalgamate.py --simulator FILE   writes mlfab_sim.c
     amalgamate.py --graph    prints the groups and their includes and calls, as Graphviz text
     amalgamate.py --breaches lists the violations of the order of groups
-    amalgamate.py --profile minimal|core -o DIR
+    amalgamate.py --profile minimal|coll|core -o DIR
                              writes a smaller mlfab.c, and the headers that it needs, to DIR: see PROFILES
 
 A folder of core/ is a group. GROUPS below is the only definition of the order: floors of groups, lowest
@@ -25,12 +25,12 @@ GROUPS = [
     {"base": "base error text env rng heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec crc"},
     {"kernels": "half kernels_x86 kernels_cblas kernels kernels_combine packet"},
-    {"model": "sync layout version optimizer memory slab store image windows"},
+    {"model": "options sync layout version optimizer memory slab store image windows"},
     {"node": "port mirrored role node link files outbox claim peer_link inner growth server_link caller bootstrap peers alive"},
     {"worker": "sources cache view pull push worker worker_role",
      "server": "lazy blocks views clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm barrier attend membership membership_records partial_run stochastic user_dag trees comm_role"},
+             "comm_finish epoch comm barrier attend membership membership_records partial_run stochastic user_dag trees trees_role comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
@@ -57,7 +57,7 @@ SIMULATOR = "transports/sim"
 # the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
 # the compiler checks that when a switch is off.
 SWITCHES = {
-    "PUSH": ("pushes and pulls", "core/model core/worker core/server core/api/calls_push"),
+    "PUSH": ("pushes and pulls", "core/model core/worker core/server core/base/meter core/api/calls_push"),
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
@@ -74,10 +74,11 @@ SWITCHES = {
     "MPI": ("the transport over MPI", "transports/mpi"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
-ALWAYS = ["core/coll/barrier", "core/model/optimizer", "core/model/sync"]
+ALWAYS = ["core/coll/barrier", "core/model/options"]
 NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"], "core/model/image": ["CHECKPOINT", "RESHARD"], "core/api/disk": ["CHECKPOINT", "TELEMETRY"]}
 # Modules that are there if all of these switches are on; "!": if it is off.
-NEEDS = {"core/coll/attend": ["!PUSH"], "core/api/direct": ["COLL", "DEVICE"]}
+NEEDS = {"core/coll/attend": ["!PUSH"], "core/api/direct": ["COLL", "DEVICE"],
+         "core/coll/trees": ["COLL", "SCHED"], "core/coll/trees_role": ["COLL", "SCHED"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
@@ -100,10 +101,10 @@ LIBRARY_TITLE = """\
  *
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
- * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
+ * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _PUSH (models, pushes and pulls), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
  * (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED and _CHECKPOINT), _DEVICE (device memory), _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
- * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
+ * minimal|coll|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
 SIMULATOR_TITLE = """\

@@ -1,6 +1,6 @@
 /* attend.h - who is here, in a build without pushes and pulls. Layer 4.
  *
- * Barriers and collectives go by what HELLO_ACK says: whether the worker was dead, and whether it is a guest (membership.h). In
+ * HELLO_ACK tells barriers and collectives whether the worker was dead, and whether it is a guest (membership.h). In
  * a build with pushes the server and the worker see to that, and to `finish`. In a build without them two small roles do,
  * one at each end of a link, with the same frames:
  *
@@ -35,7 +35,7 @@ typedef struct mlfab__attend_worker {
   int dead, acked;      /* server 0 is dead; has heard of it */
 } mlfab__attend_worker;
 
-/* Add the rows, at a server and at a worker; what they make is the node's. Errors: MEMORY. */
+/* Add the rows, at a server and at a worker. The node owns what they make. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__attend_server_attach(struct mlfab_node *node);
 MLFAB__INTERNAL int mlfab__attend_attach(struct mlfab_node *node, mlfab__attend_worker **worker_p);
 /* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */

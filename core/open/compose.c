@@ -9,6 +9,7 @@
 #if MLFAB_WITH_COLL
 #include "../coll/comm.h"
 #include "../coll/membership.h"
+#include "../coll/trees.h"
 #endif
 #if MLFAB_WITH_DEVICE
 #include "../device/resident.h"
@@ -176,7 +177,12 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
-  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
+  mlfab__membership *membership = NULL;
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier, &membership);
+#if MLFAB_WITH_SCHED
+  if (!code && membership && node->config.scheduler != MLFAB_SCHEDULER_NONE)
+    code = mlfab__trees_attach(node, membership);
+#endif
 #endif
 #if MLFAB_WITH_REPLICA
   if (!code && node->config.replicas) code = mlfab__copy_attach(node, node->parts->server);
