@@ -7,7 +7,7 @@
     amalgamate.py --simulator FILE   writes mlfab_sim.c
     amalgamate.py --graph    prints the groups and their includes and calls, as Graphviz text
     amalgamate.py --breaches lists the violations of the order of groups
-    amalgamate.py --profile minimal|core -o DIR
+    amalgamate.py --profile minimal|coll|core -o DIR
                              writes a smaller mlfab.c, and the headers that it needs, to DIR: see PROFILES
 
 A folder of core/ is a group. GROUPS below is the only definition of the order: floors of groups, lowest
@@ -26,12 +26,12 @@ GROUPS = [
     {"base": "base error text env rng random heap map pool request meter shm_memory shm_coll"},
     {"wire": "wire codec peer_wire crc"},
     {"kernels": "kernels_x86 kernels_cblas kernels half_x86 half kernels_combine kernels_combine_x86 packet"},
-    {"model": "sync layout balance optimizer memory store hold image windows"},
+    {"model": "options sync layout balance optimizer memory store hold image windows"},
     {"node": "port role node link files outbox claim peer_link inner mirrored growth server_link caller bootstrap copies peers alive"},
     {"worker": "sources pull push feed worker worker_role",
      "server": "lazy blocks clock clock_copy queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm barrier barrier_kept membership membership_records partial_run stochastic user_dag trees comm_role"},
+             "comm_finish epoch comm barrier barrier_kept attend membership membership_records partial_run stochastic user_dag trees trees_role comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain hops accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "version filter cache sparse_push sparse_apply delta",
      "lend": "lend_wire slab view views",
@@ -41,7 +41,7 @@ GROUPS = [
     {"device": "resident",
      "replica": "divergence vote keeper replica_wire voter votes mirror mirror_role copy losses witness",
      "telemetry": "metrics trace chrome"},
-    {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls extent visit thread calling context disk telemetry memory submit calls_push shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint calls_lend safetensors direct_table staging direct"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
@@ -59,6 +59,7 @@ SIMULATOR = "transports/sim"
 # the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
 # the compiler checks that when a switch is off.
 SWITCHES = {
+    "PUSH": ("pushes and pulls", "core/model core/worker core/server core/api/calls_push"),
     "SCHED": ("scheduling", "core/sched core/api/calls_sched core/base/meter transports/tcp_measure"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/model/balance core/api/calls_reshard"),
@@ -68,7 +69,7 @@ SWITCHES = {
     "CHECKPOINT": ("checkpoints", "core/checkpoint core/node/files core/open/dirs core/api/calls_checkpoint core/api/safetensors"),
     "DEVICE": ("device memory", "core/device core/worker/feed core/api/visit core/api/staging"),
     "TELEMETRY": ("telemetry", "core/telemetry core/api/telemetry"),
-    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/api/direct core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine core/kernels/kernels_combine_x86"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/pool core/base/shm_coll transports/shm_coll core/kernels/kernels_combine core/kernels/kernels_combine_x86"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
@@ -78,7 +79,7 @@ SWITCHES = {
     "LEND": ("views and shared areas", "core/lend core/api/calls_lend transports/shm_lend"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
-ALWAYS = ["core/coll/barrier"]
+ALWAYS = ["core/coll/barrier", "core/model/options"]
 NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["COLL", "SCHED"], "core/kernels/packet": ["SCHED", "SPARSE"],
              "core/kernels/half": ["SCHED", "SPARSE", "COLL"], "core/kernels/half_x86": ["SCHED", "SPARSE", "COLL"],
              "core/model/image": ["CHECKPOINT", "REPLICA", "RESHARD"], "core/server/clock_copy": ["CHECKPOINT", "REPLICA", "RESHARD"],
@@ -88,10 +89,11 @@ NEEDED_BY = {"core/api/direct_table": ["COLL", "DEVICE"], "core/base/random": ["
              "core/checkpoint/state": ["CHECKPOINT", "REPLICA"], "core/checkpoint/moment": ["CHECKPOINT", "REPLICA"],
              "core/checkpoint/reader": ["CHECKPOINT", "REPLICA"], "core/checkpoint/collect": ["REPLICA"],
              "core/node/peer_link": ["SCHED", "COLL"], "core/wire/peer_wire": ["SCHED", "COLL"]}
-# Modules that are there if all of these switches are on.
-NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"]}
+# Modules that are there if all of these switches are on; "!": if it is off.
+NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"], "core/coll/attend": ["!PUSH"], "core/api/direct": ["COLL", "DEVICE"],
+         "core/coll/trees": ["COLL", "SCHED"], "core/coll/trees_role": ["COLL", "SCHED"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
-PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS", "REPLICA"]}
+PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS", "REPLICA"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
 CEILINGS = {"": 75522, "core": 46233, "minimal": 33747}
@@ -112,12 +114,12 @@ LIBRARY_TITLE = """\
  *
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
- * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
- * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH
- * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED),
- * _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED.
- * `amalgamate.py --profile
- * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
+ * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _PUSH (models, pushes and pulls), _COLL
+ * (collectives; with it _PARTIAL, _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters),
+ * _RESHARD (moving slices), _GROWTH (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA
+ * (replicas of servers; needs _SCHED), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). An absent
+ * function returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|coll|core` writes a shorter file. Define
+ * MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
 SIMULATOR_TITLE = """\
@@ -182,11 +184,13 @@ class Part:
                 self.switches = [homes[home]]
 
     def condition(self):
-        return (" && " if self.needs else " || ").join("MLFAB_WITH_" + name for name in self.switches)
+        return (" && " if self.needs else " || ").join(
+            "!" * name.count("!") + "MLFAB_WITH_" + name.strip("!") for name in self.switches)
 
     def left_out(self, on):
         """Is it left out of a profile with these switches?"""
-        return bool(self.switches and not set(self.switches) & set(on)) or not set(self.needs) <= set(on)
+        held = [name.strip("!") in on if name[0] != "!" else name[1:] not in on for name in self.switches]
+        return bool(held) and not (all(held) if self.needs else any(held))
 
 
 def list_parts():
@@ -368,26 +372,40 @@ def stub(name, arguments, text):
     return "ABSENT_%s(%s, %s, %s)" % (kind, name, text, arguments)
 
 
+def replaced(parts, profile):
+    """The functions that a name stands for while it is off: rows (name, condition, parts). In a profile a switch stays
+    on if the part that stands for it while it is off is left out."""
+    stays = {need[1:] for needs in NEEDS.values() for need in needs} & set(PROFILES.get(profile, []))
+    files = [part for part in parts.values() if part.path.endswith(".c")]
+    rows = [(name, "!MLFAB_WITH_" + name, [part for part in files if part.switches == [name] and not part.needs])
+            for name in SWITCHES if name not in stays]
+    for part in files:
+        for i, name in enumerate(part.needs):
+            if name in SWITCHES:
+                rows.append((name, " && ".join(["!MLFAB_WITH_" + name] + ["MLFAB_WITH_" + n for n in part.needs[:i]]),
+                             [part]))
+    return rows
+
+
 def stubs(parts, profile):
     """The functions that replace those of each switch while it is off."""
-    text = []
-    for name, (words, _) in SWITCHES.items():
+    text, named = [], set()
+    for name, condition, absent in replaced(parts, profile):
         functions = []
-        for part in parts.values():
-            if part.switches != [name] or not part.path.endswith(".c"):
-                continue
+        for part in absent:
             for pattern in (PUBLIC, BEGINS):
                 functions += [stub(function, arguments, "NO_" + name)
                               for _, function, arguments in pattern.findall(read(part.path))]
-            functions += ["ABSENT_TABLE(MLFAB_API %s)" % function for function in sorted(set(TABLE.findall(read(part.path))))]
-            functions += ["ABSENT_TABLE(MLFAB__INTERNAL %s)" % function for function in sorted(set(HOOKS.findall(read(part.path))))]
+            for pattern, prefix in ((TABLE, "MLFAB_API"), (HOOKS, "MLFAB__INTERNAL")):
+                functions += ["ABSENT_TABLE(%s %s)" % (prefix, function)
+                              for function in sorted(set(pattern.findall(read(part.path))))]
         if functions:
-            lines = ['#define NO_%s "%s (MLFAB_WITH_%s is 0)"' % (name, words, name)]
-            lines += [line for function in functions
-                      for line in wrap(function, ", ")]
-            if not profile or name in PROFILES[profile]:
-                lines = ["#if !MLFAB_WITH_" + name] + lines + ["#endif"]
-            text.append("\n%s\n" % "\n".join(lines))
+            lines = [line for function in functions for line in wrap(function, ", ")]
+            if any("NO_" + name in function for function in functions) and name not in named:
+                named.add(name)
+                text.append('\n#define NO_%s "%s (MLFAB_WITH_%s is 0)"' % (name, SWITCHES[name][0], name))
+            off = profile and name not in PROFILES[profile] and condition == "!MLFAB_WITH_" + name
+            text.append("\n%s\n" % "\n".join(lines if off else ["#if " + condition] + lines + ["#endif"]))
     rule = "=" * (100 - 6)
     return "\n/* %s\n * what is left out\n * %s */\n%s%s" % (rule, rule, STUBS, "".join(text))
 
@@ -395,9 +413,11 @@ def stubs(parts, profile):
 def profile_prologue(profile):
     """Turns off the switches that a smaller file does not contain."""
     absent = ["MLFAB_WITH_" + name for name in SWITCHES if name not in PROFILES[profile]]
-    asked = wrap(" || ".join("(defined(%s) && %s + 0)" % (name, name) for name in absent), " || ")
+    needed = ["MLFAB_WITH_" + name for name in PROFILES[profile] if any("!" + name in needs for needs in NEEDS.values())]
+    asked = wrap(" || ".join(["(defined(%s) && %s + 0)" % (name, name) for name in absent] +
+                             ["(defined(%s) && !(%s + 0))" % (name, name) for name in needed]), " || ")
     return ('\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n#if %s\n'
-            '#error "a switch asks for a group that is not in this mlfab.c"\n#endif\n%s'
+            '#error "a switch does not fit the groups that are in this mlfab.c"\n#endif\n%s'
             % (profile, " \\\n".join(asked), "".join("#undef %s\n#define %s 0\n" % (name, name) for name in absent)))
 
 

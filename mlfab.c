@@ -6,12 +6,12 @@
  *
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
- * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
- * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _GROWTH
- * (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA (replicas of servers; needs _SCHED),
- * _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). What was left out returns MLFAB_ERR_UNSUPPORTED.
- * `amalgamate.py --profile
- * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
+ * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _PUSH (models, pushes and pulls), _COLL
+ * (collectives; with it _PARTIAL, _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters),
+ * _RESHARD (moving slices), _GROWTH (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA
+ * (replicas of servers; needs _SCHED), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). An absent
+ * function returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|coll|core` writes a shorter file. Define
+ * MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
  *
@@ -100,20 +100,23 @@
 
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
+#ifndef MLFAB_WITH_PUSH
+#define MLFAB_WITH_PUSH 1
+#endif
 #ifndef MLFAB_WITH_SCHED
-#define MLFAB_WITH_SCHED 1
+#define MLFAB_WITH_SCHED MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_SPARSE
-#define MLFAB_WITH_SPARSE 1
+#define MLFAB_WITH_SPARSE MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_RESHARD
-#define MLFAB_WITH_RESHARD 1
+#define MLFAB_WITH_RESHARD MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_GROWTH
-#define MLFAB_WITH_GROWTH 1
+#define MLFAB_WITH_GROWTH MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_CHECKPOINT
-#define MLFAB_WITH_CHECKPOINT 1
+#define MLFAB_WITH_CHECKPOINT MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_REPLICA
 #define MLFAB_WITH_REPLICA MLFAB_WITH_SCHED
@@ -140,10 +143,15 @@
 #define MLFAB_WITH_KEYS 1
 #endif
 #ifndef MLFAB_WITH_LEND
-#define MLFAB_WITH_LEND 1
+#define MLFAB_WITH_LEND MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_DEVICE
-#define MLFAB_WITH_DEVICE 1
+#define MLFAB_WITH_DEVICE MLFAB_WITH_PUSH
+#endif
+#if !MLFAB_WITH_PUSH && (MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_RESHARD || \
+                         MLFAB_WITH_GROWTH || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_DEVICE || \
+                         MLFAB_WITH_LEND)
+#error "MLFAB_WITH_SCHED, _SPARSE, _RESHARD, _GROWTH, _CHECKPOINT, _DEVICE and _LEND need MLFAB_WITH_PUSH"
 #endif
 #ifndef MLFAB_WITH_TELEMETRY
 #define MLFAB_WITH_TELEMETRY 1
@@ -3064,134 +3072,9 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 }
 
 /* ==============================================================================================
- * core/kernels/half.h
+ * core/kernels/kernels_x86.h
  * ============================================================================================== */
-/* half.h - converts float32 to 16 bits and back. Layer 1.
- *
- * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32). Rounding
- * is to nearest, ties to even. Finite values stay finite: beyond the largest number they saturate. Callers
- * refuse infinity and NaN; here these saturate too. The bits do not depend on compiler flags. Arrays:
- * kernels.h. */
-
-/* For MLFAB_F16 or MLFAB_BF16. */
-MLFAB__UNUSED static inline int mlfab__half_of(int dtype) {
-  return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16;
-}
-
-/* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
- * saturate. */
-MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
-MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
-
-MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
-MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
-/* A double as float32, clamped to its range. */
-MLFAB__INTERNAL float mlfab__half_narrow(double x);
-/* 1 when no element is infinite or NaN. */
-MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
-
-
-/* ==============================================================================================
- * core/kernels/half.c
- * ============================================================================================== */
-/* half.c - converts float32 to 16 bits and back. Layer 1.
- *
- * For: values that are sent in half precision. Not for: arithmetic; nothing is stored or summed in 16 bits.
- *
- * Invariants: the portable code works on bits only, so neither the processor's rounding mode nor
- * -ffast-math affects a result. Magnitudes are clamped before they are rounded: values between the largest
- * number and the point from which rounding would give infinity round down in any case.
- *
- * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients in this form. */
-
-#define HALF_MAGNITUDE 0x7fffffffu
-#define HALF_F16_TOP 0x477fe000u  /* 65504 */
-#define HALF_BF16_TOP 0x7f7f0000u /* (2 - 2^-7) 2^127 */
-#define HALF_F32_TOP 0x7f7fffffu
-
-/* 2^-25 and 2^-134 are halfway to the smallest number; the even neighbour is zero. */
-MLFAB__INTERNAL uint32_t mlfab__half_zero(int half) {
-  return half == MLFAB_HALF_F16 ? 0x33000000u : half == MLFAB_HALF_BF16 ? 0x00008000u : 0;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__half_top(int half) {
-  return half == MLFAB_HALF_F16    ? HALF_F16_TOP
-         : half == MLFAB_HALF_BF16 ? HALF_BF16_TOP
-                                   : HALF_F32_TOP;
-}
-
-/* Below 2^-14 numbers are multiples of 2^-24. */
-static uint32_t half_subnormal(uint32_t magnitude) {
-  uint32_t exponent = magnitude >> 23, shift = 126 - exponent;
-  if (exponent < 102) return 0;
-  uint32_t m = (magnitude & 0x7fffffu) | 0x800000u, tie = 1u << (shift - 1);
-  uint32_t whole = m >> shift, rest = m & (2 * tie - 1);
-  return whole + (rest > tie || (rest == tie && (whole & 1)));
-}
-
-static inline uint16_t half_f16(uint32_t bits) {
-  uint32_t sign = bits >> 16 & 0x8000u, m = bits & HALF_MAGNITUDE;
-  if (m > HALF_F16_TOP) m = HALF_F16_TOP;
-  if (m < 0x38800000u) return (uint16_t)(sign | half_subnormal(m));
-  return (uint16_t)(sign | ((m - 0x38000000u + 0xfffu + (m >> 13 & 1)) >> 13));
-}
-
-static inline uint16_t half_bf16(uint32_t bits) {
-  uint32_t sign = bits >> 16 & 0x8000u, m = bits & HALF_MAGNITUDE;
-  if (m > HALF_BF16_TOP) m = HALF_BF16_TOP;
-  return (uint16_t)(sign | ((m + 0x7fffu + (m >> 16 & 1)) >> 16));
-}
-
-/* A NaN becomes quiet, as with the processor's instruction. */
-static inline uint32_t half_f16_back(uint16_t bits) {
-  uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, m = bits & 0x3ffu, exponent = bits >> 10 & 31u;
-  if (exponent == 31) return sign | 0x7f800000u | m << 13 | (m != 0 ? 0x400000u : 0);
-  if (exponent != 0) return sign | (((uint32_t)(bits & 0x7fffu) << 13) + 0x38000000u);
-  if (m == 0) return sign;
-  exponent = 113;
-  while (m < 0x400u) m <<= 1, exponent--;
-  return sign | exponent << 23 | (m & 0x3ffu) << 13;
-}
-
-MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return half == MLFAB_HALF_F16 ? half_f16(bits) : half_bf16(bits);
-}
-
-MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits) {
-  uint32_t wide = half == MLFAB_HALF_F16 ? half_f16_back(bits) : (uint32_t)bits << 16;
-  float x;
-  memcpy(&x, &wide, sizeof x);
-  return x;
-}
-
-/* The largest float32 is (2 - 2^-23) 2^127; in C, converting larger values is undefined. */
-MLFAB__INTERNAL float mlfab__half_narrow(double x) {
-  const double most = 0x1.fffffep127;
-  return (float)(x > most ? most : x < -most ? -most : x);
-}
-
-/* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off, and
- * no further. */
-MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
-  const uint64_t each = 0x0001000100010001u;
-  uint64_t exponent = each * (half == MLFAB_HALF_F16 ? 0x7c00u : 0x7f80u);
-  uint64_t one = each * (half == MLFAB_HALF_F16 ? 0x0400u : 0x0080u), carry = 0, word;
-  for (; n >= 4; n -= 4, in += 4) {
-    memcpy(&word, in, sizeof word);
-    carry |= (word & exponent) + one;
-  }
-  for (; n > 0; n--) carry |= (*in++ & exponent & 0xffffu) + (one & 0xffffu);
-  return !(carry & each << 15);
-}
-
-/* ==============================================================================================
- * core/kernels/kernels_x86.c
- * ============================================================================================== */
-/* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
- *
- * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
+/* kernels_x86.h - vector types for the kernels of x86. Layer 1. Included by the files that have such kernels. */
 
 /* ==============================================================================================
  * core/kernels/kernels.h
@@ -3266,29 +3149,16 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
 #define mlfab__kernel_norm2_by(kernels, ...) \
   mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
-/* float32 to 16 bits and back (half.h); n elements; in and out do not overlap. */
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n);
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n);
-#define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
-#define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
-
 /* A row, by element type; the functions are described above. NULL: use the portable code. A device would be a row of
  * its own; a row that completes later would need start and poll in addition. */
+typedef void mlfab__combine_fn(int op, void *const *dst, uint32_t ndst, uint64_t past,
+                               const void *const *in, uint32_t k, uint64_t from, uint64_t to);
 typedef struct mlfab__kernels {
   /* n is a multiple of 64 bytes; dst (u without a dst) is aligned to 64 bytes. */
   int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
                             int stream);
-  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;
-   * it is aligned to 64 bytes then. */
-  void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
-                                  const void *const *in, uint32_t k, uint64_t from, uint64_t to);
-  void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
   double (*norm2[MLFAB_F64 + 1])(const void *u, uint64_t n, uint64_t *done_p);
-  /* By MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
-  uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
-  uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
+  mlfab__combine_fn *combine[MLFAB_F64 + 1]; /* of cblas only: see kernels_combine.h */
 } mlfab__kernels;
 /* Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
@@ -3304,14 +3174,15 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 
-/* core/kernels/kernels_x86.c goes on. */
+/* core/kernels/kernels_x86.h goes on. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define KERNELS_X86 1
 #include <immintrin.h>
 
 #define X86_AVX2 __attribute__((target("avx2,f16c")))
 #define X86_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#define X86_INLINE __attribute__((always_inline)) static inline
+#define X86_INLINE __attribute__((always_inline, unused)) static inline
 
 #define X86_F32_MOST INT32_MAX
 #define X86_F32_INFINITY 0x7f800000
@@ -3325,48 +3196,10 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
   typedef u##word name##_bits __attribute__((vector_size(width))); \
   typedef real name##_line __attribute__((vector_size(width), may_alias, aligned(sizeof(real))));
 
-#define X86_INSTRUCTION(name, isa, value, instruction)             \
-  isa X86_INLINE value name(value a, value b) {                    \
-    __asm__(instruction " %2, %1, %0" : "=v"(a) : "v"(a), "v"(b)); \
-    return a;                                                      \
-  }
-
-/* As the portable kernels; masks of all ones or zeros select. */
-#define X86_REALS(name, isa, real, word, width, most, infinity, suffix)             \
-  X86_TYPES(name, real, word, width)                                                \
-  X86_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
-  X86_INSTRUCTION(name##_multiply, isa, name##_value, "vmulp" suffix)               \
-  X86_INSTRUCTION(name##_quotient, isa, name##_value, "vdivp" suffix)               \
-  isa X86_INLINE name##_words name##_rank(int op, name##_value x) {                 \
-    name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);              \
-    v ^= (v < 0) & (most);                                                          \
-    return (v & ~nan) | (nan & (op == MLFAB_OP_MAX ? (most) : ~(most)));            \
-  }                                                                                 \
-  isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_OP_PRODUCT) return name##_multiply(a, b);                       \
-    if (op == MLFAB_OP_SUM) return name##_add(a, b);                                \
-    name##_words x = name##_rank(op, a), y = name##_rank(op, b);                    \
-    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
-    return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));    \
-  }
-
-#define X86_INTEGERS(name, isa, width)                                              \
-  X86_TYPES(name, uint64_t, int64_t, width)                                         \
-  isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_OP_PRODUCT) return a * b;                                       \
-    if (op == MLFAB_OP_SUM) return a + b;                                           \
-    if (op == MLFAB__OP_OR) return a | b;                                           \
-    name##_words x = (name##_words)a, y = (name##_words)b;                          \
-    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
-    return (name##_value)((y & take) | (x & ~take));                                \
-  }
-
-X86_REALS(x86_f32x8, X86_AVX2, float, int32_t, 32, X86_F32_MOST, X86_F32_INFINITY, "s")
-X86_REALS(x86_f64x4, X86_AVX2, double, int64_t, 32, X86_F64_MOST, X86_F64_INFINITY, "d")
-X86_INTEGERS(x86_i64x4, X86_AVX2, 32)
-X86_REALS(x86_f32x16, X86_AVX512, float, int32_t, 64, X86_F32_MOST, X86_F32_INFINITY, "s")
-X86_REALS(x86_f64x8, X86_AVX512, double, int64_t, 64, X86_F64_MOST, X86_F64_INFINITY, "d")
-X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
+X86_TYPES(x86_f32x8, float, int32_t, 32)
+X86_TYPES(x86_f64x4, double, int64_t, 32)
+X86_TYPES(x86_f32x16, float, int32_t, 64)
+X86_TYPES(x86_f64x8, double, int64_t, 64)
 
 /* Loads and stores: <kernel>_load, <kernel>_store (non-temporal if `past`). */
 #define X86_AS_IT_IS(name, isa, type, stream, vector)                    \
@@ -3380,46 +3213,23 @@ X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
       *(type##_line *)at = (type##_line)x;                               \
   }
 
-#define X86_AS_HALF(name, isa, type, vector, read, load, round, write, stream) \
-  isa X86_INLINE type##_value name##_load(const void *at) {                    \
-    return (type##_value)load(read((const vector *)at));                       \
-  }                                                                            \
-  isa X86_INLINE void name##_store(void *at, type##_value x, int past) {       \
-    vector y = round(x);                                                       \
-    if (past)                                                                  \
-      stream((vector *)at, y);                                                 \
-    else                                                                       \
-      write((vector *)at, y);                                                  \
-  }
+X86_AS_IT_IS(x86_f32_avx2, X86_AVX2, x86_f32x8, _mm256_stream_si256, __m256i)
+X86_AS_IT_IS(x86_f64_avx2, X86_AVX2, x86_f64x4, _mm256_stream_si256, __m256i)
+X86_AS_IT_IS(x86_f32_avx512, X86_AVX512, x86_f32x16, _mm512_stream_si512, __m512i)
+X86_AS_IT_IS(x86_f64_avx512, X86_AVX512, x86_f64x8, _mm512_stream_si512, __m512i)
+#else
+#define KERNELS_X86 0
+#endif
 
-#define X86_F16X8_LOAD(x) _mm256_cvtph_ps(x)
-#define X86_F16X8_ROUND(x) _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT)
-#define X86_BF16X8_LOAD(x) _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)
-#define X86_F16X16_LOAD(x) _mm512_cvtph_ps(x)
-#define X86_F16X16_ROUND(x) \
-  _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define X86_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
 
-/* Conversion to bf16: of a finite number (cut), and of any (round): a NaN becomes quiet. */
-#define X86_BF16(name, isa, type, vector, narrow)                              \
-  isa X86_INLINE vector name##_cut(type##_value x) {                           \
-    type##_bits bits = (type##_bits)x;                                         \
-    return narrow((bits + (bits >> 16 & 1) + 0x7fff) >> 16);                   \
-  }                                                                            \
-  isa X86_INLINE vector name##_round(type##_value x) {                         \
-    type##_bits bits = (type##_bits)x, up = bits + (bits >> 16 & 1) + 0x7fff;  \
-    type##_bits nan = (type##_bits)((bits & X86_F32_MOST) > X86_F32_INFINITY); \
-    return narrow(((up & ~nan) | ((bits | 0x400000) & nan)) >> 16);            \
-  }
+/* ==============================================================================================
+ * core/kernels/kernels_x86.c
+ * ============================================================================================== */
+/* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
+ *
+ * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
 
-X86_AVX2 X86_INLINE __m128i x86_narrow8(x86_f32x8_bits x) {
-  return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x),
-                          _mm256_extracti128_si256((__m256i)x, 1));
-}
-#define X86_NARROW16(x) _mm512_cvtepi32_epi16((__m512i)(x))
-X86_BF16(x86_bf16x8, X86_AVX2, x86_f32x8, __m128i, x86_narrow8)
-X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
-
+#if KERNELS_X86
 /* ---- adding an update ---- */
 
 enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
@@ -3475,121 +3285,7 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
     return sum;                                                                              \
   }
 
-/* ---- 16-bit numbers: as for collectives, but values that are too large are clamped before rounding ---- */
-
-#define X86_LEAST8(a, b) (x86_f32x8_words) _mm256_min_epi32((__m256i)(a), (__m256i)(b))
-#define X86_LEAST16(a, b) (x86_f32x16_words) _mm512_min_epi32((__m512i)(a), (__m512i)(b))
-#define X86_HALVES(name, isa, type, half, vector, least, cut, write)                  \
-  isa static uint64_t name##_half_store(uint16_t *out, const float *in, uint64_t n) { \
-    const type##_words top = (type##_words){0} + (int32_t)mlfab__half_top(half);      \
-    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                      \
-    uint64_t i = 0;                                                                   \
-    for (; i + lanes <= n; i += lanes) {                                              \
-      type##_words x = (type##_words) * (const type##_line *)(in + i);                \
-      x = (x & ~X86_F32_MOST) | least(x & X86_F32_MOST, top);                         \
-      write((vector *)(void *)(out + i), cut((type##_value)x));                       \
-    }                                                                                 \
-    return i;                                                                         \
-  }                                                                                   \
-  isa static uint64_t name##_half_load(float *out, const uint16_t *in, uint64_t n) {  \
-    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                      \
-    uint64_t i = 0;                                                                   \
-    for (; i + lanes <= n; i += lanes)                                                \
-      *(type##_line *)(out + i) = (type##_line)name##_load(in + i);                   \
-    return i;                                                                         \
-  }
-
-/* ---- element-wise operations of collectives ---- */
-
-/* Elements from..to-1, four vectors in each iteration, so that the additions are independent. `op` is
- * constant in every call of the loop. Bit d of `past`: write dst[d] with non-temporal stores; it is aligned
- * then. */
-#define X86_KERNEL(name, isa, type, real, lanes, has_or)                                           \
-  isa X86_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past,          \
-                                  const void *const *in, uint32_t k, uint64_t from, uint64_t to) { \
-    for (; from < to; from += 4 * (lanes)) {                                                       \
-      const real *x = (const real *)in[0] + from;                                                  \
-      type##_value a = name##_load(x), b = name##_load(x + (lanes));                               \
-      type##_value c = name##_load(x + 2 * (lanes)), e = name##_load(x + 3 * (lanes));             \
-      for (uint32_t j = 1; j < k; j++) {                                                           \
-        x = (const real *)in[j] + from;                                                            \
-        a = type##_step(op, a, name##_load(x));                                                    \
-        b = type##_step(op, b, name##_load(x + (lanes)));                                          \
-        c = type##_step(op, c, name##_load(x + 2 * (lanes)));                                      \
-        e = type##_step(op, e, name##_load(x + 3 * (lanes)));                                      \
-      }                                                                                            \
-      for (uint32_t d = 0; d < ndst; d++) {                                                        \
-        real *y = (real *)dst[d] + from;                                                           \
-        int stream = (int)(past >> d & 1);                                                         \
-        name##_store(y, a, stream);                                                                \
-        name##_store(y + (lanes), b, stream);                                                      \
-        name##_store(y + 2 * (lanes), c, stream);                                                  \
-        name##_store(y + 3 * (lanes), e, stream);                                                  \
-      }                                                                                            \
-    }                                                                                              \
-    if (past) _mm_sfence();                                                                        \
-  }                                                                                                \
-  isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                     \
-                       const void *const *in, uint32_t k, uint64_t from, uint64_t to) {            \
-    if (op == MLFAB_OP_MIN)                                                                        \
-      name##_loop(MLFAB_OP_MIN, dst, ndst, past, in, k, from, to);                                 \
-    else if (op == MLFAB_OP_MAX)                                                                   \
-      name##_loop(MLFAB_OP_MAX, dst, ndst, past, in, k, from, to);                                 \
-    else if (op == MLFAB_OP_PRODUCT)                                                               \
-      name##_loop(MLFAB_OP_PRODUCT, dst, ndst, past, in, k, from, to);                             \
-    else if ((has_or) && op == MLFAB__OP_OR)                                                       \
-      name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
-    else if (k == 2 && ndst == 1 && past == 0) /* the usual case, as a loop of its own */          \
-      name##_loop(MLFAB_OP_SUM, dst, 1, 0, in, 2, from, to);                                       \
-    else                                                                                           \
-      name##_loop(MLFAB_OP_SUM, dst, ndst, past, in, k, from, to);                                 \
-  }
-
-#define X86_DIVIDE(name, isa, type, real, number, lanes)                               \
-  isa static void name##_divide(void *data, uint32_t by, uint64_t from, uint64_t to) { \
-    type##_value divisor = (type##_value){0} + (number)by;                             \
-    for (; from < to; from += (lanes)) {                                               \
-      real *x = (real *)data + from;                                                   \
-      name##_store(x, type##_quotient(name##_load(x), divisor), 0);                    \
-    }                                                                                  \
-  }
-
 /* ---- the rows ---- */
-
-X86_AS_IT_IS(x86_f32_avx2, X86_AVX2, x86_f32x8, _mm256_stream_si256, __m256i)
-X86_AS_IT_IS(x86_f64_avx2, X86_AVX2, x86_f64x4, _mm256_stream_si256, __m256i)
-X86_AS_IT_IS(x86_i64_avx2, X86_AVX2, x86_i64x4, _mm256_stream_si256, __m256i)
-X86_AS_IT_IS(x86_f32_avx512, X86_AVX512, x86_f32x16, _mm512_stream_si512, __m512i)
-X86_AS_IT_IS(x86_f64_avx512, X86_AVX512, x86_f64x8, _mm512_stream_si512, __m512i)
-X86_AS_IT_IS(x86_i64_avx512, X86_AVX512, x86_i64x8, _mm512_stream_si512, __m512i)
-X86_AS_HALF(x86_f16_avx2, X86_AVX2, x86_f32x8, __m128i, _mm_loadu_si128, X86_F16X8_LOAD,
-            X86_F16X8_ROUND, _mm_storeu_si128, _mm_stream_si128)
-X86_AS_HALF(x86_bf16_avx2, X86_AVX2, x86_f32x8, __m128i, _mm_loadu_si128, X86_BF16X8_LOAD,
-            x86_bf16x8_round, _mm_storeu_si128, _mm_stream_si128)
-X86_AS_HALF(x86_f16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256, X86_F16X16_LOAD,
-            X86_F16X16_ROUND, _mm256_storeu_si256, _mm256_stream_si256)
-X86_AS_HALF(x86_bf16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256, X86_BF16X16_LOAD,
-            x86_bf16x16_round, _mm256_storeu_si256, _mm256_stream_si256)
-
-X86_KERNEL(x86_f32_avx2, X86_AVX2, x86_f32x8, float, 8, 0)
-X86_KERNEL(x86_f64_avx2, X86_AVX2, x86_f64x4, double, 4, 0)
-X86_KERNEL(x86_i64_avx2, X86_AVX2, x86_i64x4, int64_t, 4, 1)
-X86_KERNEL(x86_f16_avx2, X86_AVX2, x86_f32x8, uint16_t, 8, 0)
-X86_KERNEL(x86_bf16_avx2, X86_AVX2, x86_f32x8, uint16_t, 8, 0)
-X86_KERNEL(x86_f32_avx512, X86_AVX512, x86_f32x16, float, 16, 0)
-X86_KERNEL(x86_f64_avx512, X86_AVX512, x86_f64x8, double, 8, 0)
-X86_KERNEL(x86_i64_avx512, X86_AVX512, x86_i64x8, int64_t, 8, 1)
-X86_KERNEL(x86_f16_avx512, X86_AVX512, x86_f32x16, uint16_t, 16, 0)
-X86_KERNEL(x86_bf16_avx512, X86_AVX512, x86_f32x16, uint16_t, 16, 0)
-
-X86_DIVIDE(x86_f32_avx2, X86_AVX2, x86_f32x8, float, float, 8)
-X86_DIVIDE(x86_f64_avx2, X86_AVX2, x86_f64x4, double, double, 4)
-X86_DIVIDE(x86_f16_avx2, X86_AVX2, x86_f32x8, uint16_t, float, 8)
-X86_DIVIDE(x86_bf16_avx2, X86_AVX2, x86_f32x8, uint16_t, float, 8)
-X86_DIVIDE(x86_f32_avx512, X86_AVX512, x86_f32x16, float, float, 16)
-X86_DIVIDE(x86_f64_avx512, X86_AVX512, x86_f64x8, double, double, 8)
-X86_DIVIDE(x86_f16_avx512, X86_AVX512, x86_f32x16, uint16_t, float, 16)
-X86_DIVIDE(x86_bf16_avx512, X86_AVX512, x86_f32x16, uint16_t, float, 16)
 
 X86_ADD_KERNEL(x86_f32_avx2, X86_AVX2, x86_f32x8, float, X86_F32_INFINITY, 0x00800000)
 X86_ADD_KERNEL(x86_f64_avx2, X86_AVX2, x86_f64x4, double, X86_F64_INFINITY, 0x0010000000000000)
@@ -3599,34 +3295,11 @@ X86_ADD_KERNEL(x86_f64_avx512, X86_AVX512, x86_f64x8, double, X86_F64_INFINITY, 
 X86_NORM2(x86_norm2_avx2, X86_AVX2, 4)
 X86_NORM2(x86_norm2_avx512, X86_AVX512, 8)
 
-X86_HALVES(x86_f16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_F16, __m128i, X86_LEAST8, X86_F16X8_ROUND,
-           _mm_storeu_si128)
-X86_HALVES(x86_bf16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_BF16, __m128i, X86_LEAST8, x86_bf16x8_cut,
-           _mm_storeu_si128)
-X86_HALVES(x86_f16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_F16, __m256i, X86_LEAST16,
-           X86_F16X16_ROUND, _mm256_storeu_si256)
-X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X86_LEAST16,
-           x86_bf16x16_cut, _mm256_storeu_si256)
-
-#define X86_ROW(isa)                                                               \
-  {                                                                                \
-    .add = {[MLFAB_F32] = x86_f32_##isa##_add, [MLFAB_F64] = x86_f64_##isa##_add}, \
-    .combine = {[MLFAB_F32] = x86_f32_##isa,                                       \
-                [MLFAB_F64] = x86_f64_##isa,                                       \
-                [MLFAB_I64] = x86_i64_##isa,                                       \
-                [MLFAB_F16] = x86_f16_##isa,                                       \
-                [MLFAB_BF16] = x86_bf16_##isa},                                    \
-    .divide = {[MLFAB_F32] = x86_f32_##isa##_divide,                               \
-               [MLFAB_F64] = x86_f64_##isa##_divide,                               \
-               [MLFAB_F16] = x86_f16_##isa##_divide,                               \
-               [MLFAB_BF16] = x86_bf16_##isa##_divide},                            \
-    .norm2 = {[MLFAB_F32] = x86_norm2_##isa},                                      \
-    .half_store = {[MLFAB_HALF_F16] = x86_f16_##isa##_half_store,                  \
-                   [MLFAB_HALF_BF16] = x86_bf16_##isa##_half_store},               \
-    .half_load = {                                                                 \
-      [MLFAB_HALF_F16] = x86_f16_##isa##_half_load,                                \
-      [MLFAB_HALF_BF16] = x86_bf16_##isa##_half_load                               \
-    }                                                                              \
+#define X86_ROW(isa)                                                                          \
+  {                                                                                           \
+    .add = {[MLFAB_F32] = x86_f32_##isa##_add, [MLFAB_F64] = x86_f64_##isa##_add}, .norm2 = { \
+      [MLFAB_F32] = x86_norm2_##isa                                                           \
+    }                                                                                         \
   }
 
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
@@ -3736,7 +3409,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
 /* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
- * the same pass over memory, 16-bit numbers. Not for: choosing what is added, or threads: a caller may
+ * the same pass over memory. Not for: choosing what is added, or threads: a caller may
  * split the work.
  *
  * Invariants: an element of a result depends only on its operands and their order, never on the row,
@@ -3915,8 +3588,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 }
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
-  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
@@ -3962,26 +3633,6 @@ MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void
   return sum;
 }
 
-/* ---- 16-bit numbers ---- */
-
-static void kernel_half_load(int half, float *out, const uint16_t *in, uint64_t n) {
-  for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
-}
-
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
-  uint64_t i = row->half_store[half] ? row->half_store[half](out, in, n) : 0;
-  for (; i < n; i++) out[i] = mlfab__half_one(half, in[i]);
-}
-
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
-  uint64_t done = row->half_load[half] ? row->half_load[half](out, in, n) : 0;
-  kernel_half_load(half, out + done, in + done, n - done);
-}
-
 /* ---- copying ---- */
 
 MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t bytes, int stream) {
@@ -4007,10 +3658,263 @@ MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t byt
 }
 
 /* ==============================================================================================
+ * core/kernels/half_x86.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
+/* half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. Layer 1. */
+
+/* ==============================================================================================
+ * core/kernels/half.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
+/* half.h - converts float32 to 16 bits and back. Layer 1.
+ *
+ * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32). Rounding
+ * is to nearest, ties to even. Finite values stay finite: beyond the largest number they saturate. Callers
+ * refuse infinity and NaN; here these saturate too. The bits do not depend on compiler flags. */
+
+/* For MLFAB_F16 or MLFAB_BF16. */
+MLFAB__UNUSED static inline int mlfab__half_of(int dtype) {
+  return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16;
+}
+
+/* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
+ * saturate. */
+MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
+MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
+
+MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
+MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
+/* A double as float32, clamped to its range. */
+MLFAB__INTERNAL float mlfab__half_narrow(double x);
+/* 1 when no element is infinite or NaN. */
+MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
+
+/* float32 to 16 bits and back ; n elements; in and out do not overlap. */
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n);
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n);
+#define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
+
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
+
+/* core/kernels/half_x86.h goes on. */
+
+#if KERNELS_X86
+#define X86_F16X8_LOAD(x) _mm256_cvtph_ps(x)
+#define X86_F16X8_ROUND(x) _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT)
+#define X86_BF16X8_LOAD(x) _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)
+#define X86_F16X16_LOAD(x) _mm512_cvtph_ps(x)
+#define X86_F16X16_ROUND(x) \
+  _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define X86_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
+
+/* Conversion to bf16: of a finite number (cut), and of any (round): a NaN becomes quiet. */
+#define X86_BF16(name, isa, type, vector, narrow)                              \
+  isa X86_INLINE vector name##_cut(type##_value x) {                           \
+    type##_bits bits = (type##_bits)x;                                         \
+    return narrow((bits + (bits >> 16 & 1) + 0x7fff) >> 16);                   \
+  }                                                                            \
+  isa X86_INLINE vector name##_round(type##_value x) {                         \
+    type##_bits bits = (type##_bits)x, up = bits + (bits >> 16 & 1) + 0x7fff;  \
+    type##_bits nan = (type##_bits)((bits & X86_F32_MOST) > X86_F32_INFINITY); \
+    return narrow(((up & ~nan) | ((bits | 0x400000) & nan)) >> 16);            \
+  }
+
+X86_AVX2 X86_INLINE __m128i x86_narrow8(x86_f32x8_bits x) {
+  return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x),
+                          _mm256_extracti128_si256((__m256i)x, 1));
+}
+#define X86_NARROW16(x) _mm512_cvtepi32_epi16((__m512i)(x))
+X86_BF16(x86_bf16x8, X86_AVX2, x86_f32x8, __m128i, x86_narrow8)
+X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
+#endif
+
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/kernels/half.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
+/* half.c - converts float32 to 16 bits and back. Layer 1.
+ *
+ * For: values that are sent in half precision. Not for: arithmetic; nothing is stored or summed in 16 bits.
+ *
+ * Invariants: the portable code works on bits only, so neither the processor's rounding mode nor
+ * -ffast-math affects a result. Magnitudes are clamped before they are rounded: values between the largest
+ * number and the point from which rounding would give infinity round down in any case.
+ *
+ * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients in this form. */
+
+#define HALF_MAGNITUDE 0x7fffffffu
+#define HALF_F16_TOP 0x477fe000u  /* 65504 */
+#define HALF_BF16_TOP 0x7f7f0000u /* (2 - 2^-7) 2^127 */
+#define HALF_F32_TOP 0x7f7fffffu
+
+/* 2^-25 and 2^-134 are halfway to the smallest number; the even neighbour is zero. */
+MLFAB__INTERNAL uint32_t mlfab__half_zero(int half) {
+  return half == MLFAB_HALF_F16 ? 0x33000000u : half == MLFAB_HALF_BF16 ? 0x00008000u : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__half_top(int half) {
+  return half == MLFAB_HALF_F16    ? HALF_F16_TOP
+         : half == MLFAB_HALF_BF16 ? HALF_BF16_TOP
+                                   : HALF_F32_TOP;
+}
+
+/* Below 2^-14 numbers are multiples of 2^-24. */
+static uint32_t half_subnormal(uint32_t magnitude) {
+  uint32_t exponent = magnitude >> 23, shift = 126 - exponent;
+  if (exponent < 102) return 0;
+  uint32_t m = (magnitude & 0x7fffffu) | 0x800000u, tie = 1u << (shift - 1);
+  uint32_t whole = m >> shift, rest = m & (2 * tie - 1);
+  return whole + (rest > tie || (rest == tie && (whole & 1)));
+}
+
+static inline uint16_t half_f16(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000u, m = bits & HALF_MAGNITUDE;
+  if (m > HALF_F16_TOP) m = HALF_F16_TOP;
+  if (m < 0x38800000u) return (uint16_t)(sign | half_subnormal(m));
+  return (uint16_t)(sign | ((m - 0x38000000u + 0xfffu + (m >> 13 & 1)) >> 13));
+}
+
+static inline uint16_t half_bf16(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000u, m = bits & HALF_MAGNITUDE;
+  if (m > HALF_BF16_TOP) m = HALF_BF16_TOP;
+  return (uint16_t)(sign | ((m + 0x7fffu + (m >> 16 & 1)) >> 16));
+}
+
+/* A NaN becomes quiet, as with the processor's instruction. */
+static inline uint32_t half_f16_back(uint16_t bits) {
+  uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, m = bits & 0x3ffu, exponent = bits >> 10 & 31u;
+  if (exponent == 31) return sign | 0x7f800000u | m << 13 | (m != 0 ? 0x400000u : 0);
+  if (exponent != 0) return sign | (((uint32_t)(bits & 0x7fffu) << 13) + 0x38000000u);
+  if (m == 0) return sign;
+  exponent = 113;
+  while (m < 0x400u) m <<= 1, exponent--;
+  return sign | exponent << 23 | (m & 0x3ffu) << 13;
+}
+
+MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return half == MLFAB_HALF_F16 ? half_f16(bits) : half_bf16(bits);
+}
+
+MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits) {
+  uint32_t wide = half == MLFAB_HALF_F16 ? half_f16_back(bits) : (uint32_t)bits << 16;
+  float x;
+  memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+/* The largest float32 is (2 - 2^-23) 2^127; in C, converting larger values is undefined. */
+MLFAB__INTERNAL float mlfab__half_narrow(double x) {
+  const double most = 0x1.fffffep127;
+  return (float)(x > most ? most : x < -most ? -most : x);
+}
+
+/* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off, and
+ * no further. */
+MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
+  const uint64_t each = 0x0001000100010001u;
+  uint64_t exponent = each * (half == MLFAB_HALF_F16 ? 0x7c00u : 0x7f80u);
+  uint64_t one = each * (half == MLFAB_HALF_F16 ? 0x0400u : 0x0080u), carry = 0, word;
+  for (; n >= 4; n -= 4, in += 4) {
+    memcpy(&word, in, sizeof word);
+    carry |= (word & exponent) + one;
+  }
+  for (; n > 0; n--) carry |= (*in++ & exponent & 0xffffu) + (one & 0xffffu);
+  return !(carry & each << 15);
+}
+
+/* ---- arrays: values that are too large are clamped before rounding ---- */
+
+#if KERNELS_X86
+
+#define X86_LEAST8(a, b) (x86_f32x8_words) _mm256_min_epi32((__m256i)(a), (__m256i)(b))
+#define X86_LEAST16(a, b) (x86_f32x16_words) _mm512_min_epi32((__m512i)(a), (__m512i)(b))
+#define X86_HALVES(name, isa, type, half, vector, least, load, read, cut, write)                   \
+  isa static uint64_t name##_half_store(uint16_t *out, const float *in, uint64_t n) {              \
+    const type##_words top = (type##_words){0} + (int32_t)mlfab__half_top(half);                   \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                                   \
+    uint64_t i = 0;                                                                                \
+    for (; i + lanes <= n; i += lanes) {                                                           \
+      type##_words x = (type##_words) * (const type##_line *)(in + i);                             \
+      x = (x & ~X86_F32_MOST) | least(x & X86_F32_MOST, top);                                      \
+      write((vector *)(void *)(out + i), cut((type##_value)x));                                    \
+    }                                                                                              \
+    return i;                                                                                      \
+  }                                                                                                \
+  isa static uint64_t name##_half_load(float *out, const uint16_t *in, uint64_t n) {               \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                                   \
+    uint64_t i = 0;                                                                                \
+    for (; i + lanes <= n; i += lanes)                                                             \
+      *(type##_line *)(out + i) = (type##_line)load(read((const vector *)(const void *)(in + i))); \
+    return i;                                                                                      \
+  }
+
+X86_HALVES(x86_f16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_F16, __m128i, X86_LEAST8, X86_F16X8_LOAD,
+           _mm_loadu_si128, X86_F16X8_ROUND, _mm_storeu_si128)
+X86_HALVES(x86_bf16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_BF16, __m128i, X86_LEAST8,
+           X86_BF16X8_LOAD, _mm_loadu_si128, x86_bf16x8_cut, _mm_storeu_si128)
+X86_HALVES(x86_f16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_F16, __m256i, X86_LEAST16,
+           X86_F16X16_LOAD, _mm256_loadu_si256, X86_F16X16_ROUND, _mm256_storeu_si256)
+X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X86_LEAST16,
+           X86_BF16X16_LOAD, _mm256_loadu_si256, x86_bf16x16_cut, _mm256_storeu_si256)
+
+/* By level and MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
+static uint64_t (*const half_stores[3][3])(uint16_t *out, const float *in, uint64_t n) = {
+    {NULL},
+    {NULL, x86_f16_avx2_half_store, x86_bf16_avx2_half_store},
+    {NULL, x86_f16_avx512_half_store, x86_bf16_avx512_half_store}};
+static uint64_t (*const half_loads[3][3])(float *out, const uint16_t *in, uint64_t n) = {
+    {NULL},
+    {NULL, x86_f16_avx2_half_load, x86_bf16_avx2_half_load},
+    {NULL, x86_f16_avx512_half_load, x86_bf16_avx512_half_load}};
+#endif
+
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n) {
+  uint64_t i = 0;
+  (void)level;
+#if KERNELS_X86
+  if (half_stores[level][half]) i = half_stores[level][half](out, in, n);
+#endif
+  for (; i < n; i++) out[i] = mlfab__half_one(half, in[i]);
+}
+
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n) {
+  uint64_t i = 0;
+  (void)level;
+#if KERNELS_X86
+  if (half_loads[level][half]) i = half_loads[level][half](out, in, n);
+#endif
+  for (; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
+}
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
+
+/* ==============================================================================================
  * core/kernels/kernels_combine.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
 /* kernels_combine.h - element-wise operations of collectives. Layer 1. */
+
+/* A row, by element type. NULL: use the portable code. */
+typedef struct mlfab__combines {
+  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;
+   * it is aligned to 64 bytes then. */
+  mlfab__combine_fn *combine[MLFAB_BF16 + 1];
+  void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
+} mlfab__combines;
+/* kernels_combine_x86.c. Row 0 has no members. */
+MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level);
+
+/* As mlfab__kernel_finite, also for F16 and BF16. */
+MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t n);
 
 /* Bytes of a collective's element, which may be F16 or BF16; 0 for an unknown type. */
 MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
@@ -4245,6 +4149,12 @@ static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t
   }
 }
 
+MLFAB__INTERNAL int mlfab__elements_finite(int dtype, const void *data, uint64_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
+    return mlfab__half_finite(mlfab__half_of(dtype), (const uint16_t *)data, n);
+  return mlfab__kernel_finite(dtype, data, n);
+}
+
 /* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
  * cache. */
 static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
@@ -4278,7 +4188,7 @@ static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
-  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
+  const mlfab__combines *row = mlfab__combines_row(level & ~MLFAB__KERNEL_CBLAS);
   const mlfab__kernels *cblas = mlfab__kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
@@ -4316,7 +4226,7 @@ MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, vo
 
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
                                                uint32_t by) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+  const mlfab__combines *row = mlfab__combines_row(level);
   uint64_t head, body, done = 0;
   assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
   combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);
@@ -4327,6 +4237,188 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   }
   combine_divide_portable(dtype, data, by, done, n);
 }
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/kernels/kernels_combine_x86.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512. Layer 1.
+ *
+ * Invariants: as in kernels_combine.c; results equal those of the portable kernels bit by bit. */
+
+#if KERNELS_X86
+#define X86_INSTRUCTION(name, isa, value, instruction)             \
+  isa X86_INLINE value name(value a, value b) {                    \
+    __asm__(instruction " %2, %1, %0" : "=v"(a) : "v"(a), "v"(b)); \
+    return a;                                                      \
+  }
+
+/* As the portable kernels; masks of all ones or zeros select. */
+#define X86_REALS(name, isa, most, infinity, suffix)                                \
+  X86_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
+  X86_INSTRUCTION(name##_multiply, isa, name##_value, "vmulp" suffix)               \
+  X86_INSTRUCTION(name##_quotient, isa, name##_value, "vdivp" suffix)               \
+  isa X86_INLINE name##_words name##_rank(int op, name##_value x) {                 \
+    name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);              \
+    v ^= (v < 0) & (most);                                                          \
+    return (v & ~nan) | (nan & (op == MLFAB_OP_MAX ? (most) : ~(most)));            \
+  }                                                                                 \
+  isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
+    if (op == MLFAB_OP_PRODUCT) return name##_multiply(a, b);                       \
+    if (op == MLFAB_OP_SUM) return name##_add(a, b);                                \
+    name##_words x = name##_rank(op, a), y = name##_rank(op, b);                    \
+    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
+    return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));    \
+  }
+
+#define X86_INTEGERS(name, isa, width)                                              \
+  X86_TYPES(name, uint64_t, int64_t, width)                                         \
+  isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
+    if (op == MLFAB_OP_PRODUCT) return a * b;                                       \
+    if (op == MLFAB_OP_SUM) return a + b;                                           \
+    if (op == MLFAB__OP_OR) return a | b;                                           \
+    name##_words x = (name##_words)a, y = (name##_words)b;                          \
+    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
+    return (name##_value)((y & take) | (x & ~take));                                \
+  }
+
+X86_REALS(x86_f32x8, X86_AVX2, X86_F32_MOST, X86_F32_INFINITY, "s")
+X86_REALS(x86_f64x4, X86_AVX2, X86_F64_MOST, X86_F64_INFINITY, "d")
+X86_INTEGERS(x86_i64x4, X86_AVX2, 32)
+X86_REALS(x86_f32x16, X86_AVX512, X86_F32_MOST, X86_F32_INFINITY, "s")
+X86_REALS(x86_f64x8, X86_AVX512, X86_F64_MOST, X86_F64_INFINITY, "d")
+X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
+
+X86_AS_IT_IS(x86_i64_avx2, X86_AVX2, x86_i64x4, _mm256_stream_si256, __m256i)
+X86_AS_IT_IS(x86_i64_avx512, X86_AVX512, x86_i64x8, _mm512_stream_si512, __m512i)
+
+#define X86_AS_HALF(name, isa, type, vector, read, load, round, write, stream) \
+  isa X86_INLINE type##_value name##_load(const void *at) {                    \
+    return (type##_value)load(read((const vector *)at));                       \
+  }                                                                            \
+  isa X86_INLINE void name##_store(void *at, type##_value x, int past) {       \
+    vector y = round(x);                                                       \
+    if (past)                                                                  \
+      stream((vector *)at, y);                                                 \
+    else                                                                       \
+      write((vector *)at, y);                                                  \
+  }
+
+X86_AS_HALF(x86_f16_avx2, X86_AVX2, x86_f32x8, __m128i, _mm_loadu_si128, X86_F16X8_LOAD,
+            X86_F16X8_ROUND, _mm_storeu_si128, _mm_stream_si128)
+X86_AS_HALF(x86_bf16_avx2, X86_AVX2, x86_f32x8, __m128i, _mm_loadu_si128, X86_BF16X8_LOAD,
+            x86_bf16x8_round, _mm_storeu_si128, _mm_stream_si128)
+X86_AS_HALF(x86_f16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256, X86_F16X16_LOAD,
+            X86_F16X16_ROUND, _mm256_storeu_si256, _mm256_stream_si256)
+X86_AS_HALF(x86_bf16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256, X86_BF16X16_LOAD,
+            x86_bf16x16_round, _mm256_storeu_si256, _mm256_stream_si256)
+
+/* ---- element-wise operations of collectives ---- */
+
+/* Elements from..to-1, four vectors in each iteration, so that the additions are independent. `op` is
+ * constant in every call of the loop. Bit d of `past`: write dst[d] with non-temporal stores; it is aligned
+ * then. */
+#define X86_KERNEL(name, isa, type, real, lanes, has_or)                                           \
+  isa X86_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past,          \
+                                  const void *const *in, uint32_t k, uint64_t from, uint64_t to) { \
+    for (; from < to; from += 4 * (lanes)) {                                                       \
+      const real *x = (const real *)in[0] + from;                                                  \
+      type##_value a = name##_load(x), b = name##_load(x + (lanes));                               \
+      type##_value c = name##_load(x + 2 * (lanes)), e = name##_load(x + 3 * (lanes));             \
+      for (uint32_t j = 1; j < k; j++) {                                                           \
+        x = (const real *)in[j] + from;                                                            \
+        a = type##_step(op, a, name##_load(x));                                                    \
+        b = type##_step(op, b, name##_load(x + (lanes)));                                          \
+        c = type##_step(op, c, name##_load(x + 2 * (lanes)));                                      \
+        e = type##_step(op, e, name##_load(x + 3 * (lanes)));                                      \
+      }                                                                                            \
+      for (uint32_t d = 0; d < ndst; d++) {                                                        \
+        real *y = (real *)dst[d] + from;                                                           \
+        int stream = (int)(past >> d & 1);                                                         \
+        name##_store(y, a, stream);                                                                \
+        name##_store(y + (lanes), b, stream);                                                      \
+        name##_store(y + 2 * (lanes), c, stream);                                                  \
+        name##_store(y + 3 * (lanes), e, stream);                                                  \
+      }                                                                                            \
+    }                                                                                              \
+    if (past) _mm_sfence();                                                                        \
+  }                                                                                                \
+  isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                     \
+                       const void *const *in, uint32_t k, uint64_t from, uint64_t to) {            \
+    if (op == MLFAB_OP_MIN)                                                                        \
+      name##_loop(MLFAB_OP_MIN, dst, ndst, past, in, k, from, to);                                 \
+    else if (op == MLFAB_OP_MAX)                                                                   \
+      name##_loop(MLFAB_OP_MAX, dst, ndst, past, in, k, from, to);                                 \
+    else if (op == MLFAB_OP_PRODUCT)                                                               \
+      name##_loop(MLFAB_OP_PRODUCT, dst, ndst, past, in, k, from, to);                             \
+    else if ((has_or) && op == MLFAB__OP_OR)                                                       \
+      name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
+    else if (k == 2 && ndst == 1 && past == 0) /* the usual case, as a loop of its own */          \
+      name##_loop(MLFAB_OP_SUM, dst, 1, 0, in, 2, from, to);                                       \
+    else                                                                                           \
+      name##_loop(MLFAB_OP_SUM, dst, ndst, past, in, k, from, to);                                 \
+  }
+
+#define X86_DIVIDE(name, isa, type, real, number, lanes)                               \
+  isa static void name##_divide(void *data, uint32_t by, uint64_t from, uint64_t to) { \
+    type##_value divisor = (type##_value){0} + (number)by;                             \
+    for (; from < to; from += (lanes)) {                                               \
+      real *x = (real *)data + from;                                                   \
+      name##_store(x, type##_quotient(name##_load(x), divisor), 0);                    \
+    }                                                                                  \
+  }
+
+X86_KERNEL(x86_f32_avx2, X86_AVX2, x86_f32x8, float, 8, 0)
+X86_KERNEL(x86_f64_avx2, X86_AVX2, x86_f64x4, double, 4, 0)
+X86_KERNEL(x86_i64_avx2, X86_AVX2, x86_i64x4, int64_t, 4, 1)
+X86_KERNEL(x86_f16_avx2, X86_AVX2, x86_f32x8, uint16_t, 8, 0)
+X86_KERNEL(x86_bf16_avx2, X86_AVX2, x86_f32x8, uint16_t, 8, 0)
+X86_KERNEL(x86_f32_avx512, X86_AVX512, x86_f32x16, float, 16, 0)
+X86_KERNEL(x86_f64_avx512, X86_AVX512, x86_f64x8, double, 8, 0)
+X86_KERNEL(x86_i64_avx512, X86_AVX512, x86_i64x8, int64_t, 8, 1)
+X86_KERNEL(x86_f16_avx512, X86_AVX512, x86_f32x16, uint16_t, 16, 0)
+X86_KERNEL(x86_bf16_avx512, X86_AVX512, x86_f32x16, uint16_t, 16, 0)
+
+X86_DIVIDE(x86_f32_avx2, X86_AVX2, x86_f32x8, float, float, 8)
+X86_DIVIDE(x86_f64_avx2, X86_AVX2, x86_f64x4, double, double, 4)
+X86_DIVIDE(x86_f16_avx2, X86_AVX2, x86_f32x8, uint16_t, float, 8)
+X86_DIVIDE(x86_bf16_avx2, X86_AVX2, x86_f32x8, uint16_t, float, 8)
+X86_DIVIDE(x86_f32_avx512, X86_AVX512, x86_f32x16, float, float, 16)
+X86_DIVIDE(x86_f64_avx512, X86_AVX512, x86_f64x8, double, double, 8)
+X86_DIVIDE(x86_f16_avx512, X86_AVX512, x86_f32x16, uint16_t, float, 16)
+X86_DIVIDE(x86_bf16_avx512, X86_AVX512, x86_f32x16, uint16_t, float, 16)
+
+#define X86_COMBINES(isa)                       \
+  {                                             \
+    .combine = {[MLFAB_F32] = x86_f32_##isa,    \
+                [MLFAB_F64] = x86_f64_##isa,    \
+                [MLFAB_I64] = x86_i64_##isa,    \
+                [MLFAB_F16] = x86_f16_##isa,    \
+                [MLFAB_BF16] = x86_bf16_##isa}, \
+    .divide = {                                 \
+      [MLFAB_F32] = x86_f32_##isa##_divide,     \
+      [MLFAB_F64] = x86_f64_##isa##_divide,     \
+      [MLFAB_F16] = x86_f16_##isa##_divide,     \
+      [MLFAB_BF16] = x86_bf16_##isa##_divide    \
+    }                                           \
+  }
+
+MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level) {
+  static const mlfab__combines rows[] = {
+      {.divide = {NULL}}, X86_COMBINES(avx2), X86_COMBINES(avx512)};
+  return &rows[level];
+}
+
+#else
+
+MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level) {
+  static const mlfab__combines portable;
+  (void)level;
+  return &portable;
+}
+
+#endif
 #endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
@@ -5020,8 +5112,48 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
+ * core/model/options.h
+ * ============================================================================================== */
+/* options.h - names of the kinds of optimizers and of consistency. Layer 3. */
+
+/* The name, for instance "adam" and "ssp"; "unknown" for an invalid kind. */
+MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
+
+
+/* ==============================================================================================
+ * core/model/options.c
+ * ============================================================================================== */
+/* options.c - the options of a model in words, and the initial options: builds without models have them, too. See options.h. */
+
+/* By MLFAB_OPTIMIZER_*, and by MLFAB_SYNC_*. */
+static const char *const options_optimizers[] = {"sgd",  "momentum", "adadelay",
+                                                 "adam", "rmsprop",  "adagrad"};
+static const char *const options_syncs[] = {"async", "bsp",  "ssp",          "dsps",
+                                            "drop",  "pssp", "pssp_dynamic", "user"};
+
+MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(options_optimizers) ? options_optimizers[kind] : "unknown";
+}
+
+MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(options_syncs) ? options_syncs[kind] : "unknown";
+}
+
+MLFAB_API void mlfab_model_options_init(mlfab_model_options *options) {
+  const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
+  if (options) *options = initial;
+}
+
+MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
+  const mlfab_push_options initial = MLFAB_PUSH_OPTIONS_INIT;
+  if (options) *options = initial;
+}
+
+/* ==============================================================================================
  * core/model/sync.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* sync.h - consistency: when a pull may be answered, and when an iteration is complete. Layer 2, pure.
  *
  * A consistency model is a pull condition and a push condition over the state of one server's clock. The
@@ -5043,8 +5175,6 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
 /* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-/* The name, for instance "ssp"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 
 /* 1 when updates are summed, and applied in one commit a round. */
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
@@ -5095,10 +5225,12 @@ typedef struct mlfab__sync_tuner {
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
                                       uint64_t delayed, uint64_t spread);
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/sync.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* sync.c - consistency models as pairs of conditions. See sync.h.
  *
  * All pull conditions are one: a pull waits with probability P, and only P differs. */
@@ -5115,18 +5247,17 @@ enum {
   SYNC_USES_ALPHA = 128
 };
 
-static const struct {
-  const char *name;
-  unsigned uses;
-} sync_kinds[] = {
-    {"async", 0},
-    {"bsp", SYNC_USES_SOFT},
-    {"ssp", SYNC_USES_SOFT | SYNC_USES_STALENESS},
-    {"dsps", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
-    {"drop", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
-    {"pssp", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
-    {"pssp_dynamic", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
-    {"user", SYNC_USES_SOFT},
+/* By MLFAB_SYNC_*. */
+static const unsigned sync_kinds[] = {
+    [MLFAB_SYNC_ASYNC] = 0,
+    [MLFAB_SYNC_BSP] = SYNC_USES_SOFT,
+    [MLFAB_SYNC_SSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS,
+    [MLFAB_SYNC_DSPS] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX,
+    [MLFAB_SYNC_DROP] = SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE,
+    [MLFAB_SYNC_PSSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE,
+    [MLFAB_SYNC_PSSP_DYNAMIC] =
+        SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA,
+    [MLFAB_SYNC_USER] = SYNC_USES_SOFT,
 };
 
 /* 1 / e, and the number of quiet steps after which DSPS lowers the threshold. */
@@ -5134,7 +5265,7 @@ static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
 static unsigned sync_uses(uint32_t kind) {
-  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind] : 0;
 }
 
 static int sync_probabilistic(uint32_t kind) {
@@ -5213,10 +5344,6 @@ MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) 
          (!(uses & SYNC_USES_LATE) || a->keep_late == b->keep_late) &&
          (!(uses & SYNC_USES_CHANCE) || a->chance == b->chance) &&
          (!(uses & SYNC_USES_ALPHA) || a->alpha == b->alpha);
-}
-
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].name : "unknown";
 }
 
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {
@@ -5316,10 +5443,12 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
     if (tuner->threshold > (uint64_t)sync->staleness) tuner->threshold--;
   }
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/layout.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
  *
  * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte
@@ -5393,10 +5522,12 @@ typedef int mlfab__layout_before_fn(const void *of, uint32_t i, uint32_t k);
 MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
                                         const void *of);
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/layout.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* layout.c - the flat model and its slices. See layout.h. */
 
 enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
@@ -5628,6 +5759,7 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
          layout_between_elements(layout, segment->offset) &&
          layout_between_elements(layout, segment->offset + segment->bytes);
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/balance.h
@@ -5743,308 +5875,9 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
 #endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
- * core/model/version.h
- * ============================================================================================== */
-/* version.h - version tags: which parts of a slice changed after a commit. Layer 2.
- *
- * A slice is divided into grains of equal size. Each has a tag, the last commit that changed it, and every
- * 64 grains have the largest of theirs, so that unchanged grains are skipped 64 at a time. A cache that
- * holds the slice as of commit c lacks the grains with a tag above c. Tags are stored as distances from a
- * base, in half the memory. Changes up to the base are not known any more: a cache older than the base gets
- * everything.
- *
- * A pull first pins the slice's blocks and notes its commit, then reads the tags as it proceeds. Tags that
- * change meanwhile make it send more than necessary, never less.
- *
- * Source: TDF §3 (versioned store). Departs: there a pull asks for v >= w, where w is the first number that
- * it lacks; here for v > c, where c = w - 1 is the last that it has. Labels are the slice's own commits,
- * not iterations of workers, with which updates of a slow worker would be lost. */
-
-typedef struct mlfab__tags {
-  uint32_t *fine;   /* by grain: last commit that changed it - base; 0: none after the base */
-  uint32_t *coarse; /* by 64 grains: the largest of theirs */
-  uint64_t grains, bytes;
-  uint64_t grain_bytes; /* a power of two */
-  uint32_t shift;       /* its logarithm */
-  /* Set it to the commit of a slice that arrives with a history: caches older than that get everything. */
-  uint64_t base;
-} mlfab__tags;
-
-/* Tags of a slice of `bytes` (at least 1) in grains of grain_bytes (a power of two, at least 4); the last
- * may be shorter. Errors: MEMORY, nothing left allocated. */
-MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
-                                     uint64_t grain_bytes);
-MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
-
-/* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
- * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
- * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
-MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
-                                          uint64_t at, uint64_t bytes, uint64_t commit);
-
-/* The functions below are about a cache that holds the slice as of commit `since`. 0, or one below the
- * base: everything counts as changed. The caller refuses a commit in the future. */
-
-/* The next changed grains in the bytes `from` to `end` of the slice, clipped to these; without changes,
- * begin and stop are `end`. */
-MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
-/* Sets bit g of keep[g / 64] if the g-th of `grains` stretches of grain_bytes from byte `at` on may have
- * changed. If `at` is inside a grain, each stretch lies in two grains, and either counts. Bits behind the
- * last are 0. */
-MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
-                                        uint64_t grains, uint64_t *keep);
-typedef struct mlfab__tags_share {
-  uint32_t grains; /* that may have changed, in 1/256 */
-  uint32_t blocks; /* of 64 grains, with such a grain, in 1/256 */
-} mlfab__tags_share;
-
-/* An estimate for the bytes `at` to `end` (not empty), from the tags of 11 to 31 of the blocks; exact where there are fewer than 32. */
-MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
-                                                       uint64_t at, uint64_t end);
-
-
-/* ==============================================================================================
- * core/model/version.c
- * ============================================================================================== */
-/* version.c - tags by grain, and by 64 grains. See version.h.
- *
- * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` has whole blocks of 64,
- * with 0 behind the last grain. */
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
-enum { VERSION_BLOCK = 64, VERSION_LARGE = 256, VERSION_SAMPLES = 16 };
-
-static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
-  return bytes / grain_bytes + (bytes % grain_bytes != 0);
-}
-
-static uint64_t version_blocks(uint64_t grains) {
-  return (grains + VERSION_BLOCK - 1) / VERSION_BLOCK;
-}
-
-MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
-                                     uint64_t grain_bytes) {
-  assert(bytes > 0 && grain_bytes >= 4 && (grain_bytes & (grain_bytes - 1)) == 0);
-  memset(tags, 0, sizeof *tags);
-  tags->bytes = bytes;
-  tags->grain_bytes = grain_bytes;
-  tags->shift = mlfab__lowest(grain_bytes);
-  tags->grains = version_grains(bytes, grain_bytes);
-  uint64_t blocks = version_blocks(tags->grains);
-  tags->fine = mlfab__alloc_array(env, blocks * VERSION_BLOCK, sizeof *tags->fine);
-  tags->coarse = mlfab__alloc_array(env, blocks, sizeof *tags->coarse);
-  if (tags->fine && tags->coarse) return 0;
-  mlfab__tags_free(env, tags);
-  return MLFAB_ERR_MEMORY;
-}
-
-MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags) {
-  uint64_t blocks = version_blocks(tags->grains);
-  mlfab__free(env, tags->fine, blocks * VERSION_BLOCK * sizeof *tags->fine);
-  mlfab__free(env, tags->coarse, blocks * sizeof *tags->coarse);
-  memset(tags, 0, sizeof *tags);
-}
-
-/* --- changes --- */
-
-/* A commit as a tag. Moves the base up when the distance does not fit. */
-static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
-  assert(commit > tags->base);
-  if (commit - tags->base > UINT32_MAX) {
-    uint64_t blocks = version_blocks(tags->grains);
-    memset(tags->fine, 0, blocks * VERSION_BLOCK * sizeof *tags->fine);
-    memset(tags->coarse, 0, blocks * sizeof *tags->coarse);
-    tags->base = commit - 1;
-  }
-  return (uint32_t)(commit - tags->base);
-}
-
-/* A whole block of the smallest grains, whose size is that of the word. No branches and a constant trip
- * count, so that compilers vectorise the loop. */
-#define VERSION_MARK_WORDS(name, word)                                              \
-  static uint64_t name(uint32_t *fine, const uint8_t *before, const uint8_t *after, \
-                       uint32_t tag) {                                              \
-    word a[VERSION_BLOCK], b[VERSION_BLOCK];                                        \
-    uint32_t changed = 0;                                                           \
-    memcpy(a, before, sizeof a);                                                    \
-    memcpy(b, after, sizeof b);                                                     \
-    for (int i = 0; i < VERSION_BLOCK; i++) {                                       \
-      fine[i] = a[i] != b[i] ? tag : fine[i];                                       \
-      changed += a[i] != b[i];                                                      \
-    }                                                                               \
-    return changed;                                                                 \
-  }
-
-VERSION_MARK_WORDS(version_mark_4, uint32_t)
-VERSION_MARK_WORDS(version_mark_8, uint64_t)
-
-/* Marks the differences in bytes `at` to `stop` of the slice, all in one block. */
-static uint64_t version_mark_block(mlfab__tags *tags, const uint8_t *before, const uint8_t *after,
-                                   uint64_t at, uint64_t stop, uint32_t tag) {
-  uint64_t changed = 0, g = at >> tags->shift;
-  if (tags->grain_bytes < VERSION_LARGE && memcmp(before, after, stop - at) == 0) return 0;
-  if (stop - at == 4 * VERSION_BLOCK && tags->grain_bytes == 4)
-    return version_mark_4(tags->fine + g, before, after, tag);
-  if (stop - at == 8 * VERSION_BLOCK && tags->grain_bytes == 8)
-    return version_mark_8(tags->fine + g, before, after, tag);
-  for (uint64_t n; at < stop; at += n, g++) {
-    n = mlfab__min(stop, (g + 1) << tags->shift) - at;
-    if (memcmp(before, after, n) != 0) {
-      tags->fine[g] = tag;
-      changed++;
-    }
-    before += n;
-    after += n;
-  }
-  return changed;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
-                                          uint64_t at, uint64_t bytes, uint64_t commit) {
-  assert(at <= tags->bytes && bytes <= tags->bytes - at);
-  const uint8_t *a = before, *b = after;
-  uint64_t changed = 0, end = at + bytes;
-  uint32_t tag = version_tag(tags, commit), block_shift = tags->shift + 6;
-  while (at < end) {
-    uint64_t block = at >> block_shift, stop = mlfab__min(end, (block + 1) << block_shift);
-    uint64_t n = version_mark_block(tags, a, b, at, stop, tag);
-    if (n > 0) tags->coarse[block] = tag;
-    changed += n;
-    a += stop - at;
-    b += stop - at;
-    at = stop;
-  }
-  return changed;
-}
-
-/* --- queries --- */
-
-/* Bit mask of the tags in a block that are above the limit. */
-static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
-  uint64_t bits = 0;
-#if defined(__SSE2__)
-  /* SSE2 compares signed numbers only: flips the sign bits of both sides. */
-  const __m128i half = _mm_set1_epi32(INT32_MIN);
-  const __m128i most = _mm_xor_si128(_mm_set1_epi32((int32_t)limit), half);
-  for (int i = 0; i < VERSION_BLOCK; i += 16) {
-    __m128i above[4];
-    for (int k = 0; k < 4; k++) {
-      __m128i tags = _mm_loadu_si128((const __m128i *)(const void *)(fine + i + 4 * k));
-      above[k] = _mm_cmpgt_epi32(_mm_xor_si128(tags, half), most);
-    }
-    __m128i packed =
-        _mm_packs_epi16(_mm_packs_epi32(above[0], above[1]), _mm_packs_epi32(above[2], above[3]));
-    bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(packed) << i;
-  }
-#else
-  for (int i = 0; i < VERSION_BLOCK; i++) bits |= (uint64_t)(fine[i] > limit) << i;
-#endif
-  return bits;
-}
-
-/* The changed grains of a block; 0 behind the last block. */
-static uint64_t version_changed(const mlfab__tags *tags, uint64_t block, uint32_t limit) {
-  if (block >= version_blocks(tags->grains) || tags->coarse[block] <= limit) return 0;
-  return version_above(tags->fine + block * VERSION_BLOCK, limit);
-}
-
-/* The largest tag that a cache of commit `since` has. 0 when it needs everything. */
-static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limit_p) {
-  if (since == 0 || since < tags->base) return 0;
-  *limit_p = (uint32_t)mlfab__min(since - tags->base, UINT32_MAX);
-  return 1;
-}
-
-/* The first block from `block` on, before `end`, with a tag above the limit, or `end`. */
-static uint64_t version_skip(const uint32_t *coarse, uint64_t block, uint64_t end, uint32_t limit) {
-  while (block < end && coarse[block] <= limit) block++;
-  return block;
-}
-
-MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
-                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p) {
-  assert(end <= tags->bytes);
-  uint32_t limit, block_shift = tags->shift + 6;
-  *begin_p = mlfab__min(from, end);
-  *stop_p = end;
-  if (from >= end || !version_limit(tags, since, &limit)) return;
-  uint64_t blocks = ((end - 1) >> block_shift) + 1, block = from >> block_shift, bits;
-  /* In the first block only the grains from `from` on. */
-  bits = version_changed(tags, block, limit) & UINT64_MAX << (from >> tags->shift) % VERSION_BLOCK;
-  while (bits == 0) {
-    block = version_skip(tags->coarse, block + 1, blocks, limit);
-    if (block >= blocks) {
-      *begin_p = end;
-      return;
-    }
-    bits = version_changed(tags, block, limit);
-  }
-  uint64_t g = block * VERSION_BLOCK + mlfab__lowest(bits);
-  *begin_p = mlfab__min(end, mlfab__max(from, g << tags->shift));
-  for (bits = ~bits & UINT64_MAX << g % VERSION_BLOCK; bits == 0 && ++block < blocks;)
-    bits = ~version_changed(tags, block, limit);
-  if (bits == 0) return;
-  g = block * VERSION_BLOCK + mlfab__lowest(bits);
-  *stop_p = mlfab__min(end, g << tags->shift);
-}
-
-/* 64 bits of two words, starting at bit `by` (0 to 64). */
-static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
-  if (by == 0) return low;
-  return by == 64 ? high : low >> by | high << (64 - by);
-}
-
-MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
-                                        uint64_t grains, uint64_t *keep) {
-  uint32_t limit;
-  uint64_t words = version_blocks(grains), block = (at >> tags->shift) / VERSION_BLOCK;
-  uint32_t by = (uint32_t)((at >> tags->shift) % VERSION_BLOCK);
-  int between = (at & (tags->grain_bytes - 1)) != 0;
-  if (words == 0) return;
-  if (!version_limit(tags, since, &limit)) {
-    memset(keep, 0xff, words * sizeof *keep);
-  } else {
-    uint64_t low = version_changed(tags, block, limit);
-    for (uint64_t w = 0; w < words; w++) {
-      uint64_t high = version_changed(tags, ++block, limit);
-      keep[w] = version_join(low, high, by);
-      if (between) keep[w] |= version_join(low, high, by + 1);
-      low = high;
-    }
-  }
-  if (grains % VERSION_BLOCK) keep[words - 1] &= ~(UINT64_MAX << grains % VERSION_BLOCK);
-}
-
-MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
-                                                       uint64_t at, uint64_t end) {
-  assert(at < end && end <= tags->bytes);
-  uint32_t limit, blocks = 0, touched = 0;
-  uint64_t first = at >> tags->shift, last = (end - 1) >> tags->shift, changed = 0, seen = 0;
-  /* Odd: what repeats in a tensor mostly does so at a power of two. */
-  uint64_t stride = (last / VERSION_BLOCK - first / VERSION_BLOCK + 1) / VERSION_SAMPLES | 1;
-  if (!version_limit(tags, since, &limit)) return (mlfab__tags_share){256, 256};
-  for (uint64_t block = first / VERSION_BLOCK; block <= last / VERSION_BLOCK; block += stride) {
-    uint64_t from = mlfab__max(first, block * VERSION_BLOCK);
-    uint64_t grains = mlfab__min(last + 1, (block + 1) * VERSION_BLOCK) - from;
-    uint64_t bits = version_changed(tags, block, limit) >> from % VERSION_BLOCK;
-    if (grains < VERSION_BLOCK) bits &= ~(UINT64_MAX << grains);
-    changed += mlfab__bits(bits);
-    seen += grains;
-    touched += bits != 0;
-    blocks++;
-  }
-  /* There was at least one grain. clang's analyzer does not see it. */
-  return (mlfab__tags_share){(uint32_t)(256 * changed / mlfab__max(seen, 1)),
-                             256 * touched / (blocks > 0 ? blocks : 1)};
-}
-
-/* ==============================================================================================
  * core/model/optimizer.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* optimizer.h - applies a committed sum to the weights. Pure functions.
  *
  * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha = c' sqrt(t
@@ -6080,12 +5913,13 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,
                                             uint64_t n);
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/optimizer.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* optimizer.c - applies a committed sum to the weights.
  *
  * For: applying one optimizer to some elements. Not for: deciding when to commit, checking that the sum is
@@ -6258,17 +6092,16 @@ static void optimizer_plain(const mlfab__optimizer *optimizer, const optimizer_b
 
 /* The optimizers, by MLFAB_OPTIMIZER_*. */
 static const struct {
-  const char *name;
   uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
   int linear;      /* the step is linear in u and does not decay w */
   void (*apply)(const mlfab__optimizer *optimizer, const optimizer_block *block);
 } optimizer_kinds[] = {
-    [MLFAB_OPTIMIZER_SGD] = {"sgd", 0, 1, optimizer_plain},
-    [MLFAB_OPTIMIZER_MOMENTUM] = {"momentum", 1, 1, optimizer_momentum},
-    [MLFAB_OPTIMIZER_ADADELAY] = {"adadelay", 0, 1, optimizer_plain},
-    [MLFAB_OPTIMIZER_ADAM] = {"adam", 2, 0, optimizer_adam},
-    [MLFAB_OPTIMIZER_RMSPROP] = {"rmsprop", 1, 0, optimizer_rmsprop},
-    [MLFAB_OPTIMIZER_ADAGRAD] = {"adagrad", 1, 0, optimizer_adagrad},
+    [MLFAB_OPTIMIZER_SGD] = {0, 1, optimizer_plain},
+    [MLFAB_OPTIMIZER_MOMENTUM] = {1, 1, optimizer_momentum},
+    [MLFAB_OPTIMIZER_ADADELAY] = {0, 1, optimizer_plain},
+    [MLFAB_OPTIMIZER_ADAM] = {2, 0, optimizer_adam},
+    [MLFAB_OPTIMIZER_RMSPROP] = {1, 0, optimizer_rmsprop},
+    [MLFAB_OPTIMIZER_ADAGRAD] = {1, 0, optimizer_adagrad},
 };
 
 /* --- the interface --- */
@@ -6322,10 +6155,6 @@ MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer) {
   return optimizer->kind == MLFAB_OPTIMIZER_SGD && !(optimizer->weight_decay > 0.0);
 }
 
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].name : "unknown";
-}
-
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,
@@ -6359,20 +6188,12 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
     optimizer_kinds[optimizer->kind].apply(optimizer, &block);
   }
 }
-
-MLFAB_API void mlfab_model_options_init(mlfab_model_options *options) {
-  const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
-  if (options) *options = initial;
-}
-
-MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
-  const mlfab_push_options initial = MLFAB_PUSH_OPTIONS_INIT;
-  if (options) *options = initial;
-}
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/memory.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* memory.h - where the bytes of a shard are: in memory of the host, or of a device. Layer 3.
  *
  * Whoever touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the host's: they are
@@ -6479,10 +6300,12 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
     mlfab__optimizer_apply(optimizer, step, dtype, dst, w, u, s0, s1, n);
 }
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/store.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
  *
  * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
@@ -6541,9 +6364,15 @@ typedef struct mlfab__store {
   uint64_t changes; /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
-  mlfab__tags *tags; /* by slice, or NULL */
+  struct mlfab__store_tags *tags; /* of the sparse group, or NULL */
   int ghost;
 } mlfab__store;
+
+/* What a group keeps beside the slices of a store begins with this. */
+struct mlfab__store_tags {
+  void (*free)(mlfab__env *env, mlfab__store *store);
+  void (*moved)(mlfab__store *store, uint32_t slice); /* a slice has come with its history */
+};
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -6563,9 +6392,6 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store, mlfa
                                       mlfab__slab *slab, const mlfab__layout *layout,
                                       uint32_t server, uint32_t block_bytes, int sums,
                                       uint32_t states, int ghost);
-/* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
- * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
-MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
 /* places: all but the blocks. There are no holders. block: the memory of one. */
 MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store);
@@ -6619,13 +6445,13 @@ static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {
   return slice->commit + 1;
 }
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/store.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* store.c - blocks of a server's shard. See store.h. */
-
-enum { STORE_TAGS_MAX = 65536 };
 
 /* Divides the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
@@ -6745,30 +6571,6 @@ no_memory:
   return MLFAB_ERR_MEMORY;
 }
 
-/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
-static uint64_t store_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
-                            uint32_t elements) {
-  const mlfab__layout *layout = store->layout;
-  uint64_t last = slice->offset + slice->bytes - 1;
-  /* Tensors with 8-byte types come first. */
-  uint32_t first_width =
-      mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
-  uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
-  return mlfab__max((uint64_t)elements * last_width, first_width);
-}
-
-MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
-  if (store->nslices == 0) return 0;
-  store->tags = mlfab__alloc_array(env, store->nslices, sizeof *store->tags);
-  if (!store->tags) return MLFAB_ERR_MEMORY;
-  for (uint32_t i = 0; i < store->nslices; i++) {
-    const mlfab__shard_slice *slice = &store->slices[i];
-    if (mlfab__tags_init(env, &store->tags[i], slice->bytes, store_grain(store, slice, elements)))
-      return MLFAB_ERR_MEMORY;
-  }
-  return 0;
-}
-
 static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **state) {
   for (uint32_t p = 0; state && p < store->positions; p++) {
     mlfab__memory_give(store->memory, env, state[p], store->block_bytes);
@@ -6778,9 +6580,7 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
 
 MLFAB__INTERNAL void mlfab__store_free_places(mlfab__env *env, mlfab__store *store) {
   assert(!store->holders);
-  for (uint32_t i = 0; store->tags && i < store->nslices; i++)
-    mlfab__tags_free(env, &store->tags[i]);
-  mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
+  if (store->tags) store->tags->free(env, store);
   store_free_states(env, store, store->s0);
   store_free_states(env, store, store->s1);
   mlfab__free(env, store->w, store->positions * sizeof *store->w);
@@ -6893,55 +6693,27 @@ MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint
   *place = block;
 }
 
-static int store_share(double x) { return mlfab__finite(x) && x >= 0.0; }
-
-static int store_check_numbers(const mlfab_model_options *options, mlfab_error *error) {
-  uint32_t tags = options->tags;
-  if (tags > STORE_TAGS_MAX || (tags & (tags - 1)) != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not a power of two up to %d, nor 0",
-                       tags, STORE_TAGS_MAX);
-  if (options->pull_half > MLFAB_HALF_BF16)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "pull_half is %u: not one of MLFAB_HALF_*",
-                       options->pull_half);
-  if (!store_share(options->change_threshold))
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_threshold is %g: not 0 or more, and finite",
-                       options->change_threshold);
-  if (!store_share(options->change_decay))
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_decay is %g: not 0 or more, and finite",
-                       options->change_decay);
-  return 0;
-}
-
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error) {
   int code = mlfab__optimizer_init(optimizer, options, error);
   if (code) return code;
-  code = store_check_numbers(options, error);
-  if (code) return code;
-  const char *filters = options->pull_half ? "pull_half (16-bit parameters)"
-                                           : "change_threshold (a parameter filter)";
-  int filtered = options->pull_half || options->change_threshold > 0.0;
   int rounds = mlfab__sync_rounds(options->consistency.kind);
   const char *text = NULL;
   if (options->mean && !rounds)
     text = "mean with an asynchronous model: there is no round to divide by";
   if (options->deterministic && options->consistency.kind != MLFAB_SYNC_BSP)
     text = "deterministic with another model than BSP: there is no round of all to order";
-  if (options->ghost && options->tags) text = "ghost with tags: there are no bytes that change";
   for (uint32_t i = 0; i < layout->ntensors && !text; i++) {
     if (layout->tensors[i].dtype != MLFAB_I64) continue;
     if (options->mean) text = "mean with int64 tensors: the division is not exact";
     if (!mlfab__optimizer_adds(optimizer))
       text = "int64 tensors with another optimizer than SGD, or weight_decay";
-    if (!filtered || text) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: int64 tensors (tensor %u) with %s", layout->tensors[i].id,
-                       filters);
   }
   if (!text) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: %s", text);
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/hold.h
@@ -7293,6 +7065,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
 /* ==============================================================================================
  * core/model/windows.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* windows.h - records which updates were decided, and how, so that each is decided at most once. Layer 3.
  *
  * A worker's window is part of the model's state: it is kept beside the weights, and moved, replicated and
@@ -7336,10 +7109,12 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *win
 MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, uint32_t members,
                                            int code);
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/model/windows.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* windows.c - records which updates were decided. See windows.h. */
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows,
@@ -7408,6 +7183,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
   for (uint32_t i = 0; i < members && i < MLFAB__WINDOW; i++)
     bits[i / 64] |= (uint64_t)1 << (i % 64);
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/node/port.h
@@ -8648,6 +8424,8 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
                                         const char *why);
 /* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
+/* The first worker that has neither left nor died, or MLFAB__NO_NODE. */
+MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node);
 /* Starts the time in which all workers have to call: one without a link is dead after it. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
@@ -11915,6 +11693,13 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
   caller_tell(node, worker, kind);
 }
 
+MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node) {
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    if (!node->callers[w].left && !node->callers[w].dead) return w;
+  }
+  return MLFAB__NO_NODE;
+}
+
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why) {
   (void)why;
@@ -13635,12 +13420,14 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
 /* ==============================================================================================
  * core/worker/sources.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
  * decides what may go to a server now. See worker.h. */
 
 /* ==============================================================================================
  * core/worker/worker.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* worker.h - the worker role: sends updates, gets the model. Layer 4.
  *
  * The worker has one stream of updates to each server, in the order of their numbers. The states of an update's
@@ -13705,15 +13492,10 @@ typedef struct mlfab__outgoing {
   uint64_t base; /* the caller's version plus one, or 0 */
   mlfab__source *sources;
   uint32_t nsources, source_room;
-  uint64_t *versions; /* pulled, by slice */
-  uint8_t *image;     /* MLFAB__WORKER_PACK bytes, allocated on first use */
-  /* of the whole update, ascending: see sparse_push.c; reused by the slot's next update */
-  uint8_t *packets;
-  uint64_t packet_room, packet_bytes;
+  uint64_t *versions;                    /* pulled, by slice */
+  uint8_t *image;                        /* MLFAB__WORKER_PACK bytes, allocated on first use */
   const struct mlfab__push_codec *codec; /* makes and sends its bytes */
-  int filtered;                          /* its bytes are packets made by filters */
-  uint64_t shape;                        /* filtered: hash of its stretches */
-  uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
+  uint64_t kept; /* free: number of the update whose bytes a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
   /* The bytes from here to there are not in the caller's buffers yet; NULL: all are. `stalled`: a server has sent for a part
@@ -13727,26 +13509,11 @@ typedef struct mlfab__outgoing {
   uint64_t started_ns;
 } mlfab__outgoing;
 
-/* The filter of a tensor, and what it holds back. */
-typedef struct mlfab__sieve {
-  mlfab_filter filter;
-  uint8_t *residual; /* as large as the tensor; NULL: no filter */
-  uint8_t leaves;    /* the filter was removed: the next update includes the residual */
-  uint8_t fresh;     /* the current call created the residual */
-} mlfab__sieve;
-
-typedef struct mlfab__sparse { /* a sparse update, as the caller passes it */
-  uint32_t tensor;
-  const uint64_t *indices;
-  const void *values;
-  uint64_t count;
-} mlfab__sparse;
-
 /* The content of a push: buffers, or elements of the tensor that the one buffer names. */
 typedef struct mlfab__push_what {
   const mlfab_buf *bufs;
   uint32_t n;
-  const mlfab__sparse *sparse; /* or NULL */
+  const struct mlfab__sparse *sparse; /* or NULL */
 } mlfab__push_what;
 
 typedef struct mlfab__worker mlfab__worker;
@@ -13754,6 +13521,7 @@ typedef struct mlfab__worker mlfab__worker;
 /* Makes and sends the bytes of an update: as they are (push.c), or as packets (sparse_push.c). */
 typedef struct mlfab__push_codec {
   uint32_t flags; /* MLFAB__PUSH_* of its updates */
+  int keeps;      /* a retry has to send the same bytes */
   /* Makes the bytes, in iteration t (from 1). On failure nothing has changed. */
   int (*encode)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                 uint64_t t, mlfab_error *error);
@@ -13765,19 +13533,11 @@ typedef struct mlfab__push_codec {
                     const mlfab__part *part, uint64_t most, const uint8_t **data_p);
   void (*advance)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                   mlfab__part *part, uint64_t bytes);
-  /* Packets only. wanted: 1 if a tensor here has a filter, or a residual of a removed one. free: releases
-   * the residuals when the model is dropped. */
-  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
-  void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
 typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
-  /* With a cache: */
-  uint8_t asked;         /* this pull is the one that asks */
-  uint8_t changed;       /* some of the slice has changed */
-  uint32_t slice;        /* the slice that is arriving */
-  uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
+  uint8_t asked; /* the server has been asked; with a cache, one pull asks at a time */
 } mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
@@ -13794,7 +13554,42 @@ typedef struct mlfab__fetch { /* a pull */
   void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
   struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
+  const struct mlfab__worker_cache *cache; /* it goes through the cache of the model; or NULL */
 } mlfab__fetch;
+
+/* How pulls fetch changes only, into a copy of the model: ../sparse/cache.c. */
+typedef struct mlfab__worker_cache {
+  /* Fills the scratch lists with the request of a pull to the server. */
+  void (*ask)(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch, mlfab__pull *pull);
+  /* Asks the server for the next pull, unless one is under way there. */
+  void (*turn)(mlfab__worker *worker, uint32_t server);
+  /* A pull is complete. */
+  void (*done)(mlfab__worker *worker, const mlfab__fetch *fetch);
+  /* The copies of a server's slices, or of all, are void: the next pull fetches them again. */
+  void (*lost)(mlfab__worker *worker, uint32_t server);
+} mlfab__worker_cache;
+
+/* Packets, filters and the cache, if the sparse group is attached. */
+typedef struct mlfab__worker_sparse {
+  /* A model's options of tags, 16-bit parameters and parameter filters. Errors: CONFIG, UNSUPPORTED. */
+  int (*check)(const mlfab_model_options *options, const mlfab__layout *layout, mlfab_error *error);
+  /* open: sets worker->cache if the model has version tags. Errors: MEMORY. drop: the model is dropped; the
+   * memory of its filters and cache is freed. free: all other memory, too. */
+  int (*open)(mlfab__worker *worker);
+  void (*drop)(mlfab__worker *worker);
+  void (*free)(mlfab__worker *worker);
+  /* Has a tensor here a filter, or a residual of a removed one? */
+  int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
+  /* Sets the codec of an update that has filtered tensors or is sparse; else leaves it. *again_p: it sends
+   * the kept bytes. Errors: ARGUMENT, STATE. */
+  int (*choose)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                uint64_t retry_seq, int *again_p, mlfab_error *error);
+  double (*norm2)(const mlfab__worker *worker, const struct mlfab__sparse *sparse);
+  /* Takes in the bytes of a MODEL frame, if they are packets or the pull goes through the cache. Errors:
+   * FRAME if they are malformed or of another stretch; MEMORY. */
+  int (*take)(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+              const mlfab__model *model, const mlfab__frame_in *frame);
+} mlfab__worker_sparse;
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
@@ -13814,19 +13609,9 @@ typedef struct mlfab__stream { /* to a server */
   uint64_t taken; /* updates (members) that this worker knows to be applied there */
   uint32_t term;  /* of the copy that answers: see ../node/node.h, Copies */
   uint32_t epoch; /* of its layout, from its answer; 0: not told yet */
-  uint8_t
-      absent; /* it counts for nothing here, because it has no slices, and came late or has gone: reshard.h */
-  uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
+  /* It counts for nothing here, because it has no slices, and came late or has gone: reshard.h. */
+  uint8_t absent;
 } mlfab__stream;
-
-/* A copy of the model: see cache.c. A request identifies a pull; requests ascend. */
-typedef struct mlfab__cache {
-  uint8_t *bytes;    /* NULL: no tags */
-  uint64_t *commits; /* by slice: the copy's commit, 0: none */
-  uint64_t *brought; /* by slice: the last pull that changed it ... */
-  uint64_t *before;  /* ... and the last other one */
-  uint64_t *written; /* by tensor: the last pull that copied it to buffers */
-} mlfab__cache;
 
 /* a change of consistency that some servers have not answered */
 typedef struct mlfab__sync_change {
@@ -13933,29 +13718,20 @@ struct mlfab__worker {
   uint32_t founding;  /* servers that the fabric begins with */
   uint32_t epoch;     /* of the layout */
   uint64_t announces; /* the last update that may be announced; MLFAB__NEVER: all may */
-  mlfab__cache cache;
-  mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
-  uint32_t nsieves;     /* number of residuals */
-  uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
-  uint64_t mark_room;
   const uint8_t *lacks, *lacks_end; /* the next push lacks these bytes; NULL: none */
   uint64_t next_seq, pull_count;
-  uint64_t wholes;               /* updates that end an iteration, here or in a closed round */
-  uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
-  mlfab__lists *lists;           /* of the frame that is being encoded */
-  uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
-  size_t came_bytes;
+  uint64_t wholes;                  /* updates that end an iteration, here or in a closed round */
+  uint64_t *pulled;                 /* version by slice */
+  int16_t status[MLFAB__WINDOW];    /* by number: outcomes of the last updates */
+  mlfab__lists *lists;              /* of the frame that is being encoded */
   int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
   struct mlfab__moving *moving;     /* its state */
   /* HELLO_ACK: is it of another copy of the server than the last one? NULL: servers have no replicas. */
   int (*copies)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack);
-  const mlfab__push_codec *packed; /* from the first filter or sparse update on, or NULL */
-  /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
-   * malformed or of another stretch; MEMORY. */
-  int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                const mlfab__frame_in *frame);
+  const mlfab__worker_sparse *sparse;    /* or NULL */
+  struct mlfab__worker_packets *packets; /* its state */
+  const mlfab__worker_cache *cache;      /* the model has version tags; else NULL */
 };
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
@@ -13981,13 +13757,9 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* The cached values of a tensor. */
-MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
-                                         const void **data_p, uint64_t *count_p,
-                                         mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error);
+/* self: the worker. */
+MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error);
 /* Sends the servers another consistency model; server and tensor may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
                                            uint32_t server, uint32_t tensor, uint64_t timeout_ns,
@@ -14022,12 +13794,16 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
 /* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                          uint64_t offset);
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset);
+/* Writes a stretch of the model to the buffers of a pull that have some of it. */
+MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                       uint64_t offset, const uint8_t *from, uint64_t bytes);
+/* Asks a server for its part of a pull. */
+MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch);
 /* Number of updates that some server has not decided; one that has not decided the oldest. `server_p` may be NULL. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker, uint32_t *server_p);
 
-/* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
+/* --- between the files of the role, lowest first: sources.c, pull.c, push.c (updates), worker.c.
  * The lower ones set `due`; worker.c acts on it once after each event. --- */
 
 /* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
@@ -14163,22 +13939,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__f
 /* Ends an update with this code: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);
-/* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
-MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
-MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them again. */
-MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
-/* Fills the scratch lists with the request of a pull to the server. */
-MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__fetch *fetch, mlfab__pull *pull);
-/* A MODEL frame of a pull. begin: before its bytes are written (FRAME: it does not continue the frame
- * before); taken: after; `changed`: it had bytes. */
-MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                       const mlfab__model *model);
-MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                        const mlfab__model *model, int changed);
-/* A pull is complete. */
-MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
+
+#endif /* MLFAB_WITH_PUSH */
 
 /* core/worker/sources.c goes on. */
 
@@ -14321,196 +14083,12 @@ MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t 
   }
   return 0;
 }
-
-/* ==============================================================================================
- * core/worker/cache.c
- * ============================================================================================== */
-/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
- *
- * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
- * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
- * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
- * transfer is cut off, the server sends all changes since the commit before again.
- *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
- * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
- *
- * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
- * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
- *
- * Source: TDF §3. */
-
-MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
-  mlfab__env *env = worker->env;
-  const mlfab__layout *layout = &worker->layout;
-  mlfab__cache *cache = &worker->cache;
-  if (worker->define.options.tags == 0 || cache->bytes) return 0;
-  cache->bytes = mlfab__alloc_aligned(env, layout->bytes);
-  cache->commits = mlfab__alloc_array(env, layout->nslices, sizeof *cache->commits);
-  cache->brought = mlfab__alloc_array(env, layout->nslices, sizeof *cache->brought);
-  cache->before = mlfab__alloc_array(env, layout->nslices, sizeof *cache->before);
-  cache->written = mlfab__alloc_array(env, layout->ntensors, sizeof *cache->written);
-  if (!cache->bytes || !cache->commits || !cache->brought || !cache->before || !cache->written)
-    return MLFAB_ERR_MEMORY;
-  memset(cache->bytes, 0, layout->bytes);
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker) {
-  mlfab__env *env = worker->env;
-  const mlfab__layout *layout = &worker->layout;
-  mlfab__cache *cache = &worker->cache;
-  mlfab__free_aligned(env, cache->bytes, layout->bytes);
-  mlfab__free(env, cache->commits, layout->nslices * sizeof *cache->commits);
-  mlfab__free(env, cache->brought, layout->nslices * sizeof *cache->brought);
-  mlfab__free(env, cache->before, layout->nslices * sizeof *cache->before);
-  mlfab__free(env, cache->written, layout->ntensors * sizeof *cache->written);
-  memset(cache, 0, sizeof *cache);
-}
-
-MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server) {
-  for (uint32_t i = 0; worker->cache.commits && i < worker->layout.nslices; i++) {
-    if (server == MLFAB_ALL || worker->layout.slices[i].server == server)
-      worker->cache.commits[i] = 0;
-  }
-}
-
-MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
-                                         const void **data_p, uint64_t *count_p,
-                                         mlfab_error *error) {
-  const mlfab__layout *layout = &worker->layout;
-  if (!worker->stands || !worker->cache.bytes)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       worker->stands
-                           ? "cached: the model has no version tags"
-                           : "cached: there is no model yet: call mlfab_model_start first");
-  const mlfab__tensor *found = mlfab__layout_find(layout, tensor);
-  if (!found && (tensor != MLFAB_ALL || !layout->uniform_dtype))
-    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR,
-                       tensor == MLFAB_ALL ? "cached: the tensors are not of one element type"
-                                           : "cached: there is no tensor %u",
-                       tensor);
-  if (data_p) *data_p = worker->cache.bytes + (found ? found->offset : 0);
-  if (count_p) {
-    *count_p =
-        found ? found->count : layout->bytes / mlfab__dtype_bytes((int)layout->uniform_dtype);
-  }
-  return 0;
-}
-
-/* --- requests --- */
-
-MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
-                                      const mlfab__fetch *fetch, mlfab__pull *pull) {
-  const mlfab__layout *layout = &worker->layout;
-  mlfab__segment *segments = worker->lists->segments;
-  uint64_t *sinces = worker->lists->versions;
-  uint32_t n = 0, count = 0, next = 0;
-  int equal = 1;
-  for (uint32_t k = 0; k < fetch->nsources; k++) {
-    const mlfab__source *source = &fetch->sources[k];
-    uint32_t i = mlfab__layout_slice_at(layout, source->offset);
-    uint32_t last = mlfab__layout_slice_at(layout, source->offset + source->bytes - 1);
-    for (i = i < next ? next : i; i <= last; i++) {
-      const mlfab__slice *slice = &layout->slices[i];
-      if (slice->server != server) continue;
-      sinces[count++] = fetch->flags & MLFAB_PULL_FULL ? 0 : worker->cache.commits[i];
-      equal &= sinces[count - 1] == sinces[0];
-      if (n > 0 && segments[n - 1].offset + segments[n - 1].bytes == slice->offset) {
-        segments[n - 1].bytes += slice->bytes;
-      } else {
-        segments[n].offset = slice->offset;
-        segments[n++].bytes = slice->bytes;
-      }
-    }
-    next = last + 1;
-  }
-  pull->segments = n;
-  pull->sinces = equal ? 1 : count;
-  pull->epoch = worker->streams[server].cache_epoch;
-}
-
-/* --- answers --- */
-
-/* The copy of a slice is complete: copies it to the kept buffers that lack what other pulls have fetched. */
-static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
-  const mlfab__layout *layout = &worker->layout;
-  const mlfab__slice *slice = &layout->slices[number];
-  const mlfab__cache *cache = &worker->cache;
-  uint64_t other =
-      cache->brought[number] == fetch->request ? cache->before[number] : cache->brought[number];
-  for (uint32_t k = 0; k < fetch->nsources; k++) {
-    const mlfab__source *source = &fetch->sources[k];
-    uint64_t at = mlfab__max(source->offset, slice->offset);
-    uint64_t end = mlfab__min(source->offset + source->bytes, slice->offset + slice->bytes);
-    while (at < end && source->data) {
-      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
-      uint64_t stop = mlfab__min(end, tensor->offset + tensor->bytes);
-      if (other > cache->written[tensor - layout->tensors])
-        memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
-      at = stop;
-    }
-  }
-}
-
-static void cache_complete(mlfab__worker *worker, const mlfab__fetch *fetch,
-                           const mlfab__fetch_part *part) {
-  mlfab__cache *cache = &worker->cache;
-  cache->commits[part->slice] = part->commit;
-  if (part->changed && cache->brought[part->slice] != fetch->request) {
-    cache->before[part->slice] = cache->brought[part->slice];
-    cache->brought[part->slice] = fetch->request;
-  }
-  if (fetch->flags & MLFAB_PULL_KEPT) cache_hand_out(worker, fetch, part->slice);
-}
-
-MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                       const mlfab__model *model) {
-  const mlfab__slice *slice = &worker->layout.slices[model->slice];
-  mlfab__fetch_part *part = &fetch->parts[server];
-  mlfab__stream *stream = &worker->streams[server];
-  if (model->epoch != stream->cache_epoch) {
-    stream->cache_epoch = model->epoch;
-    mlfab__cache_void(worker, server);
-  }
-  if (model->offset != slice->offset) {
-    return part->slice == model->slice && part->upto == model->offset &&
-                   part->commit == model->commit
-               ? 0
-               : MLFAB_ERR_FRAME;
-  }
-  part->slice = model->slice;
-  part->upto = model->offset;
-  part->commit = model->commit;
-  part->changed = 0;
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
-                                        const mlfab__model *model, int changed) {
-  const mlfab__slice *slice = &worker->layout.slices[model->slice];
-  mlfab__fetch_part *part = &fetch->parts[server];
-  part->upto += model->bytes;
-  part->changed |= changed != 0;
-  if (part->upto == slice->offset + slice->bytes) cache_complete(worker, fetch, part);
-}
-
-MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch) {
-  const mlfab__layout *layout = &worker->layout;
-  for (uint32_t k = 0; worker->cache.bytes && k < fetch->nsources; k++) {
-    const mlfab__source *source = &fetch->sources[k];
-    for (uint64_t at = source->offset; source->data && at < source->offset + source->bytes;) {
-      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
-      uint64_t *written = &worker->cache.written[tensor - layout->tensors];
-      *written = mlfab__max(*written, fetch->request);
-      at = tensor->offset + tensor->bytes;
-    }
-  }
-}
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/worker/pull.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* pull.c - the worker role: pulls. See worker.h.
  *
  * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice by
@@ -14535,7 +14113,7 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
                           "pull_view: out of memory");
     return;
   }
-  mlfab__cache_done(worker, fetch);
+  if (fetch->cache) fetch->cache->done(worker, fetch);
   fetch->request = 0;
   fetch->view = NULL;
   worker->pull_count++;
@@ -14557,16 +14135,15 @@ static uint32_t pull_by(const mlfab__worker *worker, const mlfab__fetch *fetch, 
   return worker->routes ? worker->routes->pull_by(worker, fetch, server) : MLFAB__NO_NODE;
 }
 
-static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
+MLFAB__INTERNAL void mlfab__pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch) {
   uint64_t bytes;
   fetch->parts[server].asked = 1;
-  fetch->parts[server].slice = UINT32_MAX;
   if (worker->routes) worker->routes->pull_leave(worker, fetch, server);
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
   pull.request = fetch->request;
-  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
-    mlfab__cache_ask(worker, server, fetch, &pull);
+  if (fetch->cache) {
+    fetch->cache->ask(worker, server, fetch, &pull);
   } else {
     if (pull_maps(worker, fetch)) worker->viewer->ask(fetch, server, &pull);
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
@@ -14581,26 +14158,16 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
-/* With a cache: asks the server for the next pull, unless one is under way there. */
 static void pull_turn(mlfab__worker *worker, uint32_t server) {
-  mlfab__fetch *next = NULL;
-  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
-    mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request == 0 || !fetch->parts[server].waiting || pull_maps(worker, fetch)) continue;
-    if (fetch->parts[server].asked) return;
-    if (!next || fetch->request < next->request) next = fetch;
-  }
-  if (next && worker->cache.bytes && worker->streams[server].up &&
-      mlfab__worker_sends(worker, server))
-    pull_ask(worker, server, next);
+  if (worker->cache) worker->cache->turn(worker, server);
 }
 
 MLFAB__INTERNAL void mlfab__pull_begin(mlfab__worker *worker, uint32_t server,
                                        mlfab__fetch *fetch) {
-  if (worker->cache.bytes && !pull_maps(worker, fetch)) {
+  if (fetch->cache) {
     pull_turn(worker, server);
   } else {
-    pull_ask(worker, server, fetch);
+    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -14625,7 +14192,7 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "pull: there is no model yet: call mlfab_model_start first");
   }
-  if (flags && !worker->cache.bytes)
+  if (flags && !worker->cache)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "pull: flags that only a model with version tags has");
   return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
@@ -14653,13 +14220,13 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
-  code = mlfab__worker_sources(worker, bufs, n, out || worker->cache.bytes, &fetch->sources,
+  code = mlfab__worker_sources(worker, bufs, n, out || worker->cache, &fetch->sources,
                                &fetch->nsources, &fetch->source_room, error);
   if (code) return code;
   uint64_t bytes;
   for (uint32_t s = 0; s < worker->servers; s++) {
     uint32_t segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-    if (segments == UINT32_MAX && (out || !worker->cache.bytes)) {
+    if (segments == UINT32_MAX && (out || !worker->cache)) {
       return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
                          "pull: more than %d separate stretches of the model", MLFAB__SEGMENTS_MAX);
     }
@@ -14669,6 +14236,7 @@ MLFAB__INTERNAL int mlfab__pull_open(mlfab__worker *worker, const mlfab_buf *buf
   if (out)
     code = worker->viewer->begin(worker, fetch, out, options.flags, bufs ? bufs->tensor : 0, error);
   if (code) return code;
+  fetch->cache = out ? NULL : worker->cache;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
                           (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
@@ -14709,18 +14277,10 @@ static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offs
   return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
 }
 
-/* Did the pull ask for all of the stretch? With a cache it asks for whole slices. */
-static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                      const mlfab__model *model) {
-  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+/* Did the pull ask for all of the stretch? */
+static int pull_asked(const mlfab__fetch *fetch, const mlfab__model *model) {
   uint64_t at = model->offset, end = at + model->bytes;
-  for (uint32_t i = 0; worker->cache.bytes && i < fetch->nsources; i++) {
-    const mlfab__source *source = &fetch->sources[i];
-    if (source->offset < slice->offset + slice->bytes &&
-        slice->offset < source->offset + source->bytes)
-      return 1;
-  }
-  while (at < end && !worker->cache.bytes) {
+  while (at < end) {
     const mlfab__source *source = pull_source(fetch, at);
     if (!source) return 0;
     at = source->offset + source->bytes;
@@ -14728,14 +14288,8 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 if the worker writes incoming packets into the buffers right away. */
-static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
-  return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
-}
-
-/* Writes a stretch of the model to the buffers that have some of it. */
-static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
-                       const uint8_t *from, uint64_t bytes) {
+MLFAB__INTERNAL void mlfab__pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                       uint64_t offset, const uint8_t *from, uint64_t bytes) {
   for (uint32_t i = 0; i < fetch->nsources; i++) {
     const mlfab__source *source = &fetch->sources[i];
     uint64_t at = mlfab__max(offset, source->offset);
@@ -14746,10 +14300,8 @@ static void pull_write(const mlfab__worker *worker, const mlfab__fetch *fetch, u
   }
 }
 
-MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
-                                          uint64_t offset) {
-  const mlfab__source *source =
-      pull_into_buffers(worker, fetch) ? pull_source(fetch, offset) : NULL;
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__fetch *fetch, uint64_t offset) {
+  const mlfab__source *source = pull_source(fetch, offset);
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
@@ -14763,22 +14315,17 @@ MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch,
   if (slice->server != server || model->offset < slice->offset ||
       model->offset - slice->offset > slice->bytes ||
       model->bytes > slice->bytes - (model->offset - slice->offset) ||
-      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) || (packed && ghost) ||
-      (!packed && frame->bulk_bytes != model->bytes) || !pull_asked(worker, fetch, model))
-    return MLFAB_ERR_FRAME;
-  if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
+      (frame->bulk_bytes > 0 && (frame->bulk == NULL) != ghost) ||
+      (packed ? ghost || !worker->sparse : frame->bulk_bytes != model->bytes) ||
+      (!fetch->cache && !pull_asked(fetch, model)))
     return MLFAB_ERR_FRAME;
   int code = 0;
   if (fetch->arrives) fetch->arrives(fetch, model->offset, model->bytes);
-  if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
+  if (packed || fetch->cache)
+    code = worker->sparse->take(worker, fetch, server, model, frame);
+  else if (!ghost)
+    mlfab__pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (code) return code;
-  uint8_t *cache = worker->cache.bytes ? worker->cache.bytes + model->offset : NULL;
-  const uint8_t *from = packed || ghost ? cache : frame->bulk;
-  if (cache && from != cache)
-    mlfab__kernel_copy(cache, from, model->bytes, worker->layout.bytes >= MLFAB__STREAM_BYTES);
-  if (from && (from != cache || !pull_into_buffers(worker, fetch)))
-    pull_write(worker, fetch, model->offset, from, model->bytes);
-  if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
   worker->pulled[model->slice] = mlfab__max(worker->pulled[model->slice], model->version);
   fetch->version = mlfab__max(fetch->version, model->version);
   return 0;
@@ -14857,7 +14404,7 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
       continue;
     MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
     if (fetch->view) worker->viewer->forget(worker, fetch, server);
-    pull_ask(worker, server, fetch);
+    mlfab__pull_ask(worker, server, fetch);
   }
 }
 
@@ -14902,13 +14449,13 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
-  mlfab__free_aligned(worker->env, worker->came, worker->came_bytes);
-  worker->came = NULL;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/worker/push.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* push.c - the worker role: outgoing updates. See worker.h.
  *
  * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain asynchronous
@@ -15182,7 +14729,7 @@ MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *
   memmove(&worker->order[at], &worker->order[at + 1], worker->norder - at - 1);
   worker->norder--;
   int again = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
-  update->kept = again && update->filtered ? update->seq : 0;
+  update->kept = again && update->codec->keeps ? update->seq : 0;
   update->seq = 0;
   update->serial++;
   worker->due = 1;
@@ -15437,7 +14984,7 @@ static void push_dense_advance(const mlfab__worker *worker, const mlfab__outgoin
 }
 
 static const mlfab__push_codec push_dense = {
-    0, push_dense_encode, push_dense_bytes, push_dense_piece, push_dense_advance, NULL, NULL};
+    0, 0, push_dense_encode, push_dense_bytes, push_dense_piece, push_dense_advance};
 
 /* --- a new update --- */
 
@@ -15542,13 +15089,8 @@ static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlf
 
 /* Computes the global norm of the update; returns the scale after clipping. */
 static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
-                        const mlfab__sparse *sparse, double limit, double *norm_p) {
-  double sum = 0.0;
-  if (sparse) {
-    const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
-    sum = mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, sparse->values,
-                                 sparse->count);
-  }
+                        const struct mlfab__sparse *sparse, double limit, double *norm_p) {
+  double sum = sparse ? worker->sparse->norm2(worker, sparse) : 0.0;
   for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
     for (uint64_t at = 0; at < source->bytes;) {
@@ -15575,7 +15117,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
 
 /* Does a tensor of these sources have a filter? */
 static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
-  return worker->packed && worker->packed->wanted(worker, sources, n);
+  return worker->sparse && worker->sparse->wanted(worker, sources, n);
 }
 
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
@@ -15636,8 +15178,8 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   return update;
 }
 
-/* The slot that keeps the packets of the update to retry; else a slot that keeps none; else the slot with
- * the oldest packets. */
+/* The slot that keeps the bytes of the update to retry; else a slot that keeps none; else the slot with the
+ * oldest bytes. */
 static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
                                        uint32_t *slot_p) {
   mlfab__outgoing *best = NULL;
@@ -15678,34 +15220,16 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
 }
 
-static uint64_t push_shape(const mlfab__outgoing *update) {
-  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
-  for (uint32_t i = 0; i < update->nsources; i++) {
-    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
-    shape = mlfab__hash(shape, stretch, sizeof stretch);
-  }
-  return shape;
-}
-
 /* Chooses the codec of the update, and makes its bytes. */
 static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                        const mlfab_push_options *options, mlfab_error *error) {
-  int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
-  if (again && update->shape != push_shape(update))
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
-                       (unsigned long long)options->retry_seq);
-  update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
-                               push_filtered(worker, update->sources, update->nsources));
-  /* Filtering the buffers again would send the residual twice. */
-  if (update->filtered && options->retry_seq && !again)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       "push: the packets of update %llu are not kept any more",
-                       (unsigned long long)options->retry_seq);
-  update->codec = update->filtered || what->sparse ? worker->packed : &push_dense;
-  if (again) return 0;
-  if (update->filtered) update->shape = push_shape(update);
+  int again = 0, code = 0;
+  update->codec = &push_dense;
+  if (worker->sparse)
+    code = worker->sparse->choose(worker, update, what, options->retry_seq, &again, error);
+  if (code || again) return code;
   update->kept = 0;
-  int code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
+  code = update->codec->encode(worker, update, what, mlfab__worker_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
                       worker->define.options.optimizer == MLFAB_OPTIMIZER_SGD &&
                       !(worker->define.options.weight_decay > 0.0) &&
@@ -16157,11 +15681,11 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
     mlfab__outgoing *update = &worker->updates[i];
     mlfab__free(env, update->sources, update->source_room * sizeof *update->sources);
     mlfab__free(env, update->image, MLFAB__WORKER_PACK);
-    mlfab__free_aligned(env, update->packets, update->packet_room);
     mlfab__free(env, update->parts, worker->servers * sizeof *update->parts);
     memset(update, 0, sizeof *update);
   }
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/worker/feed.h
@@ -16286,7 +15810,7 @@ static void feed_arrives(const mlfab__fetch *fetch, uint64_t offset, uint64_t by
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user) {
   mlfab__fetch *fetch = mlfab__pull_find(worker, request);
-  if (!fetch || fetch->view || worker->cache.bytes) return 0;
+  if (!fetch || fetch->view || fetch->cache) return 0;
   fetch->arrives = feed_arrives;
   fetch->arrives_fn = fn;
   fetch->arrives_user = user;
@@ -16297,6 +15821,7 @@ MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request reque
 /* ==============================================================================================
  * core/worker/worker.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* worker.c - the worker role: its model, its streams. See worker.h. */
 
 #include <stdio.h>
@@ -16327,8 +15852,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
 static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
-  if (worker->packed) worker->packed->free(worker);
-  mlfab__cache_free(worker);
+  if (worker->sparse) worker->sparse->drop(worker);
   mlfab__pull_forget(worker);
   mlfab__free(env, worker->table, (size_t)worker->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
@@ -16347,6 +15871,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   if (!env) return;
   worker_free_model(worker);
+  if (worker->sparse) worker->sparse->free(worker);
   mlfab__push_free(worker);
   mlfab__pull_free(worker);
   if (worker->viewer) worker->viewer->free(worker);
@@ -16433,30 +15958,20 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_mod
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
   mlfab__optimizer optimizer;
-  if (o->tags > 65536 || (o->tags & (o->tags - 1)) != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "model_start: tags is %u, not a power of two up to 65536", o->tags);
-  if (o->pull_half > MLFAB_HALF_BF16)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
-  int decay = !(o->change_decay >= 0.0 && mlfab__finite(o->change_decay));
-  if (decay || !(o->change_threshold >= 0.0 && mlfab__finite(o->change_threshold)))
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_ARGUMENT, "model_start: %s is %g, not a number of at least 0",
-        decay ? "change_decay" : "change_threshold", decay ? o->change_decay : o->change_threshold);
-  if (o->ghost && o->tags > 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: version tags of ghost tensors");
-  for (uint32_t i = 0; i < worker->ntensors; i++) {
-    if (worker->tensors[i].dtype != MLFAB_I64) continue;
-    if (o->pull_half == MLFAB_HALF_NONE && !(o->change_threshold > 0.0)) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "not supported: filters on int64 (%s, tensor %u)",
-                       o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
-  }
-  int code = worker_check_consistency(worker, o, error);
-  if (code) return code;
   mlfab_error wrong;
+  if (!worker->sparse && (o->tags || o->pull_half || !(o->change_threshold <= 0.0)))
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "model_start: %s needs filters, which were left out (MLFAB_WITH_SPARSE is 0)",
+        o->tags        ? "tags"
+        : o->pull_half ? "pull_half"
+                       : "change_threshold");
+  int code = worker->sparse ? worker->sparse->check(o, &worker->layout, &wrong) : 0;
+  if (code)
+    return MLFAB__FAIL(error, code == MLFAB_ERR_CONFIG ? MLFAB_ERR_ARGUMENT : code,
+                       "model_start: %.230s", wrong.text);
+  code = worker_check_consistency(worker, o, error);
+  if (code) return code;
   code = mlfab__store_check(&worker->define.options, &worker->layout, &optimizer, &wrong);
   return code ? MLFAB__FAIL(error, code, "model_start: %.230s", wrong.text) : 0;
 }
@@ -16728,6 +16243,11 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
              own->active, first->active);
+  } else if (first->pull_half && !worker->sparse) {
+    code = MLFAB_ERR_UNSUPPORTED;
+    snprintf(text, sizeof text,
+             "model_start: worker 0 asks for pull_half, and filters were left out here "
+             "(MLFAB_WITH_SPARSE is 0)");
   }
   if (!text[0]) {
     int wrong = worker_restored(worker, server, &ack, text, sizeof text);
@@ -16808,7 +16328,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     if (!worker->streams[s].defined && !worker->streams[s].absent) return;
   }
   if (worker->norder > 0) return;
-  if (mlfab__cache_open(worker)) {
+  if (worker->sparse && worker->sparse->open(worker)) {
     worker_model_fail(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
                       "model_start: out of memory for the cache of the model");
     return;
@@ -16839,9 +16359,9 @@ MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_n
   }
 }
 
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error) {
+  mlfab__worker *worker = self;
   if (worker->done)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
   int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_JOIN, error);
@@ -17176,10 +16696,12 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
   mlfab__push_sent(worker, server, token, now_ns);
   mlfab__worker_advance(worker, now_ns);
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/worker/worker_role.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* worker_role.c - the worker as a role of its node, with its links to servers. */
 
 static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
@@ -17265,10 +16787,12 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   (*worker_p)->founding = node->founding;
   return code;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/lazy.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* lazy.h - the buffer of delayed pulls. Layer 2, pure.
  *
  * A heap of tags, ordered by the V_train at which a pull is looked at next; tags with the same V_train come
@@ -17298,10 +16822,12 @@ MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
  * left; those that must still wait are added again above v_train, for which there is room. O(n log n). */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
 
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/lazy.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* lazy.c - the buffer of delayed pulls: see lazy.h. */
 
 #include <stdlib.h>
@@ -17344,15 +16870,18 @@ MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
   for (uint32_t i = 0; i < heap->count; i++) heap->entries[i].time = 0;
   if (heap->count > 1) qsort(heap->entries, heap->count, sizeof *heap->entries, lazy_before);
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/blocks.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* blocks.c - the server role: blocks pinned by pulls, and spare blocks. See server.h. */
 
 /* ==============================================================================================
  * core/server/server.h
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
  *
  * The updates of all workers form one queue, in the order of their announcements. The head is the first
@@ -17455,10 +16984,8 @@ typedef struct mlfab__server_pull {
   uint32_t *pinned; /* blocks of the pinned slice, positions_per_slice of them */
   uint32_t slice;   /* the pinned slice, or MLFAB__NO_BLOCK */
   uint64_t version, commit;
-  int cached;       /* the reader's cache counts commits in our epoch ... */
-  uint64_t *sinces; /* ... and has these commits of the touched slices, by local number */
-  uint32_t since_room;
-  uint32_t restart_segment; /* cursor at the start of the pinned slice */
+  struct mlfab__pull_since *since; /* of the sparse group: what the reader has, or NULL */
+  uint32_t restart_segment;        /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
   int waiting;                     /* for the pull condition of a clock ... */
@@ -17580,19 +17107,22 @@ typedef struct mlfab__apply_codec {
 typedef struct mlfab__server_sparse {
   const mlfab__apply_codec *(*packed)(void);
   int (*room)(mlfab__server *server); /* allocates memory for taking packets in. Errors: MEMORY */
-  /* Tags and filter of a new model. Errors: MEMORY. `free` returns all memory. */
+  /* A model's options of tags, 16-bit parameters and parameter filters. Errors: CONFIG, UNSUPPORTED. */
+  int (*check)(const mlfab_model_options *options, const mlfab__layout *layout, mlfab_error *error);
+  /* Tags and filter of a new model. Errors: MEMORY. `free` returns all memory but that of pulls. */
   int (*open)(mlfab__server *server, int ghost);
   void (*free)(mlfab__server *server);
+  /* Gives the store tags for every `elements` (0: none) elements. Errors: MEMORY; store_free frees them. */
+  int (*tag)(mlfab__env *env, mlfab__store *store, uint32_t elements);
   /* A commit changes a piece from `before` to `after`: puts back the changes that the filter rejects, and
    * tags the others. Call it if server->watch, before the slice's commit number moves. */
   void (*piece)(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
                 uint8_t *after);
-  /* Checks the cache state that a PULL reports. Errors: FRAME (not one commit a slice), ARGUMENT (the cache
-   * is ahead of the server: the slice's local number and its commit). `keep` stores it. Errors: MEMORY. */
-  int (*cache)(const mlfab__server *server, const mlfab__pull *in, const mlfab__segment *segments,
-               const uint64_t *sinces, uint32_t *slice_p, uint64_t *since_p);
-  int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
-              const uint64_t *sinces);
+  /* Checks the cache state that a PULL reports; answers if it is wrong, and returns the code. `keep` stores
+   * it (errors: MEMORY), `forget` frees it. */
+  int (*cache)(mlfab__server *server, uint32_t worker, const mlfab__pull *in);
+  int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in);
+  void (*forget)(mlfab__server *server, mlfab__server_pull *pull);
   /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied, and
    * returns how many bytes of the slice it covers; 0 when the next *plain bytes (which it may reduce) are
    * better sent unpacked. */
@@ -17912,8 +17442,6 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
 /* Background work and timers. */
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
-/* A worker that has neither left nor died; MLFAB__NO_NODE when all have. */
-MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server);
 
 /* Does everything that can be done now: heads, commits, rounds, and what is due. */
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
@@ -18163,6 +17691,8 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
 
+#endif /* MLFAB_WITH_PUSH */
+
 /* core/server/blocks.c goes on. */
 
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull) {
@@ -18256,10 +17786,12 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
   }
   peer->nsends = 0;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/clock.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* clock.c - the server role: consistency models of the slices. See server.h.
  *
  * A clock is one model with its V_train; every slice has one. A worker's progress is the number of its
@@ -18995,6 +18527,7 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
   }
   return 0;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/clock_copy.h
@@ -19175,6 +18708,7 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
 /* ==============================================================================================
  * core/server/queue.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* queue.c - the server role: the announced updates, in the order in which they are taken in. See server.h.
  *
  * A new update gets its place at the end of the queue. A policy may hold it back (`unplaced`) and give it a
@@ -19377,10 +18911,12 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
   if (update->counted) mlfab__queue_lag(server, update, -(int64_t)update->push.members);
   update->counted = 0;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/apply.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* apply.c - the server role: takes updates into the model. See server.h.
  *
  * How the bytes of the head are written depends on the consistency model and the optimizer:
@@ -20475,10 +20011,12 @@ MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server) {
     mlfab__free(server->env, update, sizeof *update);
   }
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/round.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* round.c - the server role: applies a round's sum to the model, a few blocks a tick. See clock.c. */
 
 static int round_of(const mlfab__server *server, uint32_t slice) {
@@ -20609,10 +20147,12 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   round_close(server);
   return 1;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/serve.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* serve.c - the server role: answers pulls. See server.h.
  *
  * A pull waits until the pull condition holds. Then the server sends its segments slice by slice: it pins
@@ -20878,29 +20418,7 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->waiting = pull->offered = pull->poor = 0;
   pull->view = NULL;
   pull->passed = 0;
-  pull->cached = 0;
   pull->held = MLFAB__PULL_GOES;
-}
-
-/* Checks the cache state that the reader reports. Returns 0, or a code after answering with an error. */
-static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
-  char text[128];
-  uint32_t slice;
-  uint64_t since;
-  if (!server->sparse) return 0; /* without the sparse group, the worker gets all bytes */
-  int code = server->sparse->cache(server, in, server->lists->segments, server->lists->versions,
-                                   &slice, &since);
-  if (code == MLFAB_ERR_FRAME) {
-    mlfab__server_drop(server, worker, code,
-                       "a PULL with another number of commits than of slices");
-  } else if (code) {
-    const mlfab__shard_slice *s = &server->store.slices[slice];
-    snprintf(text, sizeof text,
-             "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
-             (unsigned long long)mlfab__store_label(s), (unsigned long long)since);
-    mlfab__serve_fail(server, worker, in->request, code, text);
-  }
-  return code;
 }
 
 MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
@@ -20929,7 +20447,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     }
   }
   int view = (in.flags & MLFAB__PULL_VIEW) != 0 && in.segments > 0;
-  if (!view && serve_cache(server, worker, &in)) return;
+  const mlfab__server_sparse *sparse = view ? NULL : server->sparse;
+  if (sparse && sparse->cache(server, worker, &in)) return;
   mlfab_pull_info info = {worker, server->number, in.progress, bytes};
   if (server->config->on_pull && server->config->on_pull(server->config->user, &info)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_CALLBACK,
@@ -20948,7 +20467,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                          server->lender ? server->lender->ask(server, pull, in.epoch)
                                         : MLFAB_ERR_UNSUPPORTED))
     return;
-  if (!view && server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
+  if (sparse && sparse->keep(server, pull, &in)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
     return;
@@ -21230,7 +20749,7 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
       mlfab__server_pull *pull = &server->peers[w].pulls[k];
       if (pull->request != 0) mlfab__serve_end(server, pull);
       mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
-      mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
+      if (pull->since) server->sparse->forget(server, pull);
       mlfab__free(server->env, pull->pinned,
                   server->store.positions_per_slice * sizeof *pull->pinned);
     }
@@ -21242,10 +20761,12 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
   server->serve.late = NULL;
   server->serve.late_room = 0;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/server.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* server.c - the server role: start and end, its workers, the model's definition. See server.h. */
 
 #include <stdio.h>
@@ -21470,13 +20991,6 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
   mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (!server->peers[w].left && !server->peers[w].dead) return w;
-  }
-  return MLFAB__NO_NODE;
-}
-
 /* --- the definition --- */
 
 static void server_define_ack(mlfab__server *server, uint32_t worker, int code, const char *text) {
@@ -21524,7 +21038,7 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 /* Refuses what this server, as configured and built, cannot do. */
 static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
-  int packets = options->tags > 0 || options->pull_half || options->change_threshold > 0.0 ||
+  int packets = options->tags > 0 || options->pull_half || !(options->change_threshold <= 0.0) ||
                 server->config->change_filter;
   if (packets && !server->sparse)
     return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
@@ -21602,6 +21116,7 @@ MLFAB__INTERNAL int mlfab__server_build_owned(mlfab__server *server, const mlfab
                        server->number);
   if (!code && owners) mlfab__layout_assign(&server->layout, owners);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
+  if (!code && server->sparse) code = server->sparse->check(options, &server->layout, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
   code = server_memory(server, options);
@@ -21880,10 +21395,12 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
   uint64_t look = server->serve.copies ? server->now_ns + SERVER_COPY_NS : MLFAB__NEVER;
   return mlfab__min(look, mlfab__apply_deadline(server));
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/server/server_role.c
  * ============================================================================================== */
+#if MLFAB_WITH_PUSH
 /* server_role.c - the server as a role of its node. Its links (WORKER) are those of the workers. */
 
 static int server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
@@ -21967,6 +21484,7 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
   return mlfab__server_init(*server_p, &node->env, &node->config, node->server_number, &down,
                             &node->stats);
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/coll/coll_wire.h
@@ -27521,14 +27039,14 @@ MLFAB__INTERNAL int mlfab__plain_finite(const mlfab__comm *comm, const mlfab__co
     return 1;
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
-      if (!mlfab__kernel_finite(call->dtype, call->vecs[i].data,
+      if (!mlfab__elements_finite(call->dtype, call->vecs[i].data,
                                 call->vecs[i].count * unit / mlfab__plain_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
-  return mlfab__kernel_finite(call->dtype,
+  return mlfab__elements_finite(call->dtype,
                               (const uint8_t *)call->vecs[0].data + from * mlfab__plain_width(call),
                               call->counts[comm->rank]);
 }
@@ -27793,10 +27311,11 @@ static int plain_is_eager(const mlfab__comm_slot *slot) {
 /* Does the scheduler plan a tree for it? The same on all members. */
 static int plain_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
-  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3) return 0;
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3 ||
+      comm->config->scheduler == MLFAB_SCHEDULER_NONE)
+    return 0;
   if (call->algorithm == MLFAB_ALGORITHM_PLANNED) return 1;
   return call->algorithm == MLFAB_ALGORITHM_AUTO && !(call->reduce && call->ordered) &&
-         comm->config->scheduler != MLFAB_SCHEDULER_NONE &&
          slot->count * mlfab__plain_width(call) > comm->config->eager_bytes;
 }
 
@@ -29814,6 +29333,232 @@ MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier
 #endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
+ * core/coll/attend.h
+ * ============================================================================================== */
+#if !MLFAB_WITH_PUSH
+/* attend.h - who is here, in a build without pushes and pulls. Layer 4.
+ *
+ * HELLO_ACK tells barriers and collectives whether the worker was dead, and whether it is a guest (membership.h). In
+ * a build with pushes the server and the worker see to that, and to `finish`. In a build without them two small roles do,
+ * one at each end of a link, with the same frames:
+ *
+ *    HERE --BYE, or no link for too long--> GONE --HELLO of a new process--> HERE, a guest
+ *    no process has had the number --HELLO--> HERE, a guest
+ *    finish: OPEN --DONE to server 0--> TOLD --DONE_ACK, or server 0 is dead--> success
+ *
+ * Invariants. (1) The first process of a founder is no guest: nobody is ahead of it. (2) DONE is repeated on a new link until
+ * it is acknowledged. (3) A worker of a build with pushes that defines a model is told which switch is missing here. */
+
+typedef struct mlfab__attend_entry { /* a worker, as a server sees it */
+  uint32_t incarnation;
+  uint8_t dead, absent, guest;
+} mlfab__attend_entry;
+
+typedef struct mlfab__attend_server {
+  mlfab__env *env;
+  mlfab__port port; /* peers are workers */
+  uint32_t number, workers;
+  mlfab__attend_entry *entries;
+} mlfab__attend_server;
+
+typedef struct mlfab__attend_worker {
+  mlfab__port port; /* peer 0 is server 0 */
+  mlfab__requests *requests;
+  mlfab_request finish; /* 0: not yet called */
+  int dead, acked;      /* server 0 is dead; has heard of it */
+} mlfab__attend_worker;
+
+/* Add the rows, at a server and at a worker. The node owns what they make. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__attend_server_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__attend_attach(struct mlfab_node *node, mlfab__attend_worker **worker_p);
+/* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */
+MLFAB__INTERNAL int mlfab__attend_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error);
+
+#endif /* !MLFAB_WITH_PUSH */
+
+/* ==============================================================================================
+ * core/coll/attend.c
+ * ============================================================================================== */
+#if !MLFAB_WITH_PUSH
+/* attend.c - who is here, in a build without pushes and pulls: a role at servers (links WORKER), and one at workers (links
+ * SERVER). See attend.h. */
+
+#include <stdio.h>
+
+/* --- a server --- */
+
+static int attend_server_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__attend_server *server = self;
+  mlfab__attend_entry *entry = &server->entries[at.peer];
+  int fresh = greeting->hello->incarnation != entry->incarnation;
+  if (fresh) entry->guest = entry->incarnation != 0 || entry->absent;
+  if (entry->dead)
+    server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)at.peer, 0,
+                       greeting->hello->incarnation, 0, "joined again");
+  greeting->ack->server = server->number;
+  greeting->ack->was_dead = fresh || entry->dead;
+  greeting->ack->guest = entry->guest;
+  entry->incarnation = greeting->hello->incarnation;
+  entry->dead = entry->absent = 0;
+  return 0;
+}
+
+static void attend_server_gone(void *self, mlfab__at at, int left) {
+  mlfab__attend_server *server = self;
+  server->entries[at.peer].dead = !left;
+  server->entries[at.peer].absent = 1;
+}
+
+/* The worker has a build with pushes. */
+static void attend_refuse_model(mlfab__attend_server *server, uint32_t worker,
+                                const mlfab__frame_in *frame) {
+  mlfab__define define;
+  mlfab__define_ack ack = {.code = MLFAB_ERR_UNSUPPORTED, .server = server->number};
+  if (MLFAB__MALFORMED(&server->port, worker, frame, define, &define)) return;
+  ack.ask = define.ask;
+  snprintf(ack.text, sizeof ack.text,
+           "not supported: a model at server %u, which was built without MLFAB_WITH_PUSH",
+           server->number);
+  MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
+}
+
+static int attend_server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__attend_server *server = self;
+  mlfab__done done;
+  if (frame->type == MLFAB__DONE) {
+    if (!MLFAB__MALFORMED(&server->port, at.peer, frame, done, &done))
+      MLFAB__POST(&server->port, at.peer, MLFAB__DONE_ACK, done, &done);
+  } else if (frame->type == MLFAB__DEFINE) {
+    attend_refuse_model(server, at.peer, frame);
+  } else {
+    server->port.drop(server->port.self, at.peer, MLFAB_ERR_FRAME, "a frame that no worker sends");
+  }
+  return 1;
+}
+
+/* Workers may send at any time. */
+static int attend_server_always(const void *self) {
+  (void)self;
+  return 1;
+}
+
+static void attend_server_free(void *self) {
+  mlfab__attend_server *server = self;
+  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
+}
+
+static const mlfab__role attend_server_row = {
+    .name = "attendance",
+    .rest = 1,
+    .links = MLFAB__ON(WORKER),
+    .frame = attend_server_frame,
+    .hello = attend_server_hello,
+    .gone = attend_server_gone,
+    .waits = attend_server_always,
+    .serves = attend_server_always,
+    .free = attend_server_free,
+};
+
+MLFAB__INTERNAL int mlfab__attend_server_attach(mlfab_node *node) {
+  mlfab__role *role = mlfab__roles_add(node, &attend_server_row, sizeof(mlfab__attend_server));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__attend_server *server = role->self;
+  *server = (mlfab__attend_server){.env = &node->env,
+                                   .port = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
+                                   .number = node->server_number,
+                                   .workers = node->config.workers};
+  server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
+  return server->entries ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* --- a worker --- */
+
+static void attend_say_done(const mlfab__attend_worker *worker) {
+  const mlfab__done done = {0};
+  MLFAB__POST(&worker->port, 0, MLFAB__DONE, done, &done);
+}
+
+static void attend_finished(mlfab__attend_worker *worker, uint64_t now_ns) {
+  if (worker->finish)
+    mlfab__request_succeed(worker->requests, mlfab__request_find(worker->requests, worker->finish),
+                           now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__attend_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error) {
+  mlfab__attend_worker *worker = self;
+  if (worker->finish)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
+  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_JOIN, error);
+  if (code) return code;
+  worker->finish =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns, timeout_ns)->id;
+  *request_p = worker->finish;
+  attend_say_done(worker);
+  if (worker->dead) attend_finished(worker, now_ns);
+  return 0;
+}
+
+static void attend_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__attend_worker *worker = self;
+  (void)greeting;
+  if (at.peer == 0 && worker->finish && !worker->acked) attend_say_done(worker);
+}
+
+static void attend_gone(void *self, mlfab__at at, int left) {
+  mlfab__attend_worker *worker = self;
+  (void)left;
+  if (at.peer != 0) return;
+  worker->dead = 1;
+  attend_finished(worker, at.now_ns);
+}
+
+static int attend_wants(void *self, mlfab__at at, const char *why) {
+  (void)self;
+  (void)at;
+  (void)why;
+  return 1;
+}
+
+/* A server with pushes may tell of rounds, which are nothing to this worker. */
+static int attend_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__attend_worker *worker = self;
+  if (at.peer != 0 || frame->type != MLFAB__DONE_ACK) return 1;
+  worker->acked = 1;
+  attend_finished(worker, at.now_ns);
+  return 1;
+}
+
+static void attend_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__attend_worker *worker = self;
+  mlfab__request_blame(request, 0, 1, "%s", "");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
+}
+
+static const mlfab__role attend_row = {
+    .name = "attendant",
+    .rest = 1,
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(JOIN),
+    .frame = attend_frame,
+    .up = attend_up,
+    .gone = attend_gone,
+    .wants = attend_wants,
+    .withdraw = attend_withdraw,
+};
+
+MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker **worker_p) {
+  mlfab__role *role = mlfab__roles_add(node, &attend_row, sizeof **worker_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  *worker_p = role->self;
+  **worker_p = (mlfab__attend_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
+                                      .requests = &node->requests};
+  return 0;
+}
+#endif /* !MLFAB_WITH_PUSH */
+
+/* ==============================================================================================
  * core/coll/membership.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
@@ -29998,9 +29743,10 @@ typedef struct mlfab__membership {
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__membership_free(void *self);
-/* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
+/* Adds the row of the membership, *membership_p, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
-                                             struct mlfab__barrier_server *barrier);
+                                             struct mlfab__barrier_server *barrier,
+                                             mlfab__membership **membership_p);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
@@ -31757,7 +31503,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
   int code = partial_run_check_call(e, data, error);
   if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
   if (code) return code;
-  if (e->refuse_nan && !mlfab__kernel_finite(spec->dtype, data, spec->count))
+  if (e->refuse_nan && !mlfab__elements_finite(spec->dtype, data, spec->count))
     return mlfab__comm_not_finite(comm, partial_run_what, error);
   if (mlfab__comm_owed(comm, error)) {
     mlfab__partial_keep(&e->partial, data);
@@ -32544,7 +32290,7 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   int code = mlfab__comm_check_data(stochastic_what, data, g->width, error);
   if (code) return code;
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_AGAIN, "an iteration is under way");
-  if (!g->options.refuse_nan || mlfab__kernel_finite(g->dtype, data, g->count)) return 0;
+  if (!g->options.refuse_nan || mlfab__elements_finite(g->dtype, data, g->count)) return 0;
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
 }
 
@@ -33296,7 +33042,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
 /* ==============================================================================================
  * core/coll/trees.h
  * ============================================================================================== */
-#if MLFAB_WITH_COLL
+#if MLFAB_WITH_COLL && MLFAB_WITH_SCHED
 /* trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
  *
  * Members number their calls alike in each epoch (comm.h), so (epoch, number) means one allreduce
@@ -33309,7 +33055,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  *                                                        |  no scheduler, it is lost, or it is silent
  *                                                        +--for a heartbeat: an empty tree--> KNOWN
  *
- * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
+ * Without a scheduler in the configuration no member asks. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
  * tells is of ranks; server 0 checks it and tells it in the members' numbers.
  *
  * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,
@@ -33353,15 +33099,18 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfa
 MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
 /* The known trees as records: one for each entry. */
 MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees);
+/* Adds the row of trees, at server 0 (trees_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__trees_attach(struct mlfab_node *node,
+                                        const mlfab__membership *membership);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 
-#endif /* MLFAB_WITH_COLL */
+#endif /* MLFAB_WITH_COLL && MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/coll/trees.c
  * ============================================================================================== */
-#if MLFAB_WITH_COLL
+#if MLFAB_WITH_COLL && MLFAB_WITH_SCHED
 /* trees.c - server 0 has the scheduler plan the trees of allreduces. See trees.h.
  *
  * Source: MLfabric §6 (AllReduce: push to a random root, get from it). */
@@ -33575,15 +33324,57 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees) {
                            .workers = 1,
                            .touch = &trees->touch};
 }
-#endif /* MLFAB_WITH_COLL */
+#endif /* MLFAB_WITH_COLL && MLFAB_WITH_SCHED */
+
+/* ==============================================================================================
+ * core/coll/trees_role.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL && MLFAB_WITH_SCHED
+/* trees_role.c - planned trees as a role of server 0. WORKER: links of workers; SCHEDULER: the link of the scheduler. */
+
+static int trees_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  return at.kind == MLFAB__LINK_SCHEDULER ? mlfab__trees_scheduler_frame(self, frame)
+                                          : mlfab__trees_frame(self, at.peer, frame, at.now_ns);
+}
+
+static void trees_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  (void)greeting;
+  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 1);
+}
+
+static void trees_role_lost(void *self, mlfab__at at) {
+  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
+}
+
+static const mlfab__role trees_row = {
+    .from = MLFAB__TREE_ASK,
+    .to = MLFAB__TREE_PLAN,
+    .name = "trees",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
+    .frame = trees_role_frame,
+    .up = trees_role_up,
+    .lost = trees_role_lost,
+    .scan = mlfab__trees_tick,
+    .free = mlfab__trees_free,
+};
+
+MLFAB__INTERNAL int mlfab__trees_attach(mlfab_node *node, const mlfab__membership *membership) {
+  mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
+  const mlfab__mirrored part = mlfab__trees_mirrored(role->self);
+  mlfab__mirrored_add(node, &part);
+  return 0;
+}
+#endif /* MLFAB_WITH_COLL && MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/coll/comm_role.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
 /* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
- * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part, and planned trees: WORKER, and
- * SCHEDULER. */
+ * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part: WORKER. */
 
 static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   switch (at.kind) {
@@ -33759,57 +33550,17 @@ static const mlfab__role membership_row = {
     .free = mlfab__membership_free,
 };
 
-/* Who takes part, and after it the trees of those. */
-static int membership_attach(mlfab_node *node, mlfab__membership **membership_p) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
+                                             struct mlfab__barrier_server *barrier,
+                                             mlfab__membership **membership_p) {
   mlfab__role *role = mlfab__roles_add(node, &membership_row, sizeof **membership_p);
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
   *membership_p = role->self;
   if (mlfab__membership_init(*membership_p, &node->env, &node->config, &down))
     return MLFAB_ERR_MEMORY;
+  (*membership_p)->barrier = barrier;
   const mlfab__mirrored part = mlfab__membership_mirrored(*membership_p);
-  mlfab__mirrored_add(node, &part);
-  return 0;
-}
-
-/* --- planned trees --- */
-
-static int trees_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  return at.kind == MLFAB__LINK_SCHEDULER ? mlfab__trees_scheduler_frame(self, frame)
-                                          : mlfab__trees_frame(self, at.peer, frame, at.now_ns);
-}
-
-static void trees_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  (void)greeting;
-  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 1);
-}
-
-static void trees_role_lost(void *self, mlfab__at at) {
-  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
-}
-
-static const mlfab__role trees_row = {
-    .from = MLFAB__TREE_ASK,
-    .to = MLFAB__TREE_PLAN,
-    .name = "trees",
-    .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
-    .frame = trees_role_frame,
-    .up = trees_role_up,
-    .lost = trees_role_lost,
-    .scan = mlfab__trees_tick,
-    .free = mlfab__trees_free,
-};
-
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
-                                             struct mlfab__barrier_server *barrier) {
-  mlfab__membership *membership;
-  if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
-  membership->barrier = barrier;
-  mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
-  mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
-  const mlfab__mirrored part = mlfab__trees_mirrored(role->self);
   mlfab__mirrored_add(node, &part);
   return 0;
 }
@@ -43471,6 +43222,310 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
 #endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
+ * core/sparse/version.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
+/* version.h - version tags: which parts of a slice changed after a commit. Layer 2.
+ *
+ * A slice is divided into grains of equal size. Each has a tag, the last commit that changed it, and every
+ * 64 grains have the largest of theirs, so that unchanged grains are skipped 64 at a time. A cache that
+ * holds the slice as of commit c lacks the grains with a tag above c. Tags are stored as distances from a
+ * base, in half the memory. Changes up to the base are not known any more: a cache older than the base gets
+ * everything.
+ *
+ * A pull first pins the slice's blocks and notes its commit, then reads the tags as it proceeds. Tags that
+ * change meanwhile make it send more than necessary, never less.
+ *
+ * Source: TDF §3 (versioned store). Departs: there a pull asks for v >= w, where w is the first number that
+ * it lacks; here for v > c, where c = w - 1 is the last that it has. Labels are the slice's own commits,
+ * not iterations of workers, with which updates of a slow worker would be lost. */
+
+typedef struct mlfab__tags {
+  uint32_t *fine;   /* by grain: last commit that changed it - base; 0: none after the base */
+  uint32_t *coarse; /* by 64 grains: the largest of theirs */
+  uint64_t grains, bytes;
+  uint64_t grain_bytes; /* a power of two */
+  uint32_t shift;       /* its logarithm */
+  /* Set it to the commit of a slice that arrives with a history: caches older than that get everything. */
+  uint64_t base;
+} mlfab__tags;
+
+/* Tags of a slice of `bytes` (at least 1) in grains of grain_bytes (a power of two, at least 4); the last
+ * may be shorter. Errors: MEMORY, nothing left allocated. */
+MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
+                                     uint64_t grain_bytes);
+MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
+
+/* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
+ * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
+ * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
+MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
+                                          uint64_t at, uint64_t bytes, uint64_t commit);
+
+/* The functions below are about a cache that holds the slice as of commit `since`. 0, or one below the
+ * base: everything counts as changed. The caller refuses a commit in the future. */
+
+/* The next changed grains in the bytes `from` to `end` of the slice, clipped to these; without changes,
+ * begin and stop are `end`. */
+MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
+                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
+/* Sets bit g of keep[g / 64] if the g-th of `grains` stretches of grain_bytes from byte `at` on may have
+ * changed. If `at` is inside a grain, each stretch lies in two grains, and either counts. Bits behind the
+ * last are 0. */
+MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
+                                        uint64_t grains, uint64_t *keep);
+typedef struct mlfab__tags_share {
+  uint32_t grains; /* that may have changed, in 1/256 */
+  uint32_t blocks; /* of 64 grains, with such a grain, in 1/256 */
+} mlfab__tags_share;
+
+/* An estimate for the bytes `at` to `end` (not empty), from the tags of 11 to 31 of the blocks; exact where there are fewer than 32. */
+MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
+                                                       uint64_t at, uint64_t end);
+
+#endif /* MLFAB_WITH_SPARSE */
+
+/* ==============================================================================================
+ * core/sparse/version.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
+/* version.c - tags by grain, and by 64 grains. See version.h.
+ *
+ * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` has whole blocks of 64,
+ * with 0 behind the last grain. */
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+enum { VERSION_BLOCK = 64, VERSION_LARGE = 256, VERSION_SAMPLES = 16 };
+
+static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
+  return bytes / grain_bytes + (bytes % grain_bytes != 0);
+}
+
+static uint64_t version_blocks(uint64_t grains) {
+  return (grains + VERSION_BLOCK - 1) / VERSION_BLOCK;
+}
+
+MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
+                                     uint64_t grain_bytes) {
+  assert(bytes > 0 && grain_bytes >= 4 && (grain_bytes & (grain_bytes - 1)) == 0);
+  memset(tags, 0, sizeof *tags);
+  tags->bytes = bytes;
+  tags->grain_bytes = grain_bytes;
+  tags->shift = mlfab__lowest(grain_bytes);
+  tags->grains = version_grains(bytes, grain_bytes);
+  uint64_t blocks = version_blocks(tags->grains);
+  tags->fine = mlfab__alloc_array(env, blocks * VERSION_BLOCK, sizeof *tags->fine);
+  tags->coarse = mlfab__alloc_array(env, blocks, sizeof *tags->coarse);
+  if (tags->fine && tags->coarse) return 0;
+  mlfab__tags_free(env, tags);
+  return MLFAB_ERR_MEMORY;
+}
+
+MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags) {
+  uint64_t blocks = version_blocks(tags->grains);
+  mlfab__free(env, tags->fine, blocks * VERSION_BLOCK * sizeof *tags->fine);
+  mlfab__free(env, tags->coarse, blocks * sizeof *tags->coarse);
+  memset(tags, 0, sizeof *tags);
+}
+
+/* --- changes --- */
+
+/* A commit as a tag. Moves the base up when the distance does not fit. */
+static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
+  assert(commit > tags->base);
+  if (commit - tags->base > UINT32_MAX) {
+    uint64_t blocks = version_blocks(tags->grains);
+    memset(tags->fine, 0, blocks * VERSION_BLOCK * sizeof *tags->fine);
+    memset(tags->coarse, 0, blocks * sizeof *tags->coarse);
+    tags->base = commit - 1;
+  }
+  return (uint32_t)(commit - tags->base);
+}
+
+/* A whole block of the smallest grains, whose size is that of the word. No branches and a constant trip
+ * count, so that compilers vectorise the loop. */
+#define VERSION_MARK_WORDS(name, word)                                              \
+  static uint64_t name(uint32_t *fine, const uint8_t *before, const uint8_t *after, \
+                       uint32_t tag) {                                              \
+    word a[VERSION_BLOCK], b[VERSION_BLOCK];                                        \
+    uint32_t changed = 0;                                                           \
+    memcpy(a, before, sizeof a);                                                    \
+    memcpy(b, after, sizeof b);                                                     \
+    for (int i = 0; i < VERSION_BLOCK; i++) {                                       \
+      fine[i] = a[i] != b[i] ? tag : fine[i];                                       \
+      changed += a[i] != b[i];                                                      \
+    }                                                                               \
+    return changed;                                                                 \
+  }
+
+VERSION_MARK_WORDS(version_mark_4, uint32_t)
+VERSION_MARK_WORDS(version_mark_8, uint64_t)
+
+/* Marks the differences in bytes `at` to `stop` of the slice, all in one block. */
+static uint64_t version_mark_block(mlfab__tags *tags, const uint8_t *before, const uint8_t *after,
+                                   uint64_t at, uint64_t stop, uint32_t tag) {
+  uint64_t changed = 0, g = at >> tags->shift;
+  if (tags->grain_bytes < VERSION_LARGE && memcmp(before, after, stop - at) == 0) return 0;
+  if (stop - at == 4 * VERSION_BLOCK && tags->grain_bytes == 4)
+    return version_mark_4(tags->fine + g, before, after, tag);
+  if (stop - at == 8 * VERSION_BLOCK && tags->grain_bytes == 8)
+    return version_mark_8(tags->fine + g, before, after, tag);
+  for (uint64_t n; at < stop; at += n, g++) {
+    n = mlfab__min(stop, (g + 1) << tags->shift) - at;
+    if (memcmp(before, after, n) != 0) {
+      tags->fine[g] = tag;
+      changed++;
+    }
+    before += n;
+    after += n;
+  }
+  return changed;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
+                                          uint64_t at, uint64_t bytes, uint64_t commit) {
+  assert(at <= tags->bytes && bytes <= tags->bytes - at);
+  const uint8_t *a = before, *b = after;
+  uint64_t changed = 0, end = at + bytes;
+  uint32_t tag = version_tag(tags, commit), block_shift = tags->shift + 6;
+  while (at < end) {
+    uint64_t block = at >> block_shift, stop = mlfab__min(end, (block + 1) << block_shift);
+    uint64_t n = version_mark_block(tags, a, b, at, stop, tag);
+    if (n > 0) tags->coarse[block] = tag;
+    changed += n;
+    a += stop - at;
+    b += stop - at;
+    at = stop;
+  }
+  return changed;
+}
+
+/* --- queries --- */
+
+/* Bit mask of the tags in a block that are above the limit. */
+static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
+  uint64_t bits = 0;
+#if defined(__SSE2__)
+  /* SSE2 compares signed numbers only: flips the sign bits of both sides. */
+  const __m128i half = _mm_set1_epi32(INT32_MIN);
+  const __m128i most = _mm_xor_si128(_mm_set1_epi32((int32_t)limit), half);
+  for (int i = 0; i < VERSION_BLOCK; i += 16) {
+    __m128i above[4];
+    for (int k = 0; k < 4; k++) {
+      __m128i tags = _mm_loadu_si128((const __m128i *)(const void *)(fine + i + 4 * k));
+      above[k] = _mm_cmpgt_epi32(_mm_xor_si128(tags, half), most);
+    }
+    __m128i packed =
+        _mm_packs_epi16(_mm_packs_epi32(above[0], above[1]), _mm_packs_epi32(above[2], above[3]));
+    bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(packed) << i;
+  }
+#else
+  for (int i = 0; i < VERSION_BLOCK; i++) bits |= (uint64_t)(fine[i] > limit) << i;
+#endif
+  return bits;
+}
+
+/* The changed grains of a block; 0 behind the last block. */
+static uint64_t version_changed(const mlfab__tags *tags, uint64_t block, uint32_t limit) {
+  if (block >= version_blocks(tags->grains) || tags->coarse[block] <= limit) return 0;
+  return version_above(tags->fine + block * VERSION_BLOCK, limit);
+}
+
+/* The largest tag that a cache of commit `since` has. 0 when it needs everything. */
+static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limit_p) {
+  if (since == 0 || since < tags->base) return 0;
+  *limit_p = (uint32_t)mlfab__min(since - tags->base, UINT32_MAX);
+  return 1;
+}
+
+/* The first block from `block` on, before `end`, with a tag above the limit, or `end`. */
+static uint64_t version_skip(const uint32_t *coarse, uint64_t block, uint64_t end, uint32_t limit) {
+  while (block < end && coarse[block] <= limit) block++;
+  return block;
+}
+
+MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
+                                      uint64_t end, uint64_t *begin_p, uint64_t *stop_p) {
+  assert(end <= tags->bytes);
+  uint32_t limit, block_shift = tags->shift + 6;
+  *begin_p = mlfab__min(from, end);
+  *stop_p = end;
+  if (from >= end || !version_limit(tags, since, &limit)) return;
+  uint64_t blocks = ((end - 1) >> block_shift) + 1, block = from >> block_shift, bits;
+  /* In the first block only the grains from `from` on. */
+  bits = version_changed(tags, block, limit) & UINT64_MAX << (from >> tags->shift) % VERSION_BLOCK;
+  while (bits == 0) {
+    block = version_skip(tags->coarse, block + 1, blocks, limit);
+    if (block >= blocks) {
+      *begin_p = end;
+      return;
+    }
+    bits = version_changed(tags, block, limit);
+  }
+  uint64_t g = block * VERSION_BLOCK + mlfab__lowest(bits);
+  *begin_p = mlfab__min(end, mlfab__max(from, g << tags->shift));
+  for (bits = ~bits & UINT64_MAX << g % VERSION_BLOCK; bits == 0 && ++block < blocks;)
+    bits = ~version_changed(tags, block, limit);
+  if (bits == 0) return;
+  g = block * VERSION_BLOCK + mlfab__lowest(bits);
+  *stop_p = mlfab__min(end, g << tags->shift);
+}
+
+/* 64 bits of two words, starting at bit `by` (0 to 64). */
+static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
+  if (by == 0) return low;
+  return by == 64 ? high : low >> by | high << (64 - by);
+}
+
+MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
+                                        uint64_t grains, uint64_t *keep) {
+  uint32_t limit;
+  uint64_t words = version_blocks(grains), block = (at >> tags->shift) / VERSION_BLOCK;
+  uint32_t by = (uint32_t)((at >> tags->shift) % VERSION_BLOCK);
+  int between = (at & (tags->grain_bytes - 1)) != 0;
+  if (words == 0) return;
+  if (!version_limit(tags, since, &limit)) {
+    memset(keep, 0xff, words * sizeof *keep);
+  } else {
+    uint64_t low = version_changed(tags, block, limit);
+    for (uint64_t w = 0; w < words; w++) {
+      uint64_t high = version_changed(tags, ++block, limit);
+      keep[w] = version_join(low, high, by);
+      if (between) keep[w] |= version_join(low, high, by + 1);
+      low = high;
+    }
+  }
+  if (grains % VERSION_BLOCK) keep[words - 1] &= ~(UINT64_MAX << grains % VERSION_BLOCK);
+}
+
+MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
+                                                       uint64_t at, uint64_t end) {
+  assert(at < end && end <= tags->bytes);
+  uint32_t limit, blocks = 0, touched = 0;
+  uint64_t first = at >> tags->shift, last = (end - 1) >> tags->shift, changed = 0, seen = 0;
+  /* Odd: what repeats in a tensor mostly does so at a power of two. */
+  uint64_t stride = (last / VERSION_BLOCK - first / VERSION_BLOCK + 1) / VERSION_SAMPLES | 1;
+  if (!version_limit(tags, since, &limit)) return (mlfab__tags_share){256, 256};
+  for (uint64_t block = first / VERSION_BLOCK; block <= last / VERSION_BLOCK; block += stride) {
+    uint64_t from = mlfab__max(first, block * VERSION_BLOCK);
+    uint64_t grains = mlfab__min(last + 1, (block + 1) * VERSION_BLOCK) - from;
+    uint64_t bits = version_changed(tags, block, limit) >> from % VERSION_BLOCK;
+    if (grains < VERSION_BLOCK) bits &= ~(UINT64_MAX << grains);
+    changed += mlfab__bits(bits);
+    seen += grains;
+    touched += bits != 0;
+    blocks++;
+  }
+  /* There was at least one grain. clang's analyzer does not see it. */
+  return (mlfab__tags_share){(uint32_t)(256 * changed / mlfab__max(seen, 1)),
+                             256 * touched / (blocks > 0 ? blocks : 1)};
+}
+#endif /* MLFAB_WITH_SPARSE */
+
+/* ==============================================================================================
  * core/sparse/filter.h
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
@@ -44467,10 +44522,55 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
 #endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
+ * core/sparse/cache.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
+/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
+ *
+ * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
+ * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
+ * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
+ * transfer is cut off, the server sends all changes since the commit before again.
+ *
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
+ * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
+ *
+ * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
+ * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
+ *
+ * Source: TDF §3. */
+
+/* ==============================================================================================
  * core/sparse/sparse_push.h
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
 /* sparse_push.h - the worker role: updates that are sent as packets. See sparse_push.c. */
+
+/* The filter of a tensor, and what it holds back. */
+typedef struct mlfab__sieve {
+  mlfab_filter filter;
+  uint8_t *residual; /* as large as the tensor; NULL: no filter */
+  uint8_t leaves;    /* the filter was removed: the next update includes the residual */
+  uint8_t fresh;     /* the current call created the residual */
+} mlfab__sieve;
+
+/* The packets of an update, ascending; reused by the next update of its slot. */
+typedef struct mlfab__packets {
+  uint8_t *data;
+  uint64_t room, bytes;
+  uint64_t shape; /* filtered: hash of its stretches */
+} mlfab__packets;
+
+/* What the group has of a worker. */
+struct mlfab__worker_packets {
+  mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
+  uint32_t nsieves;     /* number of residuals */
+  uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
+  uint64_t mark_room;
+  mlfab__packets of[MLFAB__WORKER_UPDATES]; /* by slot */
+  uint8_t *came; /* packets of the incoming frame: MLFAB__PACKET_ROOM, allocated on first use */
+  struct mlfab__cache *cache; /* of a model with version tags; else NULL */
+};
 
 /* Pushes a sparse update of one tensor; copies it. */
 MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
@@ -44482,9 +44582,314 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *filter, mlfab_error *error);
 
-/* Attaches the group: the worker then accepts packets. */
-MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
+/* cache.c - open, free, take: of mlfab__worker_sparse. cached: the cached values of a tensor. */
+MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
+MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
+MLFAB__INTERNAL int mlfab__cache_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                      const mlfab__model *model, const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
+                                         const void **data_p, uint64_t *count_p,
+                                         mlfab_error *error);
 
+/* Attaches the group: the worker then accepts packets. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker);
+
+#endif /* MLFAB_WITH_SPARSE */
+
+/* core/sparse/cache.c goes on. */
+
+/* A server's part of a pull: the slice that is arriving. */
+typedef struct cache_part {
+  uint8_t changed;       /* some of the slice has changed */
+  uint32_t slice;        /* UINT32_MAX: none yet */
+  uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
+} cache_part;
+
+/* A copy of the model. A request identifies a pull; requests ascend. */
+struct mlfab__cache {
+  uint8_t *bytes;
+  uint64_t *commits; /* by slice: the copy's commit, 0: none */
+  uint64_t *brought; /* by slice: the last pull that changed it ... */
+  uint64_t *before;  /* ... and the last other one */
+  uint64_t *written; /* by tensor: the last pull that copied it to buffers */
+  uint32_t *epochs;  /* by server: of the commits; 0: none */
+  cache_part *parts; /* by pull and server */
+};
+
+static const mlfab__worker_cache cache_pulls;
+
+static cache_part *cache_part_of(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                 uint32_t server) {
+  return &worker->packets->cache->parts[(fetch - worker->fetches) * worker->servers + server];
+}
+
+MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  const mlfab__layout *layout = &worker->layout;
+  if (worker->define.options.tags == 0 || worker->packets->cache) return 0;
+  struct mlfab__cache *cache = mlfab__alloc(env, sizeof *cache);
+  if (!cache) return MLFAB_ERR_MEMORY;
+  worker->packets->cache = cache;
+  cache->bytes = mlfab__alloc_aligned(env, layout->bytes);
+  cache->commits = mlfab__alloc_array(env, layout->nslices, sizeof *cache->commits);
+  cache->brought = mlfab__alloc_array(env, layout->nslices, sizeof *cache->brought);
+  cache->before = mlfab__alloc_array(env, layout->nslices, sizeof *cache->before);
+  cache->written = mlfab__alloc_array(env, layout->ntensors, sizeof *cache->written);
+  cache->epochs = mlfab__alloc_array(env, worker->servers, sizeof *cache->epochs);
+  cache->parts = mlfab__alloc_array(env, MLFAB__WORKER_PULLS * (uint64_t)worker->servers,
+                                    sizeof *cache->parts);
+  if (!cache->bytes || !cache->commits || !cache->brought || !cache->before || !cache->written ||
+      !cache->epochs || !cache->parts)
+    return MLFAB_ERR_MEMORY;
+  memset(cache->bytes, 0, layout->bytes);
+  worker->cache = &cache_pulls;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  const mlfab__layout *layout = &worker->layout;
+  struct mlfab__cache *cache = worker->packets->cache;
+  worker->cache = NULL;
+  if (!cache) return;
+  mlfab__free_aligned(env, cache->bytes, layout->bytes);
+  mlfab__free(env, cache->commits, layout->nslices * sizeof *cache->commits);
+  mlfab__free(env, cache->brought, layout->nslices * sizeof *cache->brought);
+  mlfab__free(env, cache->before, layout->nslices * sizeof *cache->before);
+  mlfab__free(env, cache->written, layout->ntensors * sizeof *cache->written);
+  mlfab__free(env, cache->epochs, worker->servers * sizeof *cache->epochs);
+  mlfab__free(env, cache->parts,
+              MLFAB__WORKER_PULLS * (uint64_t)worker->servers * sizeof *cache->parts);
+  mlfab__free(env, cache, sizeof *cache);
+  worker->packets->cache = NULL;
+}
+
+/* The copies keep their bytes. */
+static void cache_void(mlfab__worker *worker, uint32_t server) {
+  const mlfab__layout *layout = &worker->layout;
+  for (uint32_t i = 0; i < layout->nslices; i++) {
+    if (server == MLFAB_ALL || layout->slices[i].server == server)
+      worker->packets->cache->commits[i] = 0;
+  }
+}
+
+/* Commits of an unknown epoch: of a server that may have made others, or of all servers, whose slices have moved. */
+static void cache_lost(mlfab__worker *worker, uint32_t server) {
+  if (server == MLFAB_ALL)
+    cache_void(worker, server);
+  else
+    worker->packets->cache->epochs[server] = 0;
+}
+
+MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
+                                         const void **data_p, uint64_t *count_p,
+                                         mlfab_error *error) {
+  const mlfab__layout *layout = &worker->layout;
+  const struct mlfab__cache *cache = worker->packets->cache;
+  if (!worker->stands || !cache)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       worker->stands
+                           ? "cached: the model has no version tags"
+                           : "cached: there is no model yet: call mlfab_model_start first");
+  const mlfab__tensor *found = mlfab__layout_find(layout, tensor);
+  if (!found && (tensor != MLFAB_ALL || !layout->uniform_dtype))
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR,
+                       tensor == MLFAB_ALL ? "cached: the tensors are not of one element type"
+                                           : "cached: there is no tensor %u",
+                       tensor);
+  if (data_p) *data_p = cache->bytes + (found ? found->offset : 0);
+  if (count_p) {
+    *count_p =
+        found ? found->count : layout->bytes / mlfab__dtype_bytes((int)layout->uniform_dtype);
+  }
+  return 0;
+}
+
+/* --- requests --- */
+
+static void cache_ask(mlfab__worker *worker, uint32_t server, const mlfab__fetch *fetch,
+                      mlfab__pull *pull) {
+  const struct mlfab__cache *cache = worker->packets->cache;
+  const mlfab__layout *layout = &worker->layout;
+  mlfab__segment *segments = worker->lists->segments;
+  uint64_t *sinces = worker->lists->versions;
+  uint32_t n = 0, count = 0, next = 0;
+  int equal = 1;
+  for (uint32_t k = 0; k < fetch->nsources; k++) {
+    const mlfab__source *source = &fetch->sources[k];
+    uint32_t i = mlfab__layout_slice_at(layout, source->offset);
+    uint32_t last = mlfab__layout_slice_at(layout, source->offset + source->bytes - 1);
+    for (i = i < next ? next : i; i <= last; i++) {
+      const mlfab__slice *slice = &layout->slices[i];
+      if (slice->server != server) continue;
+      sinces[count++] = fetch->flags & MLFAB_PULL_FULL ? 0 : cache->commits[i];
+      equal &= sinces[count - 1] == sinces[0];
+      if (n > 0 && segments[n - 1].offset + segments[n - 1].bytes == slice->offset) {
+        segments[n - 1].bytes += slice->bytes;
+      } else {
+        segments[n].offset = slice->offset;
+        segments[n++].bytes = slice->bytes;
+      }
+    }
+    next = last + 1;
+  }
+  pull->segments = n;
+  pull->sinces = equal ? 1 : count;
+  pull->epoch = cache->epochs[server];
+  cache_part_of(worker, fetch, server)->slice = UINT32_MAX;
+}
+
+static void cache_turn(mlfab__worker *worker, uint32_t server) {
+  mlfab__fetch *next = NULL;
+  for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
+    mlfab__fetch *fetch = &worker->fetches[i];
+    if (fetch->request == 0 || !fetch->parts[server].waiting || !fetch->cache) continue;
+    if (fetch->parts[server].asked) return;
+    if (!next || fetch->request < next->request) next = fetch;
+  }
+  if (next && worker->streams[server].up && mlfab__worker_sends(worker, server))
+    mlfab__pull_ask(worker, server, next);
+}
+
+/* --- answers --- */
+
+/* The copy of a slice is complete: copies it to the kept buffers that lack what other pulls have fetched. */
+static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__slice *slice = &layout->slices[number];
+  const struct mlfab__cache *cache = worker->packets->cache;
+  uint64_t other =
+      cache->brought[number] == fetch->request ? cache->before[number] : cache->brought[number];
+  for (uint32_t k = 0; k < fetch->nsources; k++) {
+    const mlfab__source *source = &fetch->sources[k];
+    uint64_t at = mlfab__max(source->offset, slice->offset);
+    uint64_t end = mlfab__min(source->offset + source->bytes, slice->offset + slice->bytes);
+    while (at < end && source->data) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
+      uint64_t stop = mlfab__min(end, tensor->offset + tensor->bytes);
+      if (other > cache->written[tensor - layout->tensors])
+        memcpy(source->data + (at - source->offset), cache->bytes + at, stop - at);
+      at = stop;
+    }
+  }
+}
+
+static void cache_complete(mlfab__worker *worker, const mlfab__fetch *fetch,
+                           const cache_part *part) {
+  struct mlfab__cache *cache = worker->packets->cache;
+  cache->commits[part->slice] = part->commit;
+  if (part->changed && cache->brought[part->slice] != fetch->request) {
+    cache->before[part->slice] = cache->brought[part->slice];
+    cache->brought[part->slice] = fetch->request;
+  }
+  if (fetch->flags & MLFAB_PULL_KEPT) cache_hand_out(worker, fetch, part->slice);
+}
+
+/* Did the pull ask for bytes of this slice? It asks for whole slices. */
+static int cache_asked(const mlfab__fetch *fetch, const mlfab__slice *slice) {
+  for (uint32_t i = 0; i < fetch->nsources; i++) {
+    const mlfab__source *source = &fetch->sources[i];
+    if (source->offset < slice->offset + slice->bytes &&
+        slice->offset < source->offset + source->bytes)
+      return 1;
+  }
+  return 0;
+}
+
+/* Before the bytes of a frame are written. Errors: FRAME (it does not continue the frame before). */
+static int cache_begin(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server,
+                       const mlfab__model *model) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  cache_part *part = cache_part_of(worker, fetch, server);
+  uint32_t *epoch = &worker->packets->cache->epochs[server];
+  if (!cache_asked(fetch, slice)) return MLFAB_ERR_FRAME;
+  if (model->epoch != *epoch) {
+    *epoch = model->epoch;
+    cache_void(worker, server);
+  }
+  if (model->offset != slice->offset) {
+    return part->slice == model->slice && part->upto == model->offset &&
+                   part->commit == model->commit
+               ? 0
+               : MLFAB_ERR_FRAME;
+  }
+  part->slice = model->slice;
+  part->upto = model->offset;
+  part->commit = model->commit;
+  part->changed = 0;
+  return 0;
+}
+
+/* After they are written; `changed`: it had bytes. */
+static void cache_taken(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server,
+                        const mlfab__model *model, int changed) {
+  const mlfab__slice *slice = &worker->layout.slices[model->slice];
+  cache_part *part = cache_part_of(worker, fetch, server);
+  part->upto += model->bytes;
+  part->changed |= changed != 0;
+  if (part->upto == slice->offset + slice->bytes) cache_complete(worker, fetch, part);
+}
+
+/* Stores the packets of a MODEL frame: in `stretch`, the bytes that the frame covers, and in the buffers of the
+ * pull; either may be NULL. Errors: FRAME if they are malformed or outside the requested bytes; MEMORY. */
+static int cache_unpack(mlfab__worker *worker, const mlfab__model *model,
+                        const mlfab__frame_in *frame, uint8_t *stretch, const mlfab__fetch *fetch) {
+  uint64_t room = frame->bulk_bytes;
+  uint8_t **came = &worker->packets->came;
+  if (mlfab__packet_room(worker->env, came)) return MLFAB_ERR_MEMORY;
+  const uint8_t *bulk = mlfab__packet_private(*came, frame->bulk, frame->bulk_bytes);
+  uint64_t next = model->offset, end = model->offset + model->bytes;
+  while (room > 0) {
+    mlfab__packet packet;
+    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
+    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
+    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
+    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
+    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
+    uint8_t *into = fetch ? mlfab__pull_into(fetch, packet.offset) : NULL;
+    if (stretch) mlfab__unpack_store(&packet, stretch + (packet.offset - model->offset));
+    if (into) mlfab__unpack_store(&packet, into);
+    next = packet.offset + length;
+    bulk += bytes;
+    room -= bytes;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__cache_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
+                                      const mlfab__model *model, const mlfab__frame_in *frame) {
+  /* Without a cache, or if the buffers have the former values, the packets go to the buffers. */
+  int packed = (model->flags & MLFAB__MODEL_PACKED) != 0, code = 0;
+  int direct = !fetch->cache || (fetch->flags & MLFAB_PULL_KEPT);
+  uint8_t *cache = fetch->cache ? worker->packets->cache->bytes + model->offset : NULL;
+  if (cache && cache_begin(worker, fetch, server, model)) return MLFAB_ERR_FRAME;
+  if (packed)
+    code = cache_unpack(worker, model, frame, cache, direct ? fetch : NULL);
+  else
+    mlfab__kernel_copy(cache, frame->bulk, model->bytes,
+                       worker->layout.bytes >= MLFAB__STREAM_BYTES);
+  if (code || !cache) return code;
+  if (!packed || !direct)
+    mlfab__pull_write(worker, fetch, model->offset, packed ? cache : frame->bulk, model->bytes);
+  cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
+  return 0;
+}
+
+static void cache_done(mlfab__worker *worker, const mlfab__fetch *fetch) {
+  const mlfab__layout *layout = &worker->layout;
+  for (uint32_t k = 0; k < fetch->nsources; k++) {
+    const mlfab__source *source = &fetch->sources[k];
+    for (uint64_t at = source->offset; source->data && at < source->offset + source->bytes;) {
+      const mlfab__tensor *tensor = mlfab__layout_tensor_at(layout, at);
+      uint64_t *written = &worker->packets->cache->written[tensor - layout->tensors];
+      *written = mlfab__max(*written, fetch->request);
+      at = tensor->offset + tensor->bytes;
+    }
+  }
+}
+
+static const mlfab__worker_cache cache_pulls = {cache_ask, cache_turn, cache_done, cache_lost};
 #endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
@@ -44507,10 +44912,54 @@ MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
  * Source: TDF §4.2, 4.3. */
 
 
+/* ==============================================================================================
+ * core/sparse/sparse_apply.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
+/* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
+ * to the server. See server.h. */
+
+/* Attaches the group: the server then accepts packets, and answers with them. */
+MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
+
+/* A model's options of tags, 16-bit parameters and parameter filters, checked against each other and the tensors.
+ * Errors: CONFIG, UNSUPPORTED. */
+MLFAB__INTERNAL int mlfab__sparse_check(const mlfab_model_options *options,
+                                        const mlfab__layout *layout, mlfab_error *error);
+/* Allocates tags for every `elements` (a power of two, or 0: none) elements of the smallest type in a slice; no
+ * grain is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
+/* The tags of a slice (an index) of a store that has them. */
+MLFAB__INTERNAL mlfab__tags *mlfab__store_tags_of(const mlfab__store *store, uint32_t slice);
+
+/* Scratch memory: one decoded packet, and its old bytes; `came`. Errors: MEMORY. */
+#define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
+#define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
+MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
+/* The codec of packets. */
+MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
+
+#endif /* MLFAB_WITH_SPARSE */
+
+/* core/sparse/sparse_push.c goes on. */
+
 #include <float.h>
 #include <math.h>
 
 enum { SPARSE_PUSH_LEAST = 64 }; /* minimum of a packet's elements, whatever the frame size */
+
+struct mlfab__sparse { /* a sparse update, as the caller passes it */
+  uint32_t tensor;
+  const uint64_t *indices;
+  const void *values;
+  uint64_t count;
+};
+
+/* What the group has of an update. */
+static mlfab__packets *sparse_push_of(const mlfab__worker *worker, const mlfab__outgoing *update) {
+  return &worker->packets->of[update - worker->updates];
+}
 
 /* A part of an update for one packet: in one slice and one tensor. */
 typedef struct sparse_push_piece {
@@ -44572,7 +45021,7 @@ static uint32_t sparse_push_words(const sparse_push_piece *piece) { return (piec
 
 /* The tensor's filter with its residual, or NULL. */
 static mlfab__sieve *sparse_push_sieve(const mlfab__worker *worker, uint32_t tensor) {
-  mlfab__sieve *sieve = worker->nsieves > 0 ? &worker->sieves[tensor] : NULL;
+  mlfab__sieve *sieve = worker->packets->nsieves > 0 ? &worker->packets->sieves[tensor] : NULL;
   return sieve && sieve->residual ? sieve : NULL;
 }
 
@@ -44600,19 +45049,22 @@ static void sparse_push_rule(const mlfab__worker *worker, const mlfab__sieve *si
 /* --- memory --- */
 
 static int sparse_push_marks_room(mlfab__worker *worker, uint64_t words) {
-  if (words <= worker->mark_room) return 0;
-  mlfab__free(worker->env, worker->marks, worker->mark_room * sizeof *worker->marks);
-  worker->marks = mlfab__alloc_array(worker->env, words, sizeof *worker->marks);
-  worker->mark_room = worker->marks ? words : 0;
-  return worker->marks ? 0 : MLFAB_ERR_MEMORY;
+  struct mlfab__worker_packets *own = worker->packets;
+  if (words <= own->mark_room) return 0;
+  mlfab__free(worker->env, own->marks, own->mark_room * sizeof *own->marks);
+  own->marks = mlfab__alloc_array(worker->env, words, sizeof *own->marks);
+  own->mark_room = own->marks ? words : 0;
+  return own->marks ? 0 : MLFAB_ERR_MEMORY;
 }
 
-static int sparse_push_packet_room(mlfab__worker *worker, mlfab__outgoing *update, uint64_t bytes) {
-  if (bytes <= update->packet_room) return 0;
-  mlfab__free_aligned(worker->env, update->packets, update->packet_room);
-  update->packets = mlfab__alloc_aligned(worker->env, bytes);
-  update->packet_room = update->packets ? bytes : 0;
-  return update->packets ? 0 : MLFAB_ERR_MEMORY;
+static int sparse_push_packet_room(mlfab__worker *worker, const mlfab__outgoing *update,
+                                   uint64_t bytes) {
+  mlfab__packets *packets = sparse_push_of(worker, update);
+  if (bytes <= packets->room) return 0;
+  mlfab__free_aligned(worker->env, packets->data, packets->room);
+  packets->data = mlfab__alloc_aligned(worker->env, bytes);
+  packets->room = packets->data ? bytes : 0;
+  return packets->data ? 0 : MLFAB_ERR_MEMORY;
 }
 
 static int sparse_push_no_memory(mlfab_error *error) {
@@ -44719,7 +45171,7 @@ static int sparse_push_look_top(const mlfab__worker *worker, const mlfab__outgoi
 /* Checks all values and marks those to be sent. Changes nothing else. `room` is for choices. */
 static int sparse_push_look(const mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
                             uint64_t *room, mlfab_error *error) {
-  sparse_push_tour tour = {.marks = worker->marks};
+  sparse_push_tour tour = {.marks = worker->packets->marks};
   sparse_push_piece *piece = &tour.piece;
   mlfab__filter_rule rule;
   while (sparse_push_next(worker, update, &tour.walk, piece)) {
@@ -44746,7 +45198,7 @@ static int sparse_push_look(const mlfab__worker *worker, const mlfab__outgoing *
 
 /* The maximum size of the packets of marked elements. */
 static uint64_t sparse_push_size(const mlfab__worker *worker, const mlfab__outgoing *update) {
-  const uint64_t *marks = worker->marks;
+  const uint64_t *marks = worker->packets->marks;
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
   uint64_t bytes = 0;
@@ -44802,14 +45254,15 @@ static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *siev
 }
 
 static void sparse_push_write(mlfab__worker *worker, mlfab__outgoing *update, uint64_t t) {
-  sparse_push_tour tour = {.marks = worker->marks};
+  mlfab__packets *packets = sparse_push_of(worker, update);
+  sparse_push_tour tour = {.marks = worker->packets->marks};
   const sparse_push_piece *piece = &tour.piece;
   uint64_t at = 0;
   while (sparse_push_next(worker, update, &tour.walk, &tour.piece)) {
     const mlfab__sieve *sieve = sparse_push_sieve(worker, piece->tensor);
     mlfab__packet_shape shape = {piece->offset, piece->dtype, MLFAB_HALF_NONE, 0, piece->n};
     if (!sieve) {
-      at += mlfab__packet_dense(update->packets + at, &shape, piece->data);
+      at += mlfab__packet_dense(packets->data + at, &shape, piece->data);
       continue;
     }
     mlfab__filter_rule rule;
@@ -44817,24 +45270,24 @@ static void sparse_push_write(mlfab__worker *worker, mlfab__outgoing *update, ui
     int chosen = !sieve->leaves && sieve->filter.select;
     if (chosen && piece->first == 0) sparse_push_choose(worker, update, sieve, tour, t);
     at += sparse_push_emit(worker, sieve, piece, &rule, chosen ? NULL : piece->data, tour.marks,
-                           update->packets + at);
+                           packets->data + at);
     tour.marks += sparse_push_words(piece);
   }
-  update->packet_bytes = at;
+  packets->bytes = at;
 }
 
 static void sparse_push_drop(mlfab__worker *worker, uint32_t tensor) {
-  mlfab__sieve *sieve = &worker->sieves[tensor];
+  mlfab__sieve *sieve = &worker->packets->sieves[tensor];
   mlfab__free_aligned(worker->env, sieve->residual, worker->layout.tensors[tensor].bytes);
   memset(sieve, 0, sizeof *sieve);
-  worker->nsieves--;
+  worker->packets->nsieves--;
 }
 
 /* Frees the residuals of removed filters, which this update has sent. */
 static void sparse_push_leave(mlfab__worker *worker, const mlfab__outgoing *update) {
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
-  while (worker->nsieves > 0 && sparse_push_next(worker, update, &walk, &piece)) {
+  while (worker->packets->nsieves > 0 && sparse_push_next(worker, update, &walk, &piece)) {
     const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
     if (sieve && sieve->leaves) sparse_push_drop(worker, piece.tensor);
   }
@@ -44844,20 +45297,20 @@ static int sparse_push_filter(mlfab__worker *worker, mlfab__outgoing *update, ui
                               mlfab_error *error) {
   uint64_t room, words = sparse_push_count_words(worker, update, &room);
   if (sparse_push_marks_room(worker, words + room)) return sparse_push_no_memory(error);
-  int code = sparse_push_look(worker, update, t, worker->marks + words, error);
+  int code = sparse_push_look(worker, update, t, worker->packets->marks + words, error);
   if (code) return code;
   if (sparse_push_packet_room(worker, update, sparse_push_size(worker, update)))
     return sparse_push_no_memory(error);
   sparse_push_write(worker, update, t);
   sparse_push_leave(worker, update);
   worker->stats->filter_raw_bytes += update->bytes;
-  worker->stats->filter_bytes += update->packet_bytes;
+  worker->stats->filter_bytes += sparse_push_of(worker, update)->bytes;
   return 0;
 }
 
 static int sparse_push_wanted(const mlfab__worker *worker, const mlfab__source *sources,
                               uint32_t n) {
-  for (uint32_t i = 0; i < n && worker->nsieves > 0; i++) {
+  for (uint32_t i = 0; i < n && worker->packets->nsieves > 0; i++) {
     uint64_t at = sources[i].offset, end = at + sources[i].bytes;
     while (at < end) {
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, at);
@@ -44908,37 +45361,49 @@ static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tens
 /* Allocates missing residuals, of one tensor or of all; without memory, none. */
 static int sparse_push_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
   const mlfab__layout *layout = &worker->layout;
-  if (!worker->sieves)
-    worker->sieves = mlfab__alloc_array(worker->env, layout->ntensors, sizeof *worker->sieves);
-  if (!worker->sieves) return MLFAB_ERR_MEMORY;
+  if (!worker->packets->sieves)
+    worker->packets->sieves =
+        mlfab__alloc_array(worker->env, layout->ntensors, sizeof *worker->packets->sieves);
+  if (!worker->packets->sieves) return MLFAB_ERR_MEMORY;
   for (uint32_t i = first; i < end; i++) {
-    mlfab__sieve *sieve = &worker->sieves[i];
+    mlfab__sieve *sieve = &worker->packets->sieves[i];
     sieve->fresh = !sieve->residual;
     if (!sieve->fresh) continue;
     sieve->residual = mlfab__alloc_aligned(worker->env, layout->tensors[i].bytes);
     if (sieve->residual) {
       memset(sieve->residual, 0, layout->tensors[i].bytes);
-      worker->nsieves++;
+      worker->packets->nsieves++;
       continue;
     }
     while (i-- > first) {
-      if (worker->sieves[i].fresh) sparse_push_drop(worker, i);
+      if (worker->packets->sieves[i].fresh) sparse_push_drop(worker, i);
     }
     return MLFAB_ERR_MEMORY;
   }
   return 0;
 }
 
+static void sparse_push_drop_all(mlfab__worker *worker) {
+  mlfab__env *env = worker->env;
+  struct mlfab__worker_packets *own = worker->packets;
+  mlfab__cache_free(worker);
+  for (uint32_t i = 0; own->nsieves > 0 && i < worker->layout.ntensors; i++) {
+    if (own->sieves[i].residual) sparse_push_drop(worker, i);
+  }
+  mlfab__free(env, own->sieves, worker->layout.ntensors * sizeof *own->sieves);
+  mlfab__free(env, own->marks, own->mark_room * sizeof *own->marks);
+  own->sieves = NULL;
+  own->marks = NULL;
+  own->mark_room = 0;
+}
+
 static void sparse_push_free(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
-  for (uint32_t i = 0; worker->nsieves > 0 && i < worker->layout.ntensors; i++) {
-    if (worker->sieves[i].residual) sparse_push_drop(worker, i);
-  }
-  mlfab__free(env, worker->sieves, worker->layout.ntensors * sizeof *worker->sieves);
-  mlfab__free(env, worker->marks, worker->mark_room * sizeof *worker->marks);
-  worker->sieves = NULL;
-  worker->marks = NULL;
-  worker->mark_room = 0;
+  struct mlfab__worker_packets *own = worker->packets;
+  for (uint32_t i = 0; i < MLFAB__WORKER_UPDATES; i++)
+    mlfab__free_aligned(env, own->of[i].data, own->of[i].room);
+  if (own->came) mlfab__free_aligned(env, own->came, MLFAB__PACKET_ROOM);
+  mlfab__free(env, own, sizeof *own);
 }
 
 /* Packets go to every server. One that was built without this group takes none. */
@@ -44956,7 +45421,7 @@ static int sparse_push_check_servers(const mlfab__worker *worker, const char *wh
 
 /* --- sparse updates --- */
 
-static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__sparse *sparse,
+static int sparse_push_check_list(const mlfab__worker *worker, const struct mlfab__sparse *sparse,
                                   mlfab_error *error) {
   int code = sparse_push_check_servers(worker, "sparse updates", error);
   if (code) return code;
@@ -45000,7 +45465,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
 
 /* The values from position `at` on that fit one packet: returns the position after them. */
 static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
-                                const mlfab__sparse *sparse, uint64_t at,
+                                const struct mlfab__sparse *sparse, uint64_t at,
                                 mlfab__packet_shape *shape) {
   int dtype = (int)tensor->dtype;
   uint32_t width = mlfab__dtype_bytes(dtype);
@@ -45015,7 +45480,7 @@ static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor
 }
 
 static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
-                            const mlfab__sparse *sparse, mlfab_error *error) {
+                            const struct mlfab__sparse *sparse, mlfab_error *error) {
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
   uint32_t width = mlfab__dtype_bytes((int)tensor->dtype);
   uint64_t bytes = 0, most = 0, at, next;
@@ -45028,14 +45493,15 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
   if (sparse_push_marks_room(worker, (most + 1) / 2) ||
       sparse_push_packet_room(worker, update, bytes))
     return sparse_push_no_memory(error);
-  uint32_t *indices = (uint32_t *)(void *)worker->marks;
-  update->packet_bytes = 0;
+  uint32_t *indices = (uint32_t *)(void *)worker->packets->marks;
+  mlfab__packets *packets = sparse_push_of(worker, update);
+  packets->bytes = 0;
   for (at = 0; at < sparse->count; at = next) {
     next = sparse_push_run(worker, tensor, sparse, at, &shape);
     for (uint64_t i = at; i < next; i++)
       indices[i - at] = (uint32_t)(sparse->indices[i] - sparse->indices[at]);
-    update->packet_bytes +=
-        mlfab__packet_sparse(update->packets + update->packet_bytes, &shape, indices,
+    packets->bytes +=
+        mlfab__packet_sparse(packets->data + packets->bytes, &shape, indices,
                              (const uint8_t *)sparse->values + at * width, (uint32_t)(next - at));
   }
   return 0;
@@ -45047,7 +45513,8 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
 static uint64_t sparse_push_packet(const mlfab__worker *worker, const mlfab__outgoing *update,
                                    uint64_t at, uint32_t *server_p) {
   mlfab__packet packet;
-  uint32_t bytes = mlfab__packet_open(update->packets + at, update->packet_bytes - at, &packet);
+  const mlfab__packets *packets = sparse_push_of(worker, update);
+  uint32_t bytes = mlfab__packet_open(packets->data + at, packets->bytes - at, &packet);
   assert(bytes > 0);
   *server_p = worker->layout.slices[mlfab__layout_slice_at(&worker->layout, packet.offset)].server;
   return bytes;
@@ -45057,7 +45524,7 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
                                   uint32_t server, uint64_t most) {
   uint64_t sum = 0, bytes;
   uint32_t owner;
-  for (uint64_t at = 0; at < update->packet_bytes; at += bytes) {
+  for (uint64_t at = 0; at < sparse_push_of(worker, update)->bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
     if (owner == server && sum + bytes > most) break;
     if (owner == server) sum += bytes;
@@ -45073,12 +45540,12 @@ static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab_
   uint32_t chunk = mlfab__push_chunk_bytes(worker, update, server);
   uint64_t at = from, bytes = 0, sum = 0;
   uint32_t owner = server;
-  for (; at < update->packet_bytes; at += bytes) {
+  for (; at < sparse_push_of(worker, update)->bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
     if (owner == server) break;
   }
   *at_p = at;
-  for (; at < update->packet_bytes; at += bytes) {
+  for (; at < sparse_push_of(worker, update)->bytes; at += bytes) {
     bytes = sparse_push_packet(worker, update, at, &owner);
     int fits = sum + bytes <= (sum > 0 ? mlfab__min(most, chunk) : most);
     if (owner != server || !fits) break;
@@ -45092,7 +45559,7 @@ static uint64_t sparse_push_next_piece(const mlfab__worker *worker, const mlfab_
                                        const uint8_t **data_p) {
   uint64_t at;
   uint64_t bytes = sparse_push_neighbours(worker, update, server, part->in_source, most, &at);
-  *data_p = bytes > 0 ? update->packets + at : NULL;
+  *data_p = bytes > 0 ? sparse_push_of(worker, update)->data + at : NULL;
   return bytes;
 }
 
@@ -45104,15 +45571,65 @@ static void sparse_push_advance(const mlfab__worker *worker, const mlfab__outgoi
   part->in_source = at + bytes;
 }
 
-static int sparse_push_encode(mlfab__worker *worker, mlfab__outgoing *update,
-                              const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
-  return what->sparse ? sparse_push_list(worker, update, what->sparse, error)
-                      : sparse_push_filter(worker, update, t, error);
+static int sparse_push_encode_list(mlfab__worker *worker, mlfab__outgoing *update,
+                                   const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
+  (void)t;
+  return sparse_push_list(worker, update, what->sparse, error);
 }
 
-static const mlfab__push_codec sparse_push_codec = {
-    MLFAB__PUSH_PACKED,  sparse_push_encode, sparse_push_bytes, sparse_push_next_piece,
-    sparse_push_advance, sparse_push_wanted, sparse_push_free};
+static int sparse_push_encode_filtered(mlfab__worker *worker, mlfab__outgoing *update,
+                                       const mlfab__push_what *what, uint64_t t,
+                                       mlfab_error *error) {
+  (void)what;
+  return sparse_push_filter(worker, update, t, error);
+}
+
+static const mlfab__push_codec sparse_push_listed = {MLFAB__PUSH_PACKED,      0,
+                                                     sparse_push_encode_list, sparse_push_bytes,
+                                                     sparse_push_next_piece,  sparse_push_advance};
+static const mlfab__push_codec sparse_push_filtered = {
+    MLFAB__PUSH_PACKED, 1, sparse_push_encode_filtered, sparse_push_bytes, sparse_push_next_piece,
+    sparse_push_advance};
+
+static uint64_t sparse_push_shape(const mlfab__outgoing *update) {
+  uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
+  for (uint32_t i = 0; i < update->nsources; i++) {
+    uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
+    shape = mlfab__hash(shape, stretch, sizeof stretch);
+  }
+  return shape;
+}
+
+static int sparse_push_choose_codec(mlfab__worker *worker, mlfab__outgoing *update,
+                                    const mlfab__push_what *what, uint64_t retry_seq, int *again_p,
+                                    mlfab_error *error) {
+  uint64_t *shape = &sparse_push_of(worker, update)->shape;
+  if (what->sparse) {
+    update->codec = &sparse_push_listed;
+    return 0;
+  }
+  *again_p = update->kept != 0 && update->kept == retry_seq;
+  if (*again_p && *shape != sparse_push_shape(update))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
+                       (unsigned long long)retry_seq);
+  if (!*again_p && ((update->flags & MLFAB__PUSH_INIT) ||
+                    !sparse_push_wanted(worker, update->sources, update->nsources)))
+    return 0;
+  /* Filtering the buffers again would send the residual twice. */
+  if (retry_seq && !*again_p)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "push: the packets of update %llu are not kept any more",
+                       (unsigned long long)retry_seq);
+  update->codec = &sparse_push_filtered;
+  *shape = sparse_push_shape(update);
+  return 0;
+}
+
+static double sparse_push_norm2(const mlfab__worker *worker, const struct mlfab__sparse *sparse) {
+  const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
+  return mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, sparse->values,
+                                sparse->count);
+}
 
 /* --- calls --- */
 
@@ -45121,7 +45638,7 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
                                               uint64_t count, const mlfab_push_options *options,
                                               uint64_t now_ns, mlfab_request *request_p,
                                               mlfab_error *error) {
-  mlfab__sparse sparse = {tensor, indices, values, count};
+  const struct mlfab__sparse sparse = {tensor, indices, values, count};
   mlfab_buf whole;
   mlfab__push_what what = {&whole, 1, &sparse};
   memset(&whole, 0, sizeof whole);
@@ -45131,7 +45648,6 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
     if (code) return code;
     whole.count = mlfab__layout_find(&worker->layout, tensor)->count;
   }
-  worker->packed = &sparse_push_codec;
   return mlfab__push_start(worker, &what, options, now_ns, request_p, error);
 }
 
@@ -45152,7 +45668,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
            end = one ? first + 1 : layout->ntensors;
   if (!given) {
     for (uint32_t i = first; i < end; i++) {
-      if (sparse_push_sieve(worker, i)) worker->sieves[i].leaves = 1;
+      if (sparse_push_sieve(worker, i)) worker->packets->sieves[i].leaves = 1;
     }
     return 0;
   }
@@ -45169,67 +45685,25 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
     code = sparse_push_check_sends(&filter, &layout->tensors[i], error);
     if (code) return code;
   }
-  worker->packed = &sparse_push_codec;
   if (sparse_push_add(worker, first, end))
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for the residual");
   for (uint32_t i = first; i < end; i++) {
-    worker->sieves[i].filter = filter;
-    worker->sieves[i].leaves = 0;
+    worker->packets->sieves[i].filter = filter;
+    worker->packets->sieves[i].leaves = 0;
   }
   return 0;
 }
 
-/* --- pulls --- */
+static const mlfab__worker_sparse sparse_push_table = {
+    mlfab__sparse_check, mlfab__cache_open,        sparse_push_drop_all, sparse_push_free,
+    sparse_push_wanted,  sparse_push_choose_codec, sparse_push_norm2,    mlfab__cache_take};
 
-/* Stores received packets. 0; FRAME when they are malformed or outside the requested bytes; MEMORY. */
-static int sparse_push_unpack(mlfab__worker *worker, const mlfab__fetch *fetch,
-                              const mlfab__model *model, const mlfab__frame_in *frame) {
-  uint64_t room = frame->bulk_bytes;
-  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
-  worker->came_bytes = MLFAB__PACKET_ROOM;
-  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
-  uint64_t next = model->offset, end = model->offset + model->bytes;
-  while (room > 0) {
-    mlfab__packet packet;
-    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
-    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
-    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
-    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
-    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
-    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
-    uint8_t *into = mlfab__pull_into(worker, fetch, packet.offset);
-    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
-    if (into) mlfab__unpack_store(&packet, into);
-    next = packet.offset + length;
-    bulk += bytes;
-    room -= bytes;
-  }
+MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker) {
+  worker->packets = mlfab__alloc(worker->env, sizeof *worker->packets);
+  if (!worker->packets) return MLFAB_ERR_MEMORY;
+  worker->sparse = &sparse_push_table;
   return 0;
 }
-
-MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker) {
-  worker->unpack = sparse_push_unpack;
-}
-#endif /* MLFAB_WITH_SPARSE */
-
-/* ==============================================================================================
- * core/sparse/sparse_apply.h
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
- * to the server. See server.h. */
-
-/* Attaches the group: the server then accepts packets, and answers with them. */
-MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
-
-/* Scratch memory: one decoded packet, and its old bytes; `came`. Errors: MEMORY. */
-#define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
-#define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
-MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
-/* The codec of packets. */
-MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
-
 #endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
@@ -45677,13 +46151,101 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
  *
  * Source: TDF §3 (versioned store), §4.2 (P-SMP: changes set back are discarded). */
 
+#include <stdio.h>
+
 enum {
+  DELTA_TAGS_MAX = 65536,
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
   DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
   DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
   DELTA_TAG_BYTES = 4,
   DELTA_LOOK = 64 /* grains searched in the first step */
 };
+
+/* --- a new model --- */
+
+static int delta_share(double x) { return mlfab__finite(x) && x >= 0.0; }
+
+MLFAB__INTERNAL int mlfab__sparse_check(const mlfab_model_options *options,
+                                        const mlfab__layout *layout, mlfab_error *error) {
+  uint32_t tags = options->tags;
+  if (tags > DELTA_TAGS_MAX || (tags & (tags - 1)) != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not a power of two up to %d, nor 0",
+                       tags, DELTA_TAGS_MAX);
+  if (options->pull_half > MLFAB_HALF_BF16)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "pull_half is %u: not one of MLFAB_HALF_*",
+                       options->pull_half);
+  if (!delta_share(options->change_threshold))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_threshold is %g: not 0 or more, and finite",
+                       options->change_threshold);
+  if (!delta_share(options->change_decay))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "change_decay is %g: not 0 or more, and finite",
+                       options->change_decay);
+  if (options->ghost && tags)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: ghost with tags: there are no bytes that change");
+  int filtered = options->pull_half || options->change_threshold > 0.0;
+  for (uint32_t i = 0; filtered && i < layout->ntensors; i++) {
+    if (layout->tensors[i].dtype != MLFAB_I64) continue;
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "not supported: int64 tensors (tensor %u) with %s", layout->tensors[i].id,
+                       options->pull_half ? "pull_half (16-bit parameters)"
+                                          : "change_threshold (a parameter filter)");
+  }
+  return 0;
+}
+
+/* The tags of a store's slices. */
+typedef struct delta_tags {
+  struct mlfab__store_tags base;
+  mlfab__tags of[]; /* by slice */
+} delta_tags;
+
+MLFAB__INTERNAL mlfab__tags *mlfab__store_tags_of(const mlfab__store *store, uint32_t slice) {
+  return &((delta_tags *)store->tags)->of[slice];
+}
+
+static size_t delta_tags_bytes(const mlfab__store *store) {
+  return sizeof(delta_tags) + store->nslices * sizeof(mlfab__tags);
+}
+
+static void delta_tags_free(mlfab__env *env, mlfab__store *store) {
+  for (uint32_t i = 0; i < store->nslices; i++)
+    mlfab__tags_free(env, mlfab__store_tags_of(store, i));
+  mlfab__free(env, store->tags, delta_tags_bytes(store));
+  store->tags = NULL;
+}
+
+/* Its former changes are not known here. */
+static void delta_tags_moved(mlfab__store *store, uint32_t slice) {
+  mlfab__store_tags_of(store, slice)->base = mlfab__store_label(&store->slices[slice]);
+}
+
+/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
+static uint64_t delta_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
+                            uint32_t elements) {
+  const mlfab__layout *layout = store->layout;
+  uint64_t last = slice->offset + slice->bytes - 1;
+  /* Tensors with 8-byte types come first. */
+  uint32_t first_width =
+      mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
+  uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
+  return mlfab__max((uint64_t)elements * last_width, first_width);
+}
+
+MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements) {
+  if (store->nslices == 0 || elements == 0) return 0;
+  delta_tags *tags = mlfab__alloc(env, delta_tags_bytes(store));
+  if (!tags) return MLFAB_ERR_MEMORY;
+  tags->base = (struct mlfab__store_tags){delta_tags_free, delta_tags_moved};
+  store->tags = &tags->base;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    const mlfab__shard_slice *slice = &store->slices[i];
+    if (mlfab__tags_init(env, &tags->of[i], slice->bytes, delta_grain(store, slice, elements)))
+      return MLFAB_ERR_MEMORY;
+  }
+  return 0;
+}
 
 /* --- commits --- */
 
@@ -45692,9 +46254,7 @@ static int delta_open(mlfab__server *server, int ghost) {
   server->watch = !ghost && (options->tags > 0 || options->change_threshold > 0.0 ||
                              server->config->change_filter != NULL);
   int code = server->watch || (options->pull_half && !ghost) ? mlfab__sparse_apply_room(server) : 0;
-  if (!code && options->tags > 0)
-    code = mlfab__store_tag(server->env, &server->store, options->tags);
-  return code;
+  return code ? code : mlfab__store_tag(server->env, &server->store, options->tags);
 }
 
 /* Marks the elements that differ; returns their number. */
@@ -45742,8 +46302,8 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
   if (server->config->change_filter) delta_select(server, piece, t, before, after);
   if (!server->store.tags) return;
   uint64_t at = (uint64_t)(piece->position - slice->first) * server->store.block_bytes + piece->at;
-  mlfab__tags_mark(&server->store.tags[piece->slice], before, after, at, piece->bytes,
-                   mlfab__store_label(slice) + 1);
+  mlfab__tags_mark(mlfab__store_tags_of(&server->store, piece->slice), before, after, at,
+                   piece->bytes, mlfab__store_label(slice) + 1);
 }
 
 /* --- caches --- */
@@ -45769,37 +46329,65 @@ static uint32_t delta_next(const mlfab__server *server, const mlfab__segment *se
   return MLFAB__NO_SLICE;
 }
 
-static int delta_cache(const mlfab__server *server, const mlfab__pull *in,
-                       const mlfab__segment *segments, const uint64_t *sinces, uint32_t *slice_p,
-                       uint64_t *since_p) {
+/* The commits that a cache has of the touched slices, by local number. */
+struct mlfab__pull_since {
+  uint32_t room; /* for commits */
+  int counts;    /* they are of the model's present epoch */
+  uint64_t commits[];
+};
+
+/* The cache is ahead of the slice. */
+static int delta_future(mlfab__server *server, uint32_t worker, const mlfab__pull *in,
+                        const mlfab__shard_slice *s, uint64_t since) {
+  char text[128];
+  snprintf(text, sizeof text,
+           "a cache from the future: slice %u is at commit %llu, the cache at %llu", s->number,
+           (unsigned long long)mlfab__store_label(s), (unsigned long long)since);
+  mlfab__serve_fail(server, worker, in->request, MLFAB_ERR_ARGUMENT, text);
+  return MLFAB_ERR_ARGUMENT;
+}
+
+static int delta_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
+  const uint64_t *sinces = server->lists->versions;
   delta_walk walk = {0, 0};
   uint32_t seen = 0, i;
   if (in->sinces == 0) return 0;
-  while ((i = delta_next(server, segments, in->segments, &walk)) != MLFAB__NO_SLICE) {
+  while ((i = delta_next(server, server->lists->segments, in->segments, &walk)) !=
+         MLFAB__NO_SLICE) {
     uint32_t at = in->sinces == 1 ? 0 : seen;
-    if (at >= in->sinces) return MLFAB_ERR_FRAME;
     seen++;
+    if (at >= in->sinces) break;
     const mlfab__shard_slice *s = &server->store.slices[i];
-    if (in->epoch != server->epoch || sinces[at] <= mlfab__store_label(s)) continue;
-    *slice_p = i;
-    *since_p = sinces[at];
-    return MLFAB_ERR_ARGUMENT;
+    if (in->epoch == server->epoch && sinces[at] > mlfab__store_label(s))
+      return delta_future(server, worker, in, s, sinces[at]);
   }
-  return in->sinces == 1 || seen == in->sinces ? 0 : MLFAB_ERR_FRAME;
+  if (in->sinces == 1 || seen == in->sinces) return 0;
+  mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
+                     "a PULL with another number of commits than of slices");
+  return MLFAB_ERR_FRAME;
 }
 
-static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
-                      const uint64_t *sinces) {
+static void delta_forget(mlfab__server *server, mlfab__server_pull *pull) {
+  mlfab__free(server->env, pull->since,
+              sizeof *pull->since + pull->since->room * sizeof *pull->since->commits);
+  pull->since = NULL;
+}
+
+static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in) {
+  const uint64_t *sinces = server->lists->versions;
   delta_walk walk = {0, 0};
   uint32_t n = server->store.nslices, seen = 0, i;
-  pull->cached = 0;
+  if (pull->since) pull->since->counts = 0;
   if (in->sinces == 0 || in->epoch != server->epoch || !server->store.tags) return 0;
-  uint64_t *room = mlfab__grow(server->env, pull->sinces, &pull->since_room, n, sizeof *room);
-  if (!room) return MLFAB_ERR_MEMORY;
-  pull->sinces = room;
-  pull->cached = 1;
+  if (pull->since && pull->since->room < n) delta_forget(server, pull);
+  if (!pull->since) {
+    pull->since = mlfab__alloc(server->env, sizeof *pull->since + n * sizeof *pull->since->commits);
+    if (!pull->since) return MLFAB_ERR_MEMORY;
+    pull->since->room = n;
+  }
+  pull->since->counts = 1;
   while ((i = delta_next(server, pull->segments, pull->segments_used, &walk)) != MLFAB__NO_SLICE)
-    pull->sinces[i] = sinces[in->sinces == 1 ? 0 : seen++];
+    pull->since->commits[i] = sinces[in->sinces == 1 ? 0 : seen++];
   return 0;
 }
 
@@ -45931,9 +46519,9 @@ static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pu
                       MLFAB__SPARSE_APPLY_ROOM) &
                   ~7u;
   delta_frame f = {server, pull, NULL, 0, server->packed, 0, room, 0};
-  if (pull->cached && pull->sinces[pull->slice] > 0) {
-    f.tags = &server->store.tags[pull->slice];
-    f.since = pull->sinces[pull->slice];
+  if (pull->since && pull->since->counts && pull->since->commits[pull->slice] > 0) {
+    f.tags = mlfab__store_tags_of(&server->store, pull->slice);
+    f.since = pull->since->commits[pull->slice];
   }
   if (server->store.ghost || (!f.tags && server->options.pull_half == MLFAB_HALF_NONE)) return 0;
   uint64_t upto = delta_fill(&f, pull->slice, at, end);
@@ -45946,11 +46534,14 @@ static uint64_t delta_answer(mlfab__server *server, const mlfab__server_pull *pu
 
 static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
                                                   mlfab__sparse_apply_room,
+                                                  mlfab__sparse_check,
                                                   delta_open,
                                                   mlfab__sparse_apply_free,
+                                                  mlfab__store_tag,
                                                   delta_piece,
                                                   delta_cache,
                                                   delta_keep,
+                                                  delta_forget,
                                                   delta_answer};
 
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }
@@ -46437,6 +47028,7 @@ static void view_instead(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t no
                           MLFAB_NO_RANK, 0, now_ns, "pull_view: out of memory for a copy");
     return;
   }
+  fetch->cache = worker->cache;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__fetch_part *part = &fetch->parts[s];
@@ -48053,7 +48645,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   code = mlfab__store_init(env, &shift->store, server->store.memory, server->store.slab,
                            &shift->layout, server->number, server->config->block_bytes,
                            mlfab__clock_rounds(server), states, options->ghost != 0);
-  if (!code && options->tags > 0) code = mlfab__store_tag(env, &shift->store, options->tags);
+  if (!code && server->sparse) code = server->sparse->tag(env, &shift->store, options->tags);
   if (!code) code = reshard_server_room(server, shift);
   if (code) return code;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
@@ -48435,7 +49027,7 @@ static void reshard_server_install(mlfab__server *server) {
       server->stats->bytes_moved += s->bytes;
     }
     /* Changes before the move are no longer known. */
-    if (store->tags) store->tags[i].base = mlfab__store_label(s);
+    if (store->tags) store->tags->moved(store, i);
     s->changed = server->store.changes + 1;
   }
   store->changes = server->store.changes + 1;
@@ -48854,7 +49446,7 @@ static int recut_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
 }
 
 MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__cache_void(worker, MLFAB_ALL);
+  if (worker->cache) worker->cache->lost(worker, MLFAB_ALL);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
@@ -48869,8 +49461,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       if (recut_maps(worker, fetch) && part->asked)
         MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes && !recut_maps(worker, fetch))
-        segments = segments > 0; /* a pull asks for whole slices */
+      if (fetch->cache) segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->asked = 0;
       if (worker->routes) worker->routes->pull_leave(worker, fetch, s);
@@ -53078,7 +53669,7 @@ static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoin
   store->slices[local].version = slice->version;
   store->slices[local].commit = slice->commit;
   store->slices[local].clock = (uint8_t)restore->target[slice->clock];
-  if (store->tags) store->tags[local].base = mlfab__store_label(&store->slices[local]);
+  if (store->tags) store->tags->moved(store, local);
   return NULL;
 }
 
@@ -53795,7 +54386,7 @@ static void collect_install_slice(mlfab__collect *collect, uint32_t i) {
   s->clock = (uint8_t)is->clock;
   mlfab__store_change(store, i);
   /* Which bytes have changed is not known here. */
-  if (store->tags) store->tags[i].base = mlfab__store_label(s);
+  if (store->tags) store->tags->moved(store, i);
 }
 
 static void collect_install_workers(mlfab__collect *collect) {
@@ -57893,7 +58484,7 @@ static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hel
   if (ack->term <= stream->term) return 0;
   stream->term = ack->term;
   /* The former copy may have made commits that this one has not. */
-  stream->cache_epoch = 0;
+  if (worker->cache) worker->cache->lost(worker, server);
   return 1;
 }
 
@@ -59063,6 +59654,15 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
 /* parts.h - the roles of a node, for its calls. A role that this node does not have, or that is not compiled in, is
  * NULL. core/open/compose.c makes and fills it; the node keeps the pointer and does not use it. */
 
+struct mlfab__parts;
+
+/* The functions of pushes and pulls that a context calls (calls_push.c). */
+typedef struct mlfab__parts_push {
+  /* How many updates have not ended. If there are any: *server_p awaits the oldest. */
+  uint32_t (*unfinished)(const struct mlfab__parts *parts, uint32_t *server_p);
+  void (*disown)(const struct mlfab__parts *parts); /* in a forked child */
+} mlfab__parts_push;
+
 typedef struct mlfab__parts {
   struct mlfab__worker *worker;
   struct mlfab__server *server;
@@ -59071,6 +59671,11 @@ typedef struct mlfab__parts {
   struct mlfab__scheduler *scheduler;
   struct mlfab__capacity_role *capacity;
   struct mlfab__checkpoint_role *checkpoint;
+  const mlfab__parts_push *push; /* NULL: not compiled in */
+  /* Begins mlfab_finish: this worker has no more data. `finisher`: the worker, or the role that stands for it. */
+  void *finisher;
+  int (*finish)(void *finisher, uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p,
+                mlfab_error *error);
 } mlfab__parts;
 
 
@@ -60005,6 +60610,7 @@ MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_beg
                                        uint32_t *flags_p);
 
 /* The calls of optional groups. */
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_push;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sparse;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_reshard;
@@ -60026,23 +60632,6 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
 /* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
  * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
 
-/* --- the model, pushes, pulls --- */
-
-/* Ghost tensors need transports that carry them. */
-static int calls_check_ghost(const mlfab__call_in *e) {
-  const mlfab_node *node = e->node;
-  const mlfab_model_options *options = e->call->options;
-  int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
-  for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
-    uint32_t link = node->routes[s].link;
-    if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
-    return mlfab__error(
-        e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
-        "not supported: ghost tensors (data NULL) on a transport that carries bytes");
-  }
-  return 0;
-}
-
 static int calls_barrier(const mlfab__call_in *e) {
   const mlfab_collective *options = e->call->options;
   uint64_t timeout_ns = 0;
@@ -60054,34 +60643,13 @@ static int calls_barrier(const mlfab__call_in *e) {
                               e->error);
 }
 
-static int calls_core(const mlfab__call_in *e) {
-  const mlfab_call *c = e->call;
-  mlfab__worker *worker = e->node->parts->worker;
-  mlfab_request *r = e->request_p;
-  mlfab_error *error = e->error;
-  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
-  int code = 0;
-  switch (c->kind) {
-    case MLFAB_CALL_TENSOR_ADD:
-      return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
-    case MLFAB_CALL_MODEL_START:
-      code = calls_check_ghost(e);
-      return code ? code : mlfab__worker_model(worker, c->options, c->bufs, c->n, now, r, error);
-    case MLFAB_CALL_PUSH:
-      return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_PULL:
-      return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_FINISH:
-      code = mlfab__worker_finish(worker, timeout, now, r, error);
-      if (!code)
-        mlfab__roles_finish(e->node); /* no further part in barriers and collectives either */
-      return code;
-    case MLFAB_CALL_SET_SYNC:
-      return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
-                                    error);
-    default:
-      return calls_barrier(e);
-  }
+/* This worker takes no further part in barriers and collectives either. */
+static int calls_finish(const mlfab__call_in *e) {
+  const mlfab__parts *parts = e->node->parts;
+  int code =
+      parts->finish(parts->finisher, e->call->timeout_ns, e->node->now_ns, e->request_p, e->error);
+  if (!code) mlfab__roles_finish(e->node);
+  return code;
 }
 
 /* --- submitting --- */
@@ -60090,21 +60658,21 @@ static int calls_core(const mlfab__call_in *e) {
 static const struct {
   mlfab__call_begin *begin;
   uint8_t flags;
-} calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {calls_core, CALLS_AT_ONCE | CALLS_EARLY},
+} calls_kinds[] = {[MLFAB_CALL_TENSOR_ADD] = {mlfab__calls_push, CALLS_AT_ONCE | CALLS_EARLY},
                    [MLFAB_CALL_SET_FILTER] = {mlfab__calls_sparse, CALLS_AT_ONCE},
                    [MLFAB_CALL_SET_SCHEDULE] = {mlfab__calls_sched, CALLS_AT_ONCE},
-                   [MLFAB_CALL_MODEL_START] = {calls_core, CALLS_BUFFERS},
-                   [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED | CALLS_BUFFERS},
+                   [MLFAB_CALL_MODEL_START] = {mlfab__calls_push, CALLS_BUFFERS},
+                   [MLFAB_CALL_PUSH] = {mlfab__calls_push, CALLS_UNASKED | CALLS_BUFFERS},
                    [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED | CALLS_BUFFERS},
-                   [MLFAB_CALL_PULL] = {calls_core, CALLS_BUFFERS},
-                   [MLFAB_CALL_FINISH] = {calls_core, 0},
-                   [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
+                   [MLFAB_CALL_PULL] = {mlfab__calls_push, CALLS_BUFFERS},
+                   [MLFAB_CALL_FINISH] = {calls_finish, 0},
+                   [MLFAB_CALL_SET_SYNC] = {mlfab__calls_push, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
                    [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
                    [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, CALLS_BUFFERS | CALLS_MEETS},
-                   [MLFAB_CALL_BARRIER] = {calls_core, 0},
+                   [MLFAB_CALL_BARRIER] = {calls_barrier, 0},
                    [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
                    [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, CALLS_BUFFERS},
                    [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, CALLS_BUFFERS | CALLS_MEETS},
@@ -60155,28 +60723,6 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p) {
   return mlfab__node_submit(node, call, now_ns, request_p, NULL);
-}
-
-MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
-                                uint64_t *count_p) {
-  mlfab_error error;
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
-  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
-  return mlfab__node_return(node, code, &error);
-}
-
-MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  if (!status_p)
-    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_ARGUMENT, "push_status: status_p is NULL");
-  if (!node->is_worker)
-    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_STATE,
-                       "push_status: this node is not a worker");
-  int code = mlfab__worker_status(node->parts->worker, seq, status_p);
-  return code ? MLFAB__FAIL(&node->requests.last, code, "push_status: update %llu is unknown",
-                            (unsigned long long)seq)
-              : 0;
 }
 
 /* ==============================================================================================
@@ -61508,12 +62054,16 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
+/* How many updates have not ended. */
+static uint32_t context_unfinished(const mlfab *ctx, uint32_t *server_p) {
+  const mlfab__parts *parts = ctx->node->parts;
+  return parts->push ? parts->push->unfinished(parts, server_p) : 0;
+}
+
 /* 1 when something is under way that the thread has to drive. */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker, NULL) > 0) ||
-         mlfab__roles_serve(node);
+  return node->requests.open > 0 || context_unfinished(ctx, NULL) > 0 || mlfab__roles_serve(node);
 }
 
 /* Stays aside while other threads drive. With something under way, it comes back when no call has driven for a
@@ -61676,8 +62226,8 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
-  if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
-    mlfab__server_disown(ctx->node->parts->server);
+  if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
+    ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -61825,8 +62375,7 @@ static int context_test_served(mlfab *ctx, void *what) {
   const mlfab_node *node = ctx->node;
   if (node->crashes) return 1;
   if (!node->is_server) return mlfab__node_finished(node);
-  return node->ended ||
-         (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
+  return node->ended || (!node->standby && mlfab__caller_awaited(node) == MLFAB__NO_NODE);
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {
@@ -62028,8 +62577,8 @@ static int context_crashed(mlfab *ctx) {
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->crashes) return 1;
-  return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
-         context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
+  return context_unfinished(ctx, NULL) == 0 && context_keeps(ctx, NULL, 0) == 0 &&
+         !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -62050,7 +62599,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   } else if (!flushed) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
-    uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
+    uint32_t server = 0, unfinished = context_unfinished(ctx, &server);
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
@@ -62141,7 +62690,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
     char waited[24];
     mlfab__duration(waited, timeout_ns);
     uint32_t worker = MLFAB__NO_NODE;
-    if (node->is_server && !node->standby) worker = mlfab__server_awaits(node->parts->server);
+    if (node->is_server && !node->standby) worker = mlfab__caller_awaited(node);
     code = worker != MLFAB__NO_NODE
                ? mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)worker, 0, timeout_ns,
                               "serve: after %s worker %u has not left", waited, worker)
@@ -63503,9 +64052,6 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 /* submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
  * mlfab__submit. The functions of optional groups are in calls_*.c. */
 
-#include <errno.h>
-#include <stdio.h>
-
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared) {
   int taken = 0;
@@ -63532,96 +64078,8 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
   return code;
 }
 
-/* --- model, push, pull --- */
-
-MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
-  SUBMIT_AT_ONCE(TENSOR_ADD, .tensor = id, .dtype = dtype, .count = count);
-}
-
-static int submit_model(mlfab *ctx, const mlfab_model_options *options, const mlfab_buf *bufs,
-                        uint32_t n) {
-  SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
-}
-
-/* With options and filter from the environment, after mlfab_open_env. */
-static int submit_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
-  mlfab_filter filter = {.size = sizeof filter};
-  const mlfab_filter none = filter;
-  mlfab_error error;
-  int code = mlfab_model_options_from_env(&options, &error);
-  if (!code) code = mlfab_filter_from_env(&filter, &error);
-  if (code) {
-    mlfab__context_enter(ctx);
-    ctx->node->requests.last = error;
-    mlfab__context_leave(ctx);
-    return code;
-  }
-  code = submit_model(ctx, &options, bufs, n);
-  if (!code && memcmp(&filter, &none, sizeof filter) != 0)
-    code = mlfab_set_filter(ctx, MLFAB_ALL, &filter);
-  return code;
-}
-
-MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
-                                const mlfab_buf *bufs, uint32_t n) {
-  CONTEXT_CHECK(ctx);
-  return !options && ctx->from_env ? submit_model_from_env(ctx, bufs, n)
-                                   : submit_model(ctx, options, bufs, n);
-}
-
-/* For the most frequent calls. It sets every member by name: compilers clear the rest of a large struct with an
- * instruction that takes longer than the call. */
-static int submit_transfer(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
-                           uint32_t n, int waits, mlfab_request *request_p,
-                           mlfab_result *result_p) {
-  mlfab_call call;
-  call.size = sizeof call;
-  call.kind = kind;
-  call.options = options;
-  call.bufs = bufs;
-  call.n = n;
-  call.tensor = call.server = call.id = 0;
-  call.dtype = call.root = 0;
-  call.vecs = NULL;
-  call.servers = NULL;
-  call.data = call.info_p = NULL;
-  call.counts = call.indices = NULL;
-  call.id_p = NULL;
-  call.count = call.timeout_ns = 0;
-  return mlfab__submit_call(ctx, &call, waits, request_p, result_p);
-}
-
-MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                         const mlfab_push_options *options, mlfab_result *result_p) {
-  return submit_transfer(ctx, MLFAB_CALL_PUSH, options, bufs, n, 1, NULL, result_p);
-}
-
-MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                               const mlfab_push_options *options, mlfab_request *request_p) {
-  return submit_transfer(ctx, MLFAB_CALL_PUSH, options, bufs, n, 0, request_p, NULL);
-}
-
-MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                         const mlfab_pull_options *options, mlfab_result *result_p) {
-  return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 1, NULL, result_p);
-}
-
-MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                               const mlfab_pull_options *options, mlfab_request *request_p) {
-  return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
-}
-
-MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
-  CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
-}
-
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request) {
   CONTEXT_CALL(ctx, mlfab__context_cancel(ctx, request));
-}
-
-MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
-  CONTEXT_CALL(ctx, mlfab_node_push_status(ctx->node, seq, status_p));
 }
 
 /* --- the fabric --- */
@@ -63650,12 +64108,6 @@ MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
   }
   mlfab__context_leave(ctx);
   return code;
-}
-
-MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
-                             uint64_t timeout_ns) {
-  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
-         .timeout_ns = timeout_ns);
 }
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
@@ -63706,11 +64158,186 @@ MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
   CONTEXT_LOOK(ctx, mlfab__node_without(ctx->node, what));
 }
 
+/* ==============================================================================================
+ * core/api/calls_push.h
+ * ============================================================================================== */
+#if MLFAB_WITH_PUSH
+/* calls_push.h - pushes and pulls of a context. */
+
+MLFAB__INTERNAL const mlfab__parts_push *mlfab__push_functions(void);
+
+#endif /* MLFAB_WITH_PUSH */
+
+/* ==============================================================================================
+ * core/api/calls_push.c
+ * ============================================================================================== */
+#if MLFAB_WITH_PUSH
+/* calls_push.c - the model, pushes and pulls: the calls of a node, and those of a context. The worker checks the members
+ * of a call (../worker/worker.h). */
+
+#include <errno.h>
+#include <stdio.h>
+
+/* --- a node --- */
+
+/* Ghost tensors need transports that carry them. */
+static int transfer_check_ghost(const mlfab__call_in *e) {
+  const mlfab_node *node = e->node;
+  const mlfab_model_options *options = e->call->options;
+  int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
+  for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
+    uint32_t link = node->routes[s].link;
+    if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
+    return mlfab__error(
+        e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+        "not supported: ghost tensors (data NULL) on a transport that carries bytes");
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__calls_push(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  mlfab__worker *worker = e->node->parts->worker;
+  mlfab_request *r = e->request_p;
+  mlfab_error *error = e->error;
+  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  int code = 0;
+  switch (c->kind) {
+    case MLFAB_CALL_TENSOR_ADD:
+      return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
+    case MLFAB_CALL_MODEL_START:
+      code = transfer_check_ghost(e);
+      return code ? code : mlfab__worker_model(worker, c->options, c->bufs, c->n, now, r, error);
+    case MLFAB_CALL_PUSH:
+      return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
+    case MLFAB_CALL_PULL:
+      return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
+    default:
+      return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
+                                    error);
+  }
+}
+
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (!status_p)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_ARGUMENT, "push_status: status_p is NULL");
+  if (!node->is_worker)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_STATE,
+                       "push_status: this node is not a worker");
+  int code = mlfab__worker_status(node->parts->worker, seq, status_p);
+  return code ? MLFAB__FAIL(&node->requests.last, code, "push_status: update %llu is unknown",
+                            (unsigned long long)seq)
+              : 0;
+}
+
+static uint32_t transfer_unfinished(const mlfab__parts *parts, uint32_t *server_p) {
+  return parts->worker ? mlfab__worker_unfinished(parts->worker, server_p) : 0;
+}
+
+static void transfer_disown(const mlfab__parts *parts) {
+  if (parts->server) mlfab__server_disown(parts->server);
+}
+
+MLFAB__INTERNAL const mlfab__parts_push *mlfab__push_functions(void) {
+  static const mlfab__parts_push functions = {transfer_unfinished, transfer_disown};
+  return &functions;
+}
+
+/* --- a context --- */
+
+MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
+  SUBMIT_AT_ONCE(TENSOR_ADD, .tensor = id, .dtype = dtype, .count = count);
+}
+
+static int transfer_model(mlfab *ctx, const mlfab_model_options *options, const mlfab_buf *bufs,
+                          uint32_t n) {
+  SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
+}
+
+/* With options and filter from the environment, after mlfab_open_env. */
+static int transfer_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
+  mlfab_filter filter = {.size = sizeof filter};
+  const mlfab_filter none = filter;
+  mlfab_error error;
+  int code = mlfab_model_options_from_env(&options, &error);
+  if (!code) code = mlfab_filter_from_env(&filter, &error);
+  if (code) {
+    mlfab__context_enter(ctx);
+    ctx->node->requests.last = error;
+    mlfab__context_leave(ctx);
+    return code;
+  }
+  code = transfer_model(ctx, &options, bufs, n);
+  if (!code && memcmp(&filter, &none, sizeof filter) != 0)
+    code = mlfab_set_filter(ctx, MLFAB_ALL, &filter);
+  return code;
+}
+
+MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
+                                const mlfab_buf *bufs, uint32_t n) {
+  CONTEXT_CHECK(ctx);
+  return !options && ctx->from_env ? transfer_model_from_env(ctx, bufs, n)
+                                   : transfer_model(ctx, options, bufs, n);
+}
+
+/* For the most frequent calls. It sets every member by name: compilers clear the rest of a large struct with an
+ * instruction that takes longer than the call. */
+static int transfer_call(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
+                         uint32_t n, int waits, mlfab_request *request_p, mlfab_result *result_p) {
+  mlfab_call call;
+  call.size = sizeof call;
+  call.kind = kind;
+  call.options = options;
+  call.bufs = bufs;
+  call.n = n;
+  call.tensor = call.server = call.id = 0;
+  call.dtype = call.root = 0;
+  call.vecs = NULL;
+  call.servers = NULL;
+  call.data = call.info_p = NULL;
+  call.counts = call.indices = NULL;
+  call.id_p = NULL;
+  call.count = call.timeout_ns = 0;
+  return mlfab__submit_call(ctx, &call, waits, request_p, result_p);
+}
+
+MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_push_options *options, mlfab_result *result_p) {
+  return transfer_call(ctx, MLFAB_CALL_PUSH, options, bufs, n, 1, NULL, result_p);
+}
+
+MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_push_options *options, mlfab_request *request_p) {
+  return transfer_call(ctx, MLFAB_CALL_PUSH, options, bufs, n, 0, request_p, NULL);
+}
+
+MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_pull_options *options, mlfab_result *result_p) {
+  return transfer_call(ctx, MLFAB_CALL_PULL, options, bufs, n, 1, NULL, result_p);
+}
+
+MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_pull_options *options, mlfab_request *request_p) {
+  return transfer_call(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
+}
+
+MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
+  CONTEXT_CALL(ctx, mlfab_node_push_status(ctx->node, seq, status_p));
+}
+
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+                             uint64_t timeout_ns) {
+  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
+         .timeout_ns = timeout_ns);
+}
+
 /* --- saving --- */
 
 /* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
  * flat model, where every element is aligned. Returns its bytes. */
-static size_t submit_save_header(const mlfab__layout *layout, char *text, size_t room) {
+static size_t transfer_save_header(const mlfab__layout *layout, char *text, size_t room) {
   size_t at = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {
     const mlfab__tensor *t = &layout->tensors[i];
@@ -63738,14 +64365,14 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
     return code;
   }
   const mlfab__layout *layout = &worker->layout;
-  size_t header = submit_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
+  size_t header = transfer_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
   size_t bytes = 8 + padded + layout->bytes;
   uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
   mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
   if (!file || !bufs) code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "save: out of memory");
   if (!code) {
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
-    submit_save_header(layout, (char *)file + 8, padded + 1);
+    transfer_save_header(layout, (char *)file + 8, padded + 1);
     memset(file + 8 + header, ' ', padded - header);
     for (uint32_t i = 0; i < layout->ntensors; i++) {
       const mlfab__tensor *t = &layout->tensors[i];
@@ -63769,6 +64396,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   mlfab__context_leave(ctx);
   return code;
 }
+#endif /* MLFAB_WITH_PUSH */
 
 /* ==============================================================================================
  * core/api/shared.c
@@ -64721,7 +65349,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * core/api/calls_sparse.c
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* calls_sparse.c - filters and sparse updates. */
+/* calls_sparse.c - filters, sparse updates, the cached model. */
 
 static int sparse_visit(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -64763,6 +65391,19 @@ MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_
 
 MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
   SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
+}
+
+MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
+                                uint64_t *count_p) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
+  CONTEXT_CALL(ctx, mlfab_node_cached(ctx->node, tensor, data_p, count_p));
 }
 #endif /* MLFAB_WITH_SPARSE */
 
@@ -66464,7 +67105,7 @@ MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *
 /* ==============================================================================================
  * core/api/direct.h
  * ============================================================================================== */
-#if MLFAB_WITH_COLL
+#if MLFAB_WITH_COLL && MLFAB_WITH_DEVICE
 /* direct.h - collectives of device memory from device to device (mlfab.h, section 14). */
 
 struct mlfab__direct_host;
@@ -66487,12 +67128,12 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
 MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share);
 MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, int *shared_p);
 
-#endif /* MLFAB_WITH_COLL */
+#endif /* MLFAB_WITH_COLL && MLFAB_WITH_DEVICE */
 
 /* ==============================================================================================
  * core/api/direct.c
  * ============================================================================================== */
-#if MLFAB_WITH_COLL
+#if MLFAB_WITH_COLL && MLFAB_WITH_DEVICE
 /* direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab.h, section 14).
  *
  * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory. Not for: the
@@ -67368,7 +68009,7 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
   mlfab__context_leave(ctx);
   return code;
 }
-#endif /* MLFAB_WITH_COLL */
+#endif /* MLFAB_WITH_COLL && MLFAB_WITH_DEVICE */
 
 /* ==============================================================================================
  * transports/tcp.h
@@ -75681,15 +76322,15 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 #endif
 
 /* Every switch; `of` is BUILD_ON or BUILD_OFF. */
-#define BUILD_SWITCHES(of)                                                                       \
-  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_COLL, " coll")             \
-      of(MLFAB_WITH_PARTIAL, " partial") of(MLFAB_WITH_STOCHASTIC, " stochastic")                \
-          of(MLFAB_WITH_DAG, " dag") of(MLFAB_WITH_SCHED, " sched")                              \
-              of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")                \
-                  of(MLFAB_WITH_GROWTH, " growth") of(MLFAB_WITH_REPLICA, " replica")            \
-                      of(MLFAB_WITH_KEYS, " keys") of(MLFAB_WITH_CHECKPOINT, " checkpoint")      \
-                          of(MLFAB_WITH_DEVICE, " device") of(MLFAB_WITH_TELEMETRY, " telemetry") \
-                              of(MLFAB_WITH_LEND, " lend")
+#define BUILD_SWITCHES(of)                                                                        \
+  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_PUSH, " push")              \
+      of(MLFAB_WITH_COLL, " coll") of(MLFAB_WITH_PARTIAL, " partial")                             \
+          of(MLFAB_WITH_STOCHASTIC, " stochastic") of(MLFAB_WITH_DAG, " dag")                     \
+              of(MLFAB_WITH_SCHED, " sched") of(MLFAB_WITH_SPARSE, " sparse")                     \
+                  of(MLFAB_WITH_RESHARD, " reshard") of(MLFAB_WITH_GROWTH, " growth")             \
+                      of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")             \
+                          of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
+                              of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
 
 MLFAB_API const char *mlfab_build_info(void) {
   return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(
@@ -75861,6 +76502,9 @@ MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int 
 #define VOTES_DISK NULL
 #endif
 #endif
+#if MLFAB_WITH_PUSH
+#else
+#endif
 #if MLFAB_WITH_RESHARD
 #endif
 #if MLFAB_WITH_SCHED
@@ -75899,6 +76543,11 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
         config->join                            ? "join (MLFAB_JOIN)"
         : config->workers_max > config->workers ? "workers_max (MLFAB_WORKERS_MAX)"
                                                 : "servers_max (MLFAB_SERVERS_MAX)");
+  if (!MLFAB_WITH_PUSH && config->servers > 1)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
+        "were left out (MLFAB_WITH_PUSH is 0)");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
@@ -75954,23 +76603,34 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_CHECKPOINT
   if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
 #endif
+#if MLFAB_WITH_PUSH
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
 #if MLFAB_WITH_LEND
   if (!code) code = mlfab__view_attach(parts->worker);
 #endif
+  parts->finisher = parts->worker;
+  parts->finish = mlfab__worker_finish;
+#else
+  mlfab__attend_worker *attendant = NULL;
+  if (!code) code = mlfab__attend_attach(node, &attendant);
+  parts->finisher = attendant;
+  parts->finish = mlfab__attend_finish;
+#endif
   if (code) return code;
-  parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
-                                               .idle = mlfab__worker_idle,
-                                               .mark = mlfab__worker_mark,
-                                               .apart = mlfab__worker_stand_apart,
-                                               .back = mlfab__worker_return,
-                                               .counted = mlfab__worker_counted,
-                                               .barrier = parts->barrier,
+  parts->barrier->counting = (mlfab__counting){.barrier = parts->barrier,
                                                .barrier_apart = mlfab__barrier_apart,
                                                .barrier_alone = mlfab__barrier_alone,
                                                .barrier_here = mlfab__barrier_here,
                                                .barriers = mlfab__barrier_calls,
                                                .barrier_among = mlfab__barrier_among};
+#if MLFAB_WITH_PUSH
+  parts->barrier->counting.worker = parts->worker;
+  parts->barrier->counting.idle = mlfab__worker_idle;
+  parts->barrier->counting.mark = mlfab__worker_mark;
+  parts->barrier->counting.apart = mlfab__worker_stand_apart;
+  parts->barrier->counting.back = mlfab__worker_return;
+  parts->barrier->counting.counted = mlfab__worker_counted;
+#endif
 #if MLFAB_WITH_COLL
   parts->comm->counting = parts->barrier->counting;
 #endif
@@ -75982,7 +76642,7 @@ static int compose_worker(mlfab_node *node) {
   if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
-  mlfab__sparse_worker_attach(parts->worker);
+  code = mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_REPLICA
   if (node->config.replicas) mlfab__losses_attach(parts->worker);
@@ -75994,9 +76654,13 @@ static int compose_worker(mlfab_node *node) {
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
+#if MLFAB_WITH_PUSH
   int code = mlfab__server_attach(node, &node->parts->server);
 #if MLFAB_WITH_LEND
   if (!code) code = mlfab__views_attach(node->parts->server);
+#endif
+#else
+  int code = mlfab__attend_server_attach(node);
 #endif
 #if MLFAB_WITH_DEVICE
   if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
@@ -76022,7 +76686,12 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
-  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
+  mlfab__membership *membership = NULL;
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier, &membership);
+#if MLFAB_WITH_SCHED
+  if (!code && membership && node->config.scheduler != MLFAB_SCHEDULER_NONE)
+    code = mlfab__trees_attach(node, membership);
+#endif
 #endif
 #if MLFAB_WITH_REPLICA
   if (!code && node->config.replicas)
@@ -76037,6 +76706,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = 0;
+#if MLFAB_WITH_PUSH
+  node->parts->push = mlfab__push_functions();
+#endif
 #if MLFAB_WITH_GROWTH
   code = mlfab__growth_attach(node);
 #endif
@@ -76555,8 +77227,29 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   MLFAB__INTERNAL int name(const mlfab__call_in *in) { return mlfab__error_without(in->error, text); }
 #define ABSENT_TABLE(declaration) declaration { return NULL; }
 
-#if !MLFAB_WITH_SCHED
+#define NO_PUSH "pushes and pulls (MLFAB_WITH_PUSH is 0)"
+#if !MLFAB_WITH_PUSH
+ABSENT_NODE(mlfab_node_push_status, NO_PUSH, uint64_t seq, int *status_p)
+ABSENT_CTX(mlfab_tensor_add, NO_PUSH, uint32_t id, int dtype, uint64_t count)
+ABSENT_CTX(mlfab_model_start, NO_PUSH, const mlfab_model_options *options, const mlfab_buf *bufs,
+    uint32_t n)
+ABSENT_CTX(mlfab_push, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
+    const mlfab_push_options *options, mlfab_result *result_p)
+ABSENT_CTX(mlfab_push_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
+    const mlfab_push_options *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_pull, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
+    const mlfab_pull_options *options, mlfab_result *result_p)
+ABSENT_CTX(mlfab_pull_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
+    const mlfab_pull_options *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_push_status, NO_PUSH, uint64_t seq, int *status_p)
+ABSENT_CTX(mlfab_set_sync, NO_PUSH, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+    uint64_t timeout_ns)
+ABSENT_CTX(mlfab_save, NO_PUSH, const char *path)
+ABSENT_CALL(mlfab__calls_push, NO_PUSH)
+#endif
+
 #define NO_SCHED "scheduling (MLFAB_WITH_SCHED is 0)"
+#if !MLFAB_WITH_SCHED
 ABSENT_MUTE(mlfab_node_explain, NO_SCHED, const mlfab_node *node, char *text, size_t room,
     size_t *bytes_p)
 ABSENT_NODE(mlfab_node_set_link, NO_SCHED, double in, double out, uint64_t now_ns)
@@ -76568,24 +77261,26 @@ ABSENT_CALL(mlfab__calls_sched, NO_SCHED)
 ABSENT_MUTE(mlfab__tcp_measure, NO_SCHED, void *opaque, uint64_t now_ns, mlfab_measure *measure_p)
 #endif
 
-#if !MLFAB_WITH_SPARSE
 #define NO_SPARSE "filters and sparse updates (MLFAB_WITH_SPARSE is 0)"
+#if !MLFAB_WITH_SPARSE
 ABSENT_CTX(mlfab_push_sparse, NO_SPARSE, uint32_t tensor, const uint64_t *indices,
     const void *values, uint64_t count, const mlfab_push_options *options, mlfab_result *result_p)
 ABSENT_CTX(mlfab_push_sparse_start, NO_SPARSE, uint32_t tensor, const uint64_t *indices,
     const void *values, uint64_t count, const mlfab_push_options *options, mlfab_request *request_p)
 ABSENT_CTX(mlfab_set_filter, NO_SPARSE, uint32_t tensor, const mlfab_filter *filter)
+ABSENT_NODE(mlfab_node_cached, NO_SPARSE, uint32_t tensor, const void **data_p, uint64_t *count_p)
+ABSENT_CTX(mlfab_cached, NO_SPARSE, uint32_t tensor, const void **data_p, uint64_t *count_p)
 ABSENT_CALL(mlfab__calls_sparse, NO_SPARSE)
 #endif
 
-#if !MLFAB_WITH_RESHARD
 #define NO_RESHARD "moving slices (MLFAB_WITH_RESHARD is 0)"
+#if !MLFAB_WITH_RESHARD
 ABSENT_CTX(mlfab_set_servers, NO_RESHARD, const uint32_t *servers, uint32_t n, uint64_t timeout_ns)
 ABSENT_CALL(mlfab__calls_reshard, NO_RESHARD)
 #endif
 
-#if !MLFAB_WITH_CHECKPOINT
 #define NO_CHECKPOINT "checkpoints (MLFAB_WITH_CHECKPOINT is 0)"
+#if !MLFAB_WITH_CHECKPOINT
 ABSENT_CTX(mlfab_checkpoint, NO_CHECKPOINT, const mlfab_checkpoint_options *options,
     mlfab_checkpoint_info *info_p)
 ABSENT_CTX(mlfab_checkpoint_start, NO_CHECKPOINT, const mlfab_checkpoint_options *options,
@@ -76598,19 +77293,19 @@ ABSENT_CTX(mlfab_load, NO_CHECKPOINT, const char *path, const mlfab_buf *bufs, u
     const char *const *names)
 #endif
 
-#if !MLFAB_WITH_DEVICE
 #define NO_DEVICE "device memory (MLFAB_WITH_DEVICE is 0)"
+#if !MLFAB_WITH_DEVICE
 ABSENT_CTX(mlfab_device_attach, NO_DEVICE, const mlfab_device *device, void *self,
     uint64_t staging_bytes)
 #endif
 
-#if !MLFAB_WITH_TELEMETRY
 #define NO_TELEMETRY "telemetry (MLFAB_WITH_TELEMETRY is 0)"
+#if !MLFAB_WITH_TELEMETRY
 ABSENT_CTX(mlfab_metrics, NO_TELEMETRY, int format, char *text, size_t room, size_t *bytes_p)
 #endif
 
-#if !MLFAB_WITH_COLL
 #define NO_COLL "collectives (MLFAB_WITH_COLL is 0)"
+#if !MLFAB_WITH_COLL
 ABSENT_CTX(mlfab_broadcast, NO_COLL, int32_t root, void *data, uint64_t bytes,
     const mlfab_collective *options)
 ABSENT_CTX(mlfab_broadcast_start, NO_COLL, int32_t root, void *data, uint64_t bytes,
@@ -76632,11 +77327,10 @@ ABSENT_CTX(mlfab_allgather_start, NO_COLL, void *data, const uint64_t *counts, i
     const mlfab_collective *options, mlfab_request *request_p)
 ABSENT_CTX(mlfab_present, NO_COLL, uint32_t *ranks, uint32_t room, uint32_t *count_p)
 ABSENT_CALL(mlfab__calls_coll, NO_COLL)
-ABSENT_CTX(mlfab_device_share, NO_COLL, uint64_t least_bytes, uint64_t timeout_ns, int *shared_p)
 #endif
 
-#if !MLFAB_WITH_PARTIAL
 #define NO_PARTIAL "partial collectives (MLFAB_WITH_PARTIAL is 0)"
+#if !MLFAB_WITH_PARTIAL
 ABSENT_CTX(mlfab_partial_open, NO_PARTIAL, uint64_t count, int dtype,
     const mlfab_partial_options *options, uint32_t *id_p)
 ABSENT_CTX(mlfab_partial_reduce, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns,
@@ -76648,8 +77342,8 @@ ABSENT_CTX(mlfab_partial_close, NO_PARTIAL, uint32_t id)
 ABSENT_CALL(mlfab__calls_partial, NO_PARTIAL)
 #endif
 
-#if !MLFAB_WITH_STOCHASTIC
 #define NO_STOCHASTIC "stochastic reductions (MLFAB_WITH_STOCHASTIC is 0)"
+#if !MLFAB_WITH_STOCHASTIC
 ABSENT_MUTE(mlfab_graph_build, NO_STOCHASTIC, uint32_t kind, uint32_t nodes, uint32_t degree,
     uint64_t seed, mlfab_edge *edges, uint32_t room, uint32_t *edges_p)
 ABSENT_ERROR(mlfab_graph_check, NO_STOCHASTIC, const mlfab_edge *edges, uint32_t n, uint32_t nodes,
@@ -76664,8 +77358,8 @@ ABSENT_CTX(mlfab_stochastic_close, NO_STOCHASTIC, uint32_t id)
 ABSENT_CALL(mlfab__calls_stochastic, NO_STOCHASTIC)
 #endif
 
-#if !MLFAB_WITH_DAG
 #define NO_DAG "task graphs of the user's own (MLFAB_WITH_DAG is 0)"
+#if !MLFAB_WITH_DAG
 ABSENT_CTX(mlfab_dag_create, NO_DAG, mlfab_dag **dag_p)
 ABSENT_MUTE(mlfab_dag_send, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
     uint64_t bytes, uint32_t *op_p)
@@ -76686,12 +77380,11 @@ ABSENT_MUTE(mlfab_dag_close, NO_DAG, mlfab_dag **dag_p)
 #endif
 
 #if !MLFAB_WITH_MPI
-#define NO_MPI "the transport over MPI (MLFAB_WITH_MPI is 0)"
 ABSENT_TABLE(MLFAB_API const mlfab_transport *mlfab_transport_mpi(void))
 #endif
 
-#if !MLFAB_WITH_LEND
 #define NO_LEND "views and shared areas (MLFAB_WITH_LEND is 0)"
+#if !MLFAB_WITH_LEND
 ABSENT_CTX(mlfab_pull_view, NO_LEND, const mlfab_buf *bufs, uint32_t n,
     const mlfab_pull_options *options, mlfab_view *view_p)
 ABSENT_CTX(mlfab_pull_view_start, NO_LEND, const mlfab_buf *bufs, uint32_t n,
@@ -76699,4 +77392,12 @@ ABSENT_CTX(mlfab_pull_view_start, NO_LEND, const mlfab_buf *bufs, uint32_t n,
 ABSENT_CTX(mlfab_view_release, NO_LEND, mlfab_view *view)
 ABSENT_CALL(mlfab__calls_lend, NO_LEND)
 ABSENT_TABLE(MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void))
+#endif
+
+#if !MLFAB_WITH_COLL
+ABSENT_CTX(mlfab_device_share, NO_COLL, uint64_t least_bytes, uint64_t timeout_ns, int *shared_p)
+#endif
+
+#if !MLFAB_WITH_DEVICE && MLFAB_WITH_COLL
+ABSENT_CTX(mlfab_device_share, NO_DEVICE, uint64_t least_bytes, uint64_t timeout_ns, int *shared_p)
 #endif

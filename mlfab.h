@@ -147,6 +147,7 @@
  *    MLFAB_WITH_MPI                   the transport over MPI (section 13): 0 unless you define it as 1
  *    MLFAB_WITH_CBLAS                 additions by OpenBLAS or another cblas (config.kernels): 0 unless you define it as
  *                                     1, with the flags of `pkg-config --cflags --libs openblas`
+ *    MLFAB_WITH_PUSH                  models, pushes and pulls. _SCHED, _SPARSE, _RESHARD, _GROWTH, _CHECKPOINT, _DEVICE, _LEND need it
  *    MLFAB_WITH_COLL                  collectives, and with them the next three:
  *    MLFAB_WITH_PARTIAL               partial reductions
  *    MLFAB_WITH_STOCHASTIC            stochastic reductions
@@ -165,7 +166,7 @@
  *                                     processes of one host
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
- * `amalgamate.py --profile minimal|core` writes a mlfab.c without the text of such groups.
+ * `amalgamate.py --profile minimal|coll|core` writes a mlfab.c without the text of such groups.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -39,6 +39,7 @@ MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_beg
                                        uint32_t *flags_p);
 
 /* The calls of optional groups. */
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_push;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sched;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_sparse;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_reshard;

@@ -6,8 +6,7 @@
 #include "../base/env.h"
 #include "../base/rng.h"
 #include "complete.h"
-#include "../model/optimizer.h"
-#include "../model/sync.h"
+#include "../model/options.h"
 
 #include <errno.h>
 #include <math.h>

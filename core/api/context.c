@@ -30,8 +30,6 @@
 #include "context.h"
 
 #include "../base/rng.h"
-#include "../server/server.h"
-#include "../worker/worker.h"
 #include "thread.h"
 
 #include <errno.h>
@@ -673,12 +671,16 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
+/* How many updates have not ended. */
+static uint32_t context_unfinished(const mlfab *ctx, uint32_t *server_p) {
+  const mlfab__parts *parts = ctx->node->parts;
+  return parts->push ? parts->push->unfinished(parts, server_p) : 0;
+}
+
 /* 1 when something is under way that the thread has to drive. */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker, NULL) > 0) ||
-         mlfab__roles_serve(node);
+  return node->requests.open > 0 || context_unfinished(ctx, NULL) > 0 || mlfab__roles_serve(node);
 }
 
 /* Stays aside while other threads drive. With something under way, it comes back when no call has driven for a
@@ -841,8 +843,8 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
-  if (child && ctx->node && ctx->node->parts && ctx->node->parts->server)
-    mlfab__server_disown(ctx->node->parts->server);
+  if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
+    ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
   while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
@@ -990,8 +992,7 @@ static int context_test_served(mlfab *ctx, void *what) {
   const mlfab_node *node = ctx->node;
   if (node->crashes) return 1;
   if (!node->is_server) return mlfab__node_finished(node);
-  return node->ended ||
-         (!node->standby && mlfab__server_awaits(node->parts->server) == MLFAB__NO_NODE);
+  return node->ended || (!node->standby && mlfab__caller_awaited(node) == MLFAB__NO_NODE);
 }
 
 static int context_test_silent(mlfab *ctx, void *what) {
@@ -1193,8 +1194,8 @@ static int context_crashed(mlfab *ctx) {
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
   if (ctx->node->crashes) return 1;
-  return mlfab__worker_unfinished(ctx->node->parts->worker, NULL) == 0 &&
-         context_keeps(ctx, NULL, 0) == 0 && !(ctx->stager && ctx->stager->updates(ctx) > 0);
+  return context_unfinished(ctx, NULL) == 0 && context_keeps(ctx, NULL, 0) == 0 &&
+         !(ctx->stager && ctx->stager->updates(ctx) > 0);
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -1215,7 +1216,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   } else if (!flushed) {
     char waited[24], whom[64] = "the peer";
     uint64_t since_ns = mlfab__context_now(ctx) - start;
-    uint32_t server = 0, unfinished = mlfab__worker_unfinished(ctx->node->parts->worker, &server);
+    uint32_t server = 0, unfinished = context_unfinished(ctx, &server);
     mlfab_error *last = &ctx->node->requests.last;
     mlfab__duration(waited, since_ns);
     if (unfinished == 0) {
@@ -1306,7 +1307,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
     char waited[24];
     mlfab__duration(waited, timeout_ns);
     uint32_t worker = MLFAB__NO_NODE;
-    if (node->is_server && !node->standby) worker = mlfab__server_awaits(node->parts->server);
+    if (node->is_server && !node->standby) worker = mlfab__caller_awaited(node);
     code = worker != MLFAB__NO_NODE
                ? mlfab__error(last, MLFAB_ERR_TIMEOUT, (int32_t)worker, 0, timeout_ns,
                               "serve: after %s worker %u has not left", waited, worker)

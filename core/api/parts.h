@@ -3,6 +3,17 @@
 #ifndef MLFAB__PARTS_H
 #define MLFAB__PARTS_H
 
+#include "../base/base.h"
+
+struct mlfab__parts;
+
+/* The functions of pushes and pulls that a context calls (calls_push.c). */
+typedef struct mlfab__parts_push {
+  /* How many updates have not ended. If there are any: *server_p awaits the oldest. */
+  uint32_t (*unfinished)(const struct mlfab__parts *parts, uint32_t *server_p);
+  void (*disown)(const struct mlfab__parts *parts); /* in a forked child */
+} mlfab__parts_push;
+
 typedef struct mlfab__parts {
   struct mlfab__worker *worker;
   struct mlfab__server *server;
@@ -11,6 +22,11 @@ typedef struct mlfab__parts {
   struct mlfab__scheduler *scheduler;
   struct mlfab__capacity_role *capacity;
   struct mlfab__checkpoint_role *checkpoint;
+  const mlfab__parts_push *push; /* NULL: not compiled in */
+  /* Begins mlfab_finish: this worker has no more data. `finisher`: the worker, or the role that stands for it. */
+  void *finisher;
+  int (*finish)(void *finisher, uint64_t timeout_ns, uint64_t now_ns, mlfab_request *request_p,
+                mlfab_error *error);
 } mlfab__parts;
 
 #endif

@@ -46,20 +46,23 @@
 
 /* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
+#ifndef MLFAB_WITH_PUSH
+#define MLFAB_WITH_PUSH 1
+#endif
 #ifndef MLFAB_WITH_SCHED
-#define MLFAB_WITH_SCHED 1
+#define MLFAB_WITH_SCHED MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_SPARSE
-#define MLFAB_WITH_SPARSE 1
+#define MLFAB_WITH_SPARSE MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_RESHARD
-#define MLFAB_WITH_RESHARD 1
+#define MLFAB_WITH_RESHARD MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_GROWTH
-#define MLFAB_WITH_GROWTH 1
+#define MLFAB_WITH_GROWTH MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_CHECKPOINT
-#define MLFAB_WITH_CHECKPOINT 1
+#define MLFAB_WITH_CHECKPOINT MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_REPLICA
 #define MLFAB_WITH_REPLICA MLFAB_WITH_SCHED
@@ -86,10 +89,15 @@
 #define MLFAB_WITH_KEYS 1
 #endif
 #ifndef MLFAB_WITH_LEND
-#define MLFAB_WITH_LEND 1
+#define MLFAB_WITH_LEND MLFAB_WITH_PUSH
 #endif
 #ifndef MLFAB_WITH_DEVICE
-#define MLFAB_WITH_DEVICE 1
+#define MLFAB_WITH_DEVICE MLFAB_WITH_PUSH
+#endif
+#if !MLFAB_WITH_PUSH && (MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_RESHARD || \
+                         MLFAB_WITH_GROWTH || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_DEVICE || \
+                         MLFAB_WITH_LEND)
+#error "MLFAB_WITH_SCHED, _SPARSE, _RESHARD, _GROWTH, _CHECKPOINT, _DEVICE and _LEND need MLFAB_WITH_PUSH"
 #endif
 #ifndef MLFAB_WITH_TELEMETRY
 #define MLFAB_WITH_TELEMETRY 1

@@ -1,10 +1,8 @@
 /* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
- * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part, and planned trees: WORKER, and
- * SCHEDULER. */
+ * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part: WORKER. */
 #include "../node/node.h"
 #include "comm.h"
 #include "membership.h"
-#include "trees.h"
 
 static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   switch (at.kind) {
@@ -180,57 +178,17 @@ static const mlfab__role membership_row = {
     .free = mlfab__membership_free,
 };
 
-/* Who takes part, and after it the trees of those. */
-static int membership_attach(mlfab_node *node, mlfab__membership **membership_p) {
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
+                                             struct mlfab__barrier_server *barrier,
+                                             mlfab__membership **membership_p) {
   mlfab__role *role = mlfab__roles_add(node, &membership_row, sizeof **membership_p);
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
   *membership_p = role->self;
   if (mlfab__membership_init(*membership_p, &node->env, &node->config, &down))
     return MLFAB_ERR_MEMORY;
+  (*membership_p)->barrier = barrier;
   const mlfab__mirrored part = mlfab__membership_mirrored(*membership_p);
-  mlfab__mirrored_add(node, &part);
-  return 0;
-}
-
-/* --- planned trees --- */
-
-static int trees_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  return at.kind == MLFAB__LINK_SCHEDULER ? mlfab__trees_scheduler_frame(self, frame)
-                                          : mlfab__trees_frame(self, at.peer, frame, at.now_ns);
-}
-
-static void trees_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  (void)greeting;
-  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 1);
-}
-
-static void trees_role_lost(void *self, mlfab__at at) {
-  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
-}
-
-static const mlfab__role trees_row = {
-    .from = MLFAB__TREE_ASK,
-    .to = MLFAB__TREE_PLAN,
-    .name = "trees",
-    .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
-    .frame = trees_role_frame,
-    .up = trees_role_up,
-    .lost = trees_role_lost,
-    .scan = mlfab__trees_tick,
-    .free = mlfab__trees_free,
-};
-
-MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
-                                             struct mlfab__barrier_server *barrier) {
-  mlfab__membership *membership;
-  if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
-  membership->barrier = barrier;
-  mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
-  mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
-  const mlfab__mirrored part = mlfab__trees_mirrored(role->self);
   mlfab__mirrored_add(node, &part);
   return 0;
 }

@@ -186,9 +186,10 @@ typedef struct mlfab__membership {
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__membership_free(void *self);
-/* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
+/* Adds the row of the membership, *membership_p, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node,
-                                             struct mlfab__barrier_server *barrier);
+                                             struct mlfab__barrier_server *barrier,
+                                             mlfab__membership **membership_p);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,

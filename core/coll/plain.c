@@ -224,10 +224,11 @@ static int plain_is_eager(const mlfab__comm_slot *slot) {
 /* Does the scheduler plan a tree for it? The same on all members. */
 static int plain_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
-  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3) return 0;
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3 ||
+      comm->config->scheduler == MLFAB_SCHEDULER_NONE)
+    return 0;
   if (call->algorithm == MLFAB_ALGORITHM_PLANNED) return 1;
   return call->algorithm == MLFAB_ALGORITHM_AUTO && !(call->reduce && call->ordered) &&
-         comm->config->scheduler != MLFAB_SCHEDULER_NONE &&
          slot->count * mlfab__plain_width(call) > comm->config->eager_bytes;
 }
 

@@ -10,7 +10,7 @@
  *                                                        |  no scheduler, it is lost, or it is silent
  *                                                        +--for a heartbeat: an empty tree--> KNOWN
  *
- * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
+ * Without a scheduler in the configuration no member asks. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
  * tells is of ranks; server 0 checks it and tells it in the members' numbers.
  *
  * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,
@@ -60,6 +60,9 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfa
 MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
 /* The known trees as records: one for each entry. */
 MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees);
+/* Adds the row of trees, at server 0 (trees_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__trees_attach(struct mlfab_node *node,
+                                        const mlfab__membership *membership);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 

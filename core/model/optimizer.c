@@ -173,17 +173,16 @@ static void optimizer_plain(const mlfab__optimizer *optimizer, const optimizer_b
 
 /* The optimizers, by MLFAB_OPTIMIZER_*. */
 static const struct {
-  const char *name;
   uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
   int linear;      /* the step is linear in u and does not decay w */
   void (*apply)(const mlfab__optimizer *optimizer, const optimizer_block *block);
 } optimizer_kinds[] = {
-    [MLFAB_OPTIMIZER_SGD] = {"sgd", 0, 1, optimizer_plain},
-    [MLFAB_OPTIMIZER_MOMENTUM] = {"momentum", 1, 1, optimizer_momentum},
-    [MLFAB_OPTIMIZER_ADADELAY] = {"adadelay", 0, 1, optimizer_plain},
-    [MLFAB_OPTIMIZER_ADAM] = {"adam", 2, 0, optimizer_adam},
-    [MLFAB_OPTIMIZER_RMSPROP] = {"rmsprop", 1, 0, optimizer_rmsprop},
-    [MLFAB_OPTIMIZER_ADAGRAD] = {"adagrad", 1, 0, optimizer_adagrad},
+    [MLFAB_OPTIMIZER_SGD] = {0, 1, optimizer_plain},
+    [MLFAB_OPTIMIZER_MOMENTUM] = {1, 1, optimizer_momentum},
+    [MLFAB_OPTIMIZER_ADADELAY] = {0, 1, optimizer_plain},
+    [MLFAB_OPTIMIZER_ADAM] = {2, 0, optimizer_adam},
+    [MLFAB_OPTIMIZER_RMSPROP] = {1, 0, optimizer_rmsprop},
+    [MLFAB_OPTIMIZER_ADAGRAD] = {1, 0, optimizer_adagrad},
 };
 
 /* --- the interface --- */
@@ -237,10 +236,6 @@ MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer) {
   return optimizer->kind == MLFAB_OPTIMIZER_SGD && !(optimizer->weight_decay > 0.0);
 }
 
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].name : "unknown";
-}
-
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,
@@ -273,14 +268,4 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
     }
     optimizer_kinds[optimizer->kind].apply(optimizer, &block);
   }
-}
-
-MLFAB_API void mlfab_model_options_init(mlfab_model_options *options) {
-  const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
-  if (options) *options = initial;
-}
-
-MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
-  const mlfab_push_options initial = MLFAB_PUSH_OPTIONS_INIT;
-  if (options) *options = initial;
 }

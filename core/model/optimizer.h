@@ -6,6 +6,7 @@
 #define MLFAB__OPTIMIZER_H
 
 #include "../base/base.h"
+#include "options.h"
 
 typedef struct mlfab__optimizer {
   uint32_t kind; /* MLFAB_OPTIMIZER_* */
@@ -37,6 +38,5 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,
                                             uint64_t n);
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 
 #endif

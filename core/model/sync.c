@@ -17,18 +17,17 @@ enum {
   SYNC_USES_ALPHA = 128
 };
 
-static const struct {
-  const char *name;
-  unsigned uses;
-} sync_kinds[] = {
-    {"async", 0},
-    {"bsp", SYNC_USES_SOFT},
-    {"ssp", SYNC_USES_SOFT | SYNC_USES_STALENESS},
-    {"dsps", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
-    {"drop", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
-    {"pssp", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
-    {"pssp_dynamic", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
-    {"user", SYNC_USES_SOFT},
+/* By MLFAB_SYNC_*. */
+static const unsigned sync_kinds[] = {
+    [MLFAB_SYNC_ASYNC] = 0,
+    [MLFAB_SYNC_BSP] = SYNC_USES_SOFT,
+    [MLFAB_SYNC_SSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS,
+    [MLFAB_SYNC_DSPS] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX,
+    [MLFAB_SYNC_DROP] = SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE,
+    [MLFAB_SYNC_PSSP] = SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE,
+    [MLFAB_SYNC_PSSP_DYNAMIC] =
+        SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA,
+    [MLFAB_SYNC_USER] = SYNC_USES_SOFT,
 };
 
 /* 1 / e, and the number of quiet steps after which DSPS lowers the threshold. */
@@ -36,7 +35,7 @@ static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
 static unsigned sync_uses(uint32_t kind) {
-  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].uses : 0;
+  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind] : 0;
 }
 
 static int sync_probabilistic(uint32_t kind) {
@@ -115,10 +114,6 @@ MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b) 
          (!(uses & SYNC_USES_LATE) || a->keep_late == b->keep_late) &&
          (!(uses & SYNC_USES_CHANCE) || a->chance == b->chance) &&
          (!(uses & SYNC_USES_ALPHA) || a->alpha == b->alpha);
-}
-
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind) {
-  return kind < MLFAB__COUNT(sync_kinds) ? sync_kinds[kind].name : "unknown";
 }
 
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind) {

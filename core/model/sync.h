@@ -15,6 +15,7 @@
 
 #include "../base/base.h"
 #include "../base/env.h"
+#include "options.h"
 
 /* --- the description of a model; all members are valid, whatever `size` says --- */
 
@@ -24,8 +25,6 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
 /* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-/* The name, for instance "ssp"; "unknown" for an invalid kind. */
-MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 
 /* 1 when updates are summed, and applied in one commit a round. */
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);

@@ -59,6 +59,13 @@ MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int l
   caller_tell(node, worker, kind);
 }
 
+MLFAB__INTERNAL uint32_t mlfab__caller_awaited(const mlfab_node *node) {
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    if (!node->callers[w].left && !node->callers[w].dead) return w;
+  }
+  return MLFAB__NO_NODE;
+}
+
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why) {
   (void)why;

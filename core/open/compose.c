@@ -3,14 +3,13 @@
 #include "../api/parts.h"
 #include "../coll/barrier.h"
 #include "../node/node.h"
-#include "../server/server.h"
-#include "../worker/worker.h"
 #if MLFAB_WITH_CHECKPOINT
 #include "../checkpoint/checkpoint.h"
 #endif
 #if MLFAB_WITH_COLL
 #include "../coll/comm.h"
 #include "../coll/membership.h"
+#include "../coll/trees.h"
 #endif
 #if MLFAB_WITH_DEVICE
 #include "../device/resident.h"
@@ -35,6 +34,13 @@
 #else
 #define VOTES_DISK NULL
 #endif
+#endif
+#if MLFAB_WITH_PUSH
+#include "../api/calls_push.h"
+#include "../server/server.h"
+#include "../worker/worker.h"
+#else
+#include "../coll/attend.h"
 #endif
 #if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
@@ -79,6 +85,11 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
         config->join                            ? "join (MLFAB_JOIN)"
         : config->workers_max > config->workers ? "workers_max (MLFAB_WORKERS_MAX)"
                                                 : "servers_max (MLFAB_SERVERS_MAX)");
+  if (!MLFAB_WITH_PUSH && config->servers > 1)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_UNSUPPORTED,
+        "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
+        "were left out (MLFAB_WITH_PUSH is 0)");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
@@ -134,23 +145,34 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_CHECKPOINT
   if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
 #endif
+#if MLFAB_WITH_PUSH
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
 #if MLFAB_WITH_LEND
   if (!code) code = mlfab__view_attach(parts->worker);
 #endif
+  parts->finisher = parts->worker;
+  parts->finish = mlfab__worker_finish;
+#else
+  mlfab__attend_worker *attendant = NULL;
+  if (!code) code = mlfab__attend_attach(node, &attendant);
+  parts->finisher = attendant;
+  parts->finish = mlfab__attend_finish;
+#endif
   if (code) return code;
-  parts->barrier->counting = (mlfab__counting){.worker = parts->worker,
-                                               .idle = mlfab__worker_idle,
-                                               .mark = mlfab__worker_mark,
-                                               .apart = mlfab__worker_stand_apart,
-                                               .back = mlfab__worker_return,
-                                               .counted = mlfab__worker_counted,
-                                               .barrier = parts->barrier,
+  parts->barrier->counting = (mlfab__counting){.barrier = parts->barrier,
                                                .barrier_apart = mlfab__barrier_apart,
                                                .barrier_alone = mlfab__barrier_alone,
                                                .barrier_here = mlfab__barrier_here,
                                                .barriers = mlfab__barrier_calls,
                                                .barrier_among = mlfab__barrier_among};
+#if MLFAB_WITH_PUSH
+  parts->barrier->counting.worker = parts->worker;
+  parts->barrier->counting.idle = mlfab__worker_idle;
+  parts->barrier->counting.mark = mlfab__worker_mark;
+  parts->barrier->counting.apart = mlfab__worker_stand_apart;
+  parts->barrier->counting.back = mlfab__worker_return;
+  parts->barrier->counting.counted = mlfab__worker_counted;
+#endif
 #if MLFAB_WITH_COLL
   parts->comm->counting = parts->barrier->counting;
 #endif
@@ -174,9 +196,13 @@ static int compose_worker(mlfab_node *node) {
 }
 
 static int compose_server(mlfab_node *node, mlfab_error *error) {
+#if MLFAB_WITH_PUSH
   int code = mlfab__server_attach(node, &node->parts->server);
 #if MLFAB_WITH_LEND
   if (!code) code = mlfab__views_attach(node->parts->server);
+#endif
+#else
+  int code = mlfab__attend_server_attach(node);
 #endif
 #if MLFAB_WITH_DEVICE
   if (!code && node->config.device) code = mlfab__resident_attach(node, node->parts->server, error);
@@ -202,7 +228,12 @@ static int compose_server(mlfab_node *node, mlfab_error *error) {
   if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
-  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier);
+  mlfab__membership *membership = NULL;
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node, barrier, &membership);
+#if MLFAB_WITH_SCHED
+  if (!code && membership && node->config.scheduler != MLFAB_SCHEDULER_NONE)
+    code = mlfab__trees_attach(node, membership);
+#endif
 #endif
 #if MLFAB_WITH_REPLICA
   if (!code && node->config.replicas)
@@ -217,6 +248,9 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = 0;
+#if MLFAB_WITH_PUSH
+  node->parts->push = mlfab__push_functions();
+#endif
 #if MLFAB_WITH_GROWTH
   code = mlfab__growth_attach(node);
 #endif

@@ -225,13 +225,6 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
   mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (!server->peers[w].left && !server->peers[w].dead) return w;
-  }
-  return MLFAB__NO_NODE;
-}
-
 /* --- the definition --- */
 
 static void server_define_ack(mlfab__server *server, uint32_t worker, int code, const char *text) {

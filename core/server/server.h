@@ -566,8 +566,6 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
 /* Background work and timers. */
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
-/* A worker that has neither left nor died; MLFAB__NO_NODE when all have. */
-MLFAB__INTERNAL uint32_t mlfab__server_awaits(const mlfab__server *server);
 
 /* Does everything that can be done now: heads, commits, rounds, and what is due. */
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);

@@ -539,9 +539,9 @@ MLFAB__INTERNAL void mlfab__worker_advance(mlfab__worker *worker, uint64_t now_n
   }
 }
 
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error) {
+  mlfab__worker *worker = self;
   if (worker->done)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
   int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_JOIN, error);

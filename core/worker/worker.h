@@ -335,9 +335,9 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error);
+/* self: the worker. */
+MLFAB__INTERNAL int mlfab__worker_finish(void *self, uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error);
 /* Sends the servers another consistency model; server and tensor may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
                                            uint32_t server, uint32_t tensor, uint64_t timeout_ns,

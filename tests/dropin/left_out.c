@@ -1,4 +1,4 @@
-/* left_out.c - the errors of an mlfab.c compiled without all optional groups: each public function of a
+/* left_out.c - the errors of an mlfab.c compiled without all optional groups, with pushes and pulls or without: each public function of a
  * group returns UNSUPPORTED and names the switch, and a configuration that needs a group is refused. */
 #include "mlfab.h"
 
@@ -42,7 +42,35 @@ static void push_pull(mlfab *ctx) {
   failed = 1;
 }
 
+/* A build without pushes and pulls. Barriers are there. */
+static void no_push(mlfab *ctx) {
+  const char *push = "pushes and pulls (MLFAB_WITH_PUSH is 0)";
+  float x[4] = {0};
+  mlfab_buf buf = {0, 0, x, 4};
+  const void *data = NULL;
+  uint64_t count = 0;
+  int status = 0;
+  mlfab_sync sync = {.size = sizeof sync};
+  mlfab_view view = {.size = sizeof view};
+  REFUSED(mlfab_tensor_add(ctx, 0, MLFAB_F32, 4), push);
+  REFUSED(mlfab_model_start(ctx, NULL, &buf, 1), push);
+  REFUSED(mlfab_push(ctx, &buf, 1, NULL, NULL), push);
+  REFUSED(mlfab_push_status(ctx, 1, &status), push);
+  REFUSED(mlfab_pull(ctx, &buf, 1, NULL, NULL), push);
+  REFUSED(mlfab_pull_view(ctx, &buf, 1, NULL, &view), push);
+  REFUSED(mlfab_cached(ctx, 0, &data, &count), push);
+  REFUSED(mlfab_set_sync(ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0), push);
+  REFUSED(mlfab_save(ctx, "model.safetensors"), push);
+  int code = mlfab_barrier(ctx, NULL);
+  if (!code) code = mlfab_flush(ctx, 0);
+  if (!code) code = mlfab_finish(ctx, 0);
+  if (!code && mlfab_finish(ctx, 0) == MLFAB_ERR_STATE) return;
+  fprintf(stderr, "barrier, flush and finish: %s\n", mlfab_error_name(code));
+  failed = 1;
+}
+
 int main(void) {
+  int pushes = !strstr(strstr(mlfab_build_info(), "; without:"), " push");
   mlfab *ctx = NULL;
   mlfab_error error;
   mlfab_config config;
@@ -88,11 +116,19 @@ int main(void) {
   code = mlfab_open(&config, &ctx, &error);
   says("metrics", code, error.text, "MLFAB_WITH_TELEMETRY is 0");
   config.metrics[0] = 0;
+  config.servers = config.workers = 2;
+  config.allow_insecure = 1;
+  snprintf(config.coordinator, sizeof config.coordinator, "127.0.0.1:9");
+  code = pushes ? 0 : mlfab_open(&config, &ctx, &error);
+  if (!pushes) says("servers", code, error.text, "MLFAB_WITH_PUSH is 0");
+  config.servers = config.workers = 1;
+  config.allow_insecure = 0;
+  config.coordinator[0] = 0;
   if (mlfab_open(&config, &ctx, &error)) {
     fprintf(stderr, "mlfab_open: %s\n", error.text);
     return 1;
   }
-  push_pull(ctx);
+  if (pushes) push_pull(ctx);
   float x[4] = {0};
   uint64_t index = 0, count;
   const void *cached;
@@ -120,6 +156,7 @@ int main(void) {
   REFUSED(mlfab_load(ctx, ".", NULL, 0, NULL), "MLFAB_WITH_CHECKPOINT is 0");
   REFUSED(mlfab_restore(ctx, "."), "MLFAB_WITH_CHECKPOINT is 0");
   REFUSED(mlfab_restored(ctx, &info), "checkpoints (MLFAB_WITH_CHECKPOINT is 0)");
+  if (!pushes) no_push(ctx);
   mlfab_buf weights = {0, 0, x, 4};
   mlfab_view view = {.size = sizeof view};
   mlfab_request request = 0;

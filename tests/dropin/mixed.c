@@ -1,13 +1,18 @@
 /* mixed.c - a fabric of two builds. Worker 0, which also serves, was built without MLFAB_WITH_SPARSE and
  * MLFAB_WITH_LEND: worker 1 asks for a filter and for a sparse update, and each call returns UNSUPPORTED and names the
- * server and the switch. It asks for a view, and gets a copy. */
+ * server and the switch. It asks for a view, and gets a copy. With NO_PUSH worker 0 was built without MLFAB_WITH_PUSH, and
+ * worker 1 defines a model. */
 #include "mlfab.h"
 
 #include <stdio.h>
 #include <string.h>
 
 static int refused(mlfab *ctx, const char *call, int code) {
+#ifdef NO_PUSH
+  static const char text[] = "at server 0, which was built without MLFAB_WITH_PUSH";
+#else
   static const char text[] = "at server 0, which was built without MLFAB_WITH_SPARSE";
+#endif
   mlfab_error error = {0};
   mlfab_last_error(ctx, &error);
   if (code == MLFAB_ERR_UNSUPPORTED && strstr(error.text, text) && error.rank == 0) return 0;
@@ -15,6 +20,29 @@ static int refused(mlfab *ctx, const char *call, int code) {
   return 1;
 }
 
+#ifdef NO_PUSH
+static int run(mlfab *ctx, int32_t rank) {
+  float w[4] = {0};
+  mlfab_buf weights = {0, 0, w, 4};
+  int code = mlfab_tensor_add(ctx, 0, MLFAB_F32, 4);
+  int failed = (rank == 0) != (code == MLFAB_ERR_UNSUPPORTED);
+  if (rank == 1) failed += refused(ctx, "model_start", mlfab_model_start(ctx, NULL, &weights, 1));
+  return failed || mlfab_barrier(ctx, NULL);
+}
+
+int main(void) {
+  mlfab *ctx = NULL;
+  mlfab_error error;
+  int32_t rank = 0;
+  if (mlfab_open_env(&ctx, &error)) {
+    fprintf(stderr, "%s\n", error.text);
+    return 1;
+  }
+  int failed = mlfab_rank(ctx, &rank, NULL, NULL) || run(ctx, rank);
+  mlfab_close(&ctx);
+  return failed;
+}
+#else
 static int ask(mlfab *ctx) {
   mlfab_filter filter = {.size = sizeof filter, .threshold = 0.5};
   float value = 1;
@@ -62,3 +90,4 @@ int main(void) {
   mlfab_close(&ctx);
   return code || failed;
 }
+#endif

@@ -1,7 +1,7 @@
 #!/bin/sh
 # switches.sh: compiles mlfab.c without each optional group, without all of them, and in its profiles, each alone
-# in an empty folder; runs trainers and the tests of pushes and pulls with the smallest; checks the errors of
-# functions that were left out; and runs two copies in one process. Prints TAP.
+# in an empty folder, where it runs a program of its kind; runs the tests of pushes and pulls with the smallest; checks the
+# errors of functions that were left out; and runs two copies in one process. Prints TAP.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 run=${MLFAB_BUILD:-build}/mlfab-run
@@ -34,7 +34,7 @@ compile="${CC:-cc} -std=c11 -O0 -Wall -Wextra -Werror"
 dropin=$root/tests/dropin
 # clang warns of functions that nobody uses, also without making anything.
 syntax="$(command -v clang || echo "${CC:-cc}") -std=c11 -Wall -Wextra -Werror -fsyntax-only"
-groups="COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD GROWTH REPLICA KEYS CHECKPOINT DEVICE TELEMETRY LEND"
+groups="PUSH COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD GROWTH REPLICA KEYS CHECKPOINT DEVICE TELEMETRY LEND"
 all="-DMLFAB_WITH_COLL=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_RESHARD=0 -DMLFAB_WITH_GROWTH=0 -DMLFAB_WITH_CHECKPOINT=0 -DMLFAB_WITH_DEVICE=0 -DMLFAB_WITH_TELEMETRY=0 -DMLFAB_WITH_LEND=0"
 
 mkdir full && cp "$root/mlfab.h" "$root/mlfab.c" full || exit 1
@@ -44,6 +44,9 @@ done
 check "without any" $syntax $all -DMLFAB_WITH_TCP=0 -DMLFAB_WITH_SHM=0 full/mlfab.c
 check "without any group" $compile $all -c full/mlfab.c -o none.o
 refuses() { ! "$@" -Wfatal-errors; }
+check "without any group and pushes" $compile $all -DMLFAB_WITH_PUSH=0 -c full/mlfab.c -o barriers.o
+check "compiles without pushes" $compile -DMLFAB_WITH_PUSH=0 -c full/mlfab.c -o pushless.o
+check "refuses filters without pushes" refuses $compile -DMLFAB_WITH_PUSH=0 -DMLFAB_WITH_SPARSE=1 -c full/mlfab.c
 check "refuses a part of what is left out" refuses $compile -DMLFAB_WITH_COLL=0 -DMLFAB_WITH_DAG=1 -c full/mlfab.c
 check "refuses replicas without SCHED" refuses $compile -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_REPLICA=1 -c full/mlfab.c
 
@@ -54,23 +57,57 @@ for blas in openblas cblas; do
   fi
 done
 
-for profile in core minimal; do
+# program PROFILE FILE: builds a program beside the two files of a profile, which are alone in their folder.
+link="-lpthread -lm"
+program() { check "builds $2 with $1" $compile -I$1 -o $1/program "$dropin/$2" $1/mlfab.o $link; }
+# runs PROFILE OPTION...: runs it under mlfab-run. A dedicated server (-s 1) is of another build: that of mlfab-run.
+runs() {
+  profile=$1
+  shift
+  check "$profile runs as $*" "$run" "$@" --timeout 60 "$profile/program"
+}
+
+for profile in $(cd "$root" && python3 -c 'import amalgamate; print(*amalgamate.PROFILES)'); do
   check "makes $profile" python3 "$root/amalgamate.py" --profile $profile -o "$folder/$profile"
   check "compiles $profile" $compile -c $profile/mlfab.c -o $profile/mlfab.o
   check "$profile exports its functions only" "$dropin/symbols.sh" $profile/mlfab.o
+  case $profile in
+    minimal)
+      program minimal trainer.c
+      for how in "-n 2 -s 0 --tcp" "-n 2 -s 1 --shm" "-n 2 -s 1 --tcp" "-n 3 -s 0"; do runs minimal $how; done
+      ;;
+    coll)
+      program coll collect.c
+      for how in "-n 1 -s 0" "-n 2 -s 0 --tcp" "-n 3 -s 0 --shm" "-n 3 -s 0" "-n 2 -s 1 --tcp"; do
+        runs coll --insecure $how
+      done
+      ;;
+    core)
+      program core scheduled.c
+      for how in "-n 2 -s 0 --tcp" "-n 3 -s 0"; do runs core --scheduler=beside $how; done
+      ;;
+    *) check "$profile has a program of its kind" false ;;
+  esac
 done
 check "core refuses vote_dir" $compile -Icore -o votes "$dropin/votes.c" core/mlfab.o -lpthread -lm
 check "says what vote_dir needs" ./votes
 check "replicas with core" $compile -D_GNU_SOURCE -Icore -o twelve "$root/examples/12_server_dies.c" core/mlfab.o -lpthread -lm
 check "a server dies with core" "$run" -n 3 --replicas --set heartbeat_ms=100 --timeout 60 --server ./twelve ./twelve
 check "refuses what a profile has not" refuses $compile -DMLFAB_WITH_COLL=1 -c minimal/mlfab.c
+check "refuses to leave out what a profile needs" refuses $compile -DMLFAB_WITH_PUSH=0 -c minimal/mlfab.c
 
-# The smallest at work. Its servers are of another build, where mlfab-run has them (-s).
-link="-lpthread -lm"
-check "a trainer with minimal" $compile -Iminimal -o trainer "$dropin/trainer.c" minimal/mlfab.o $link
-for how in "-n 2 -s 1 --shm" "-n 2 -s 1 --tcp" "-n 3 --tcp" "-n 3"; do
-  check "runs as $how" "$run" $how --timeout 60 ./trainer
-done
+# Collectives over MPI, where it is installed.
+if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
+  check "builds for MPI with coll" mpicc -std=c11 -O0 -Wall -Wextra -Werror -DMLFAB_WITH_MPI=1 -Icoll -o collect_mpi \
+    "$dropin/collect.c" coll/mlfab.c $link
+  options="-n 3"
+  mpirun --version 2>/dev/null | grep -q "Open MPI" &&
+    options="--oversubscribe --bind-to none --mca btl self,vader --mca mpi_yield_when_idle 1 --quiet -n 3"
+  for transport in mpi mpi+shm; do
+    check "coll runs over $transport" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+      MLFAB_TRANSPORT=$transport MLFAB_TIMEOUT_MS=60000 mpirun $options ./collect_mpi
+  done
+fi
 check "example 2 with minimal" $compile -Iminimal -o two "$root/examples/02_push_pull.c" minimal/mlfab.o $link
 check "runs example 2" "$run" -n 3 --timeout 60 ./two
 
@@ -85,9 +122,12 @@ if echo '#include <stdarg.h>
       "$root/tests/$test.c" minimal/mlfab.o "$(dirname "$built")/mlfab_sim.c" -lcmocka $link
     check "runs $test" ./tests
   done
+  check "builds sim/test_collective without pushes" ${CC:-cc} -std=gnu11 -DWITH_MODEL=0 -I"$root" -o tests \
+    "$root/tests/sim/test_collective.c" pushless.o "$(dirname "$built")/mlfab_sim.c" -lcmocka $link
+  check "runs sim/test_collective" env MLFAB_SCALE=0.1 ./tests
 fi
 
-for build in none.o minimal/mlfab.o; do
+for build in none.o barriers.o minimal/mlfab.o; do
   check "asks $build for what was left out" $compile -Ifull -o left_out "$dropin/left_out.c" $build $link
   check "is told what was left out" ./left_out
 done
@@ -97,6 +137,11 @@ $compile -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_KEYS=0 -DMLFAB_
 check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" less.o $link
 check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" "$built" $link
 check "the worker is told which server" "$run" -n 2 -s 0 --insecure --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
+
+# A build without pushes at worker 0, which serves; worker 1 defines a model, and is told.
+check "a server without pushes" $compile -DNO_PUSH -Ifull -o mixed0 "$dropin/mixed.c" pushless.o $link
+check "a worker with pushes" $compile -DNO_PUSH -Ifull -o mixed1 "$dropin/mixed.c" "$built" $link
+check "the worker is told which switch" "$run" -n 2 -s 0 --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
 
 # mlfab-run makes a key. A build without keys refuses it and says what helps. An mlfab-run without keys makes none.
 check "a trainer without keys" $compile -Ifull -o keyless "$dropin/trainer.c" less.o $link

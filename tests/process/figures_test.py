@@ -146,7 +146,7 @@ def test_scheduling():
 def lines_of_profiles(folder):
     """The length of mlfab.c for each profile, written below a folder."""
     lines = {"all": read("mlfab.c").count("\n")}
-    for profile in ("minimal", "core"):
+    for profile in ("minimal", "coll", "core"):
         to = os.path.join(folder, profile)
         printed(sys.executable, os.path.join(ROOT, "amalgamate.py"), "--profile", profile, "-o", to)
         with open(os.path.join(to, "mlfab.c"), encoding="utf-8") as file:
@@ -159,7 +159,7 @@ def test_lines():
     shown = table("sizes")
     with tempfile.TemporaryDirectory() as folder:
         found = lines_of_profiles(folder)
-    expect([row[0] for row in shown.rows] == ["minimal", "core", "all"], "all profiles", shown.rows)
+    expect([row[0] for row in shown.rows] == ["minimal", "coll", "core", "all"], "all profiles", shown.rows)
     for profile, lines, _ in shown.rows:
         same("%s, %s" % (shown.where, profile), numbers(lines), [found[profile]])
 

@@ -1,0 +1,228 @@
+/* calls_push.c - the model, pushes and pulls: the calls of a node, and those of a context. The worker checks the members
+ * of a call (../worker/worker.h). */
+#include "calls_push.h"
+
+#include "../server/server.h"
+#include "../worker/worker.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* --- a node --- */
+
+/* Ghost tensors need transports that carry them. */
+static int transfer_check_ghost(const mlfab__call_in *e) {
+  const mlfab_node *node = e->node;
+  const mlfab_model_options *options = e->call->options;
+  int ghost = options && MLFAB__HAS(options, mlfab_model_options, ghost) && options->ghost;
+  for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
+    uint32_t link = node->routes[s].link;
+    if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
+    return mlfab__error(
+        e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+        "not supported: ghost tensors (data NULL) on a transport that carries bytes");
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__calls_push(const mlfab__call_in *e) {
+  const mlfab_call *c = e->call;
+  mlfab__worker *worker = e->node->parts->worker;
+  mlfab_request *r = e->request_p;
+  mlfab_error *error = e->error;
+  uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
+  int code = 0;
+  switch (c->kind) {
+    case MLFAB_CALL_TENSOR_ADD:
+      return mlfab__worker_tensor(worker, c->tensor, c->dtype, c->count, error);
+    case MLFAB_CALL_MODEL_START:
+      code = transfer_check_ghost(e);
+      return code ? code : mlfab__worker_model(worker, c->options, c->bufs, c->n, now, r, error);
+    case MLFAB_CALL_PUSH:
+      return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
+    case MLFAB_CALL_PULL:
+      return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
+    default:
+      return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
+                                    error);
+  }
+}
+
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (!status_p)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_ARGUMENT, "push_status: status_p is NULL");
+  if (!node->is_worker)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_STATE,
+                       "push_status: this node is not a worker");
+  int code = mlfab__worker_status(node->parts->worker, seq, status_p);
+  return code ? MLFAB__FAIL(&node->requests.last, code, "push_status: update %llu is unknown",
+                            (unsigned long long)seq)
+              : 0;
+}
+
+static uint32_t transfer_unfinished(const mlfab__parts *parts, uint32_t *server_p) {
+  return parts->worker ? mlfab__worker_unfinished(parts->worker, server_p) : 0;
+}
+
+static void transfer_disown(const mlfab__parts *parts) {
+  if (parts->server) mlfab__server_disown(parts->server);
+}
+
+MLFAB__INTERNAL const mlfab__parts_push *mlfab__push_functions(void) {
+  static const mlfab__parts_push functions = {transfer_unfinished, transfer_disown};
+  return &functions;
+}
+
+/* --- a context --- */
+
+MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t count) {
+  SUBMIT_AT_ONCE(TENSOR_ADD, .tensor = id, .dtype = dtype, .count = count);
+}
+
+static int transfer_model(mlfab *ctx, const mlfab_model_options *options, const mlfab_buf *bufs,
+                          uint32_t n) {
+  SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
+}
+
+/* With options and filter from the environment, after mlfab_open_env. */
+static int transfer_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
+  mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
+  mlfab_filter filter = {.size = sizeof filter};
+  const mlfab_filter none = filter;
+  mlfab_error error;
+  int code = mlfab_model_options_from_env(&options, &error);
+  if (!code) code = mlfab_filter_from_env(&filter, &error);
+  if (code) {
+    mlfab__context_enter(ctx);
+    ctx->node->requests.last = error;
+    mlfab__context_leave(ctx);
+    return code;
+  }
+  code = transfer_model(ctx, &options, bufs, n);
+  if (!code && memcmp(&filter, &none, sizeof filter) != 0)
+    code = mlfab_set_filter(ctx, MLFAB_ALL, &filter);
+  return code;
+}
+
+MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
+                                const mlfab_buf *bufs, uint32_t n) {
+  CONTEXT_CHECK(ctx);
+  return !options && ctx->from_env ? transfer_model_from_env(ctx, bufs, n)
+                                   : transfer_model(ctx, options, bufs, n);
+}
+
+/* For the most frequent calls. It sets every member by name: compilers clear the rest of a large struct with an
+ * instruction that takes longer than the call. */
+static int transfer_call(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
+                         uint32_t n, int waits, mlfab_request *request_p, mlfab_result *result_p) {
+  mlfab_call call;
+  call.size = sizeof call;
+  call.kind = kind;
+  call.options = options;
+  call.bufs = bufs;
+  call.n = n;
+  call.tensor = call.server = call.id = 0;
+  call.dtype = call.root = 0;
+  call.vecs = NULL;
+  call.servers = NULL;
+  call.data = call.info_p = NULL;
+  call.counts = call.indices = NULL;
+  call.id_p = NULL;
+  call.count = call.timeout_ns = 0;
+  return mlfab__submit_call(ctx, &call, waits, request_p, result_p);
+}
+
+MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_push_options *options, mlfab_result *result_p) {
+  return transfer_call(ctx, MLFAB_CALL_PUSH, options, bufs, n, 1, NULL, result_p);
+}
+
+MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_push_options *options, mlfab_request *request_p) {
+  return transfer_call(ctx, MLFAB_CALL_PUSH, options, bufs, n, 0, request_p, NULL);
+}
+
+MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                         const mlfab_pull_options *options, mlfab_result *result_p) {
+  return transfer_call(ctx, MLFAB_CALL_PULL, options, bufs, n, 1, NULL, result_p);
+}
+
+MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
+                               const mlfab_pull_options *options, mlfab_request *request_p) {
+  return transfer_call(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
+}
+
+MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
+  CONTEXT_CALL(ctx, mlfab_node_push_status(ctx->node, seq, status_p));
+}
+
+MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
+                             uint64_t timeout_ns) {
+  SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
+         .timeout_ns = timeout_ns);
+}
+
+/* --- saving --- */
+
+/* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
+ * flat model, where every element is aligned. Returns its bytes. */
+static size_t transfer_save_header(const mlfab__layout *layout, char *text, size_t room) {
+  size_t at = 0;
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
+    int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
+                     "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+                     i ? "," : "{", t->id, name, (unsigned long long)t->count,
+                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
+    at += (size_t)n;
+  }
+  if (text) memcpy(text + at, "}", 2);
+  return at + 1;
+}
+
+MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
+  CONTEXT_CHECK(ctx);
+  if (!path) return mlfab__context_null(ctx, "save: path");
+  mlfab__context_enter(ctx);
+  const mlfab__worker *worker = ctx->node->parts->worker;
+  mlfab_error *last = &ctx->node->requests.last;
+  int code = 0;
+  if (!worker || !worker->stands || worker->define.options.ghost) {
+    code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
+    mlfab__context_leave(ctx);
+    return code;
+  }
+  const mlfab__layout *layout = &worker->layout;
+  size_t header = transfer_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
+  size_t bytes = 8 + padded + layout->bytes;
+  uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
+  mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
+  if (!file || !bufs) code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "save: out of memory");
+  if (!code) {
+    for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
+    transfer_save_header(layout, (char *)file + 8, padded + 1);
+    memset(file + 8 + header, ' ', padded - header);
+    for (uint32_t i = 0; i < layout->ntensors; i++) {
+      const mlfab__tensor *t = &layout->tensors[i];
+      bufs[i].tensor = t->id;
+      bufs[i].count = t->count;
+      bufs[i].data = file + 8 + padded + t->offset;
+    }
+    const mlfab_call pull = {
+        .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
+    code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
+  }
+  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
+  errno = 0;
+  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  pthread_mutex_lock(&ctx->lock);
+  if (failed)
+    code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
+                       number ? mlfab__reason(number) : "env.store failed");
+  mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
+  mlfab__free_aligned(&ctx->env, file, bytes + 1);
+  mlfab__context_leave(ctx);
+  return code;
+}
