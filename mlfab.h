@@ -716,13 +716,11 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
  * any order, and calls may be started and waited for later. Call mlfab_model_start before the first collective or barrier.
  * If a step makes its first collective several times, give these calls different tags. A process that takes the rank of a dead
- * one is admitted in the same way, but the collectives of the others wait for its first (section 10): it has to make that call
- * before it waits for an update of theirs.
+ * one is admitted in the same way (section 10, A worker comes back).
  *
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
  * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
- * rank of a dead one counts in the same way, except that it ends the epoch of collectives (section 10, A worker comes
- * back). Arrays by rank (counts of mlfab_allgather and mlfab_reduce_scatter) have workers_max entries.
+ * rank of a dead one counts in the same way. Arrays by rank (counts of mlfab_allgather and mlfab_reduce_scatter) have workers_max entries.
  *
  * Servers that come and go. A fabric with servers_max above servers takes in more dedicated servers at any time:
  * processes with config.join and roles MLFAB_ROLE_SERVER (MLFAB_JOIN=1 and MLFAB_ROLE=server, or mlfab-run --join
@@ -1374,9 +1372,10 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  *    finished (mlfab_finish).
  *    A worker joins (section 6). No call fails, and the epoch ends between two calls, the same two on every worker.
  *    Where 1024 workers take part already, the joiner's call fails with MLFAB_ERR_LIMIT, and later ones wait for room.
- *    A worker comes back after its death. Its return ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for its first
- *    collective, so it should call early. It has none of their objects. Calls on an old object end at their deadline
- *    and name it; the others then close their objects, and all open new ones.
+ *    A worker comes back after its death, as a new process. It is admitted like one that joins: no call waits for it before its
+ *    first collective, which meets the next call of the others that is the same, and none fails. If they make no such call for a
+ *    tenth of config.timeout_ns, their epoch ends with MLFAB_ERR_AGAIN, and it takes part in the next one. So does it at once if
+ *    they have objects open: they close these, and all open new ones.
  *    Server 0 dies. Server 0 keeps the list of members and is not on the data path. All open and all later
  *    collectives fail with MLFAB_ERR_PEER_DEAD (is_server 1). Without dedicated servers (mlfab-run -s 0, torchrun,
  *    mpirun) it is in worker 0's process.

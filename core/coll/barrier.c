@@ -157,6 +157,8 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
     *entry = (mlfab__barrier_entry){
         .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
   barrier_look_late(server, at.peer);
+  if (greeting->fresh && entry->guest)
+    barrier_check(server, MLFAB__NO_NODE); /* nobody may have heard of a death */
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {

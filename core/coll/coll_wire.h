@@ -4,6 +4,9 @@
 
 #include "../wire/wire.h"
 
+/* Of MEMBERSHIP: `newcomer` of a member that has ended all calls below the limit. */
+#define MLFAB__MEMBERSHIP_MOVED 2u
+
 typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
   uint32_t epoch;                      /* that it knows to be over, 0: none */
   uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */

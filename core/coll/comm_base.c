@@ -191,6 +191,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
   const mlfab__comm_slot *first =
       comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
+  uint32_t moved = comm->phase == MLFAB__COMM_IN ? MLFAB__MEMBERSHIP_MOVED : 0;
   comm->asked_for = first ? first->signature : 0;
   const mlfab__membership_ask ask = {.epoch = after_epoch,
                                      .arena_pid = comm->arena_pid,
@@ -206,7 +207,7 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .progress = first ? first->mark.progress : 0,
                                      .barriers = first ? first->mark.barriers : 0,
                                      .open = mlfab__comm_open_objects(comm),
-                                     .newcomer = comm->newcomer};
+                                     .newcomer = comm->newcomer | moved};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 

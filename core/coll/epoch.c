@@ -326,8 +326,10 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
       epoch_renew(comm, MLFAB__COMM_OUT);
     else
       epoch_untold(comm);
+    comm->said = 0;
     mlfab__streams_end(&comm->streams);
   } else {
+    if (comm->said) comm->newcomer = 0; /* all count it, and it has failed where they have */
     if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
     if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
     if (!told) epoch_end(comm, 1, MLFAB__COMM_OUT);

@@ -147,8 +147,9 @@ static void membership_post_departures(mlfab__membership *membership, uint32_t w
 
 /* --- verdicts --- */
 
-/* It is no member any more. */
+/* It is no member any more. If it is new, and no epoch has begun with it, it joins again. */
 static void membership_release(mlfab__membership_entry *entry) {
+  entry->joins = entry->fresh;
   entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
   entry->finished = entry->frozen = entry->moved = 0;
 }
@@ -234,7 +235,7 @@ static void membership_make_list(mlfab__membership *membership) {
       mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
-/* Ends the epoch for all workers that have asked, before it begins. */
+/* Ends the epoch for all workers that have asked, before it begins, but for those that fail nobody's call. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
   mlfab__touched_all(membership->touch);
@@ -242,7 +243,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
   for (uint32_t w = 0; w < membership->workers; w++) {
     membership->entries[w].lost = 0;
-    if (!membership->entries[w].asked) continue;
+    if (!membership->entries[w].asked || membership->entries[w].joins) continue;
     membership->entries[w].asked = 0;
     membership->entries[w].over_owed = membership->epoch;
     membership->entries[w].over_well = 0;
@@ -250,8 +251,8 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   }
 }
 
-/* 1 when the workers that have asked can form an epoch; else it refuses the epoch. */
-static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
+/* 1 when the workers that have asked can form an epoch that begins with this call; else it refuses the epoch. */
+static int membership_may_form(mlfab__membership *membership, uint32_t asked, uint64_t first) {
   char text[128];
   if (asked > membership_room(membership)) {
     snprintf(text, sizeof text, "%u workers call collectives, which are for %u at most", asked,
@@ -260,8 +261,9 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
     return 0;
   }
   for (uint32_t w = 0; w < membership->workers; w++) {
-    int32_t lost = membership->entries[w].lost;
-    if (!lost) continue;
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    int32_t lost = entry->lost;
+    if (!lost || (entry->asked && entry->ask.signature == first)) continue;
     snprintf(text, sizeof text,
              lost == MLFAB_ERR_PEER_DEAD ? "worker %u is dead" : "worker %u has left", w);
     membership_refuse(membership, lost, (int32_t)w, text);
@@ -310,28 +312,36 @@ static uint64_t membership_first_call(const mlfab__membership *membership) {
   return members > 0 ? first : joiner;
 }
 
+/* Is it in the epoch that begins with this call? A joiner only if its first call is this one, there is room, and nobody keeps
+ * objects; one that returns, also if they do. */
+static int membership_fits(const mlfab__membership_entry *entry, uint64_t first, int kept,
+                           uint32_t *places) {
+  if (!entry->asked || !entry->joins) return entry->asked;
+  if (entry->ask.signature != first || (kept && entry->well) || *places == 0) return 0;
+  (*places)--;
+  return 1;
+}
+
 /* The workers that have asked are the members of the next epoch, joiners only if they can be, and begin with its first
  * call. */
 static void membership_form(mlfab__membership *membership) {
-  uint32_t asked = 0, places = membership_places(membership);
+  uint32_t asked = 0, places = membership_places(membership), joiners = places;
   uint64_t first = membership_first_call(membership);
-  if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
-  uint32_t joiners = places;
-  for (uint32_t w = 0; w < membership->workers; w++) {
-    const mlfab__membership_entry *entry = &membership->entries[w];
-    int fits = !entry->joins || (entry->ask.signature == first && joiners > 0 && joiners--);
-    asked += entry->asked && fits;
-  }
+  int kept = membership_keeper(membership) != MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < membership->workers; w++)
+    asked += (uint32_t)membership_fits(&membership->entries[w], first, kept, &joiners);
   if (asked == 0) return;
   mlfab__touched_all(membership->touch);
   membership->epoch++;
-  if (!membership_may_form(membership, asked)) return;
+  if (!membership_may_form(membership, asked, first)) {
+    membership_check(membership);
+    return;
+  }
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked) continue;
-    if (entry->joins && (places == 0 || entry->ask.signature != first)) continue;
-    places -= entry->joins;
+    entry->lost = 0;
+    if (!membership_fits(entry, first, kept, &places)) continue;
     entry->asked = entry->joins = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
@@ -871,6 +881,8 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                            const mlfab__membership_ask *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   if (in->epoch > membership->epoch) return MLFAB_ERR_FRAME;
+  /* It has not heard how its epoch ended meanwhile. */
+  if (in->newcomer == MLFAB__MEMBERSHIP_MOVED && !entry->member) return 0;
   if (entry->alive && entry->over_owed > in->epoch) { /* it has not heard the verdict yet */
     membership_post_over(membership, worker);
     return 0;
@@ -887,7 +899,6 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->fresh &&
       in->signature == 0) { /* its call has ended before it heard of the list */
     membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
-    entry->joins = 1;
     return 0;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
@@ -895,13 +906,16 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                     membership->list_bytes);
     return 0;
   }
-  if (entry->joins && in->signature == 0) { /* its call has ended */
+  if (!in->newcomer) entry->joins = 0;
+  if (in->newcomer && in->signature == 0) { /* its call has ended */
     entry->asked = 0;
+    entry->joins = 1;
     membership_check(membership);
     return 0;
   }
   if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
     return 0;
+  if (!entry->asked || entry->ask.signature != in->signature) entry->waited = 0;
   entry->asked = 1;
   entry->fresh = in->newcomer != 0;
   entry->ask = *in;
@@ -1068,17 +1082,20 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
     membership_repeat(membership, worker);
     return;
   }
-  int ends = entry->member;
-  uint8_t joins = entry->well;
+  if (entry->incarnation) membership_lose(membership, worker, MLFAB_ERR_PEER_DEAD);
+  const mlfab__membership_entry was = *entry;
   memset(entry, 0, sizeof *entry);
   entry->alive = 1;
-  entry->joins = joins;
+  entry->well = was.well;
+  entry->joins = was.well || was.incarnation;
+  entry->lost = was.lost;
   entry->incarnation = incarnation;
   entry->missing = MEMBERSHIP_UNTOLD;
-  if (ends) {
-    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
-                       "worker %u is back as a new process", worker);
-  }
+  if (was.member)
+    membership_verdict(membership, MLFAB_ERR_PEER_DEAD, (int32_t)worker,
+                       "worker %u is dead: a new process has taken its place", worker);
+  else
+    membership_check(membership); /* nobody waits for it any more */
 }
 
 MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
@@ -1121,6 +1138,22 @@ static void membership_tell_barrier(mlfab__membership *membership, uint64_t now_
   }
 }
 
+/* One that returns has the epoch end if the members keep objects, or have not made its first call for long. Then it is in the
+ * next one, whatever it calls. */
+static void membership_insist(mlfab__membership *membership) {
+  const mlfab_config *config = membership->config;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || !entry->joins || entry->well) continue;
+    entry->waited += config->heartbeat_ns / 4;
+    if (membership->kept == 0 && entry->waited < config->timeout_ns / 10) continue;
+    entry->joins = 0;
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)w,
+                       "worker %u has come in: collectives begin anew", w);
+    return;
+  }
+}
+
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
@@ -1128,6 +1161,7 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
+  if (membership->phase == MLFAB__MEMBERSHIP_RUNNING) membership_insist(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   if (membership->kept > 0) mlfab__touched(membership->touch, 0);
   if (membership->kept > 0 || membership->seek[0]) membership_tell_joiners(membership);

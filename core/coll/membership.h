@@ -4,8 +4,9 @@
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
- * Verdicts. A member dies (PEER_DEAD), closes without a word (PEER_CLOSED), or comes back as a new process (AGAIN);
- * a worker that replaces one that died, and is no member, calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
+ * Verdicts. A member dies, or a new process has its place before anybody has noticed that (PEER_DEAD); it closes without a word
+ * (PEER_CLOSED); a worker that was taken for dead calls, or one that returns has called in vain (AGAIN);
+ * a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
  * calls differ (MISMATCH). A member that leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: server 0 tells
  * the others how many calls it has called (MEMBERSHIP_LEFT), and they fail later calls themselves.
  *
@@ -22,7 +23,8 @@
  *
  * Lost before an epoch. A worker that dies, closes or is done while no epoch stands should have been in the next one
  * (in epoch 1: any worker), unless it joins. The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED,
- * naming the lowest rank that is missing. A worker that is back by then is not missing.
+ * naming the lowest rank that is missing; joiners go on waiting. A worker that is back by then, and has made the call with which the
+ * epoch begins, is not missing.
  *
  * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. All members must agree from which call on
  * it is absent, and others may have begun calls that it has not called:
@@ -55,6 +57,11 @@
  * member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0 tries again a heartbeat later. For
  * the same reason joiners are not in an epoch that forms after a failure while its members have objects.
  *
+ * Returning. A process that takes the place of one that died returns: it joins in the same way. Nobody waits for it before its
+ * first call, and then the members seek that call. But a program may have all agree anew after a failure, by calls that its loop does
+ * not make; and nobody can close objects that were opened with the dead one, but their members. So if members have objects open, or have
+ * not made its first call for a tenth of timeout_ns, the epoch ends with AGAIN, and the next one has it, whatever it calls.
+ *
  * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
  * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
  * others make with it, or its first barrier where the loop has no collective.
@@ -63,8 +70,7 @@
  *      APART --all others have called: READY, with their progress and barriers--> RETURNS --all servers count it--> MEMBER
  *      APART --its call fails--> TRIAL
  *
- * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no
- * collective waits for it; for a process that replaces a dead worker, collectives do, once it is here.
+ * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
  * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
  * in whatever order a loop has its calls. Two bits, MLFAB__APART_*, tell which kind of call waits; rounds count it when
  * neither does, and a collective comes first. A collective of an epoch that has newcomers begins when every member has
@@ -78,7 +84,8 @@
  *
  * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
  * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
- * nobody's call; after LIST it is a member like others. (d) A loop needs a place that its first collective marks: of
+ * nobody's call; after LIST it is a member like others. If the epoch ends before GO, it is a newcomer again, unless it has
+ * said READY: then all count it, and its call has failed where theirs have. (d) A loop needs a place that its first collective marks: of
  * equal collectives in a step the library cannot tell which one a joiner makes, unless they have tags.
  *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
@@ -124,8 +131,9 @@ typedef struct mlfab__membership_entry { /* a worker */
       frozen;         /* a member that has finished with `calls`; has answered the last FREEZE */
   uint8_t moved;      /* a member that has ended all calls below the limit */
   uint64_t begun;     /* calls, when it froze */
-  uint8_t well;       /* its last process left in good order, or it has had none */
-  uint8_t joins;      /* no member yet, and fails nobody's call */
+  uint8_t well;       /* its former (gone: last) process left in good order, or it has had none */
+  uint8_t joins;      /* no member yet, and fails nobody's call; not `well`: it returns */
+  uint64_t waited;    /* one that returns: for so many ns since it has asked */
   uint8_t open;       /* it had objects when it froze */
   uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */

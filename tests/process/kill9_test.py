@@ -9,6 +9,9 @@ be between the acknowledged and the started pushes of rank r, over all its proce
 be uniformly their sum: so no push was lost, applied twice, or applied in part. Barriers must still complete,
 and /dev/shm must be as before.
 
+In a loop of pushes, pulls and allreduces (mixer.c) a worker is killed and comes back: a death fails one allreduce of each other
+worker, nothing else fails, and all go on, with it, at once.
+
 A third worker pulls, and is stopped or killed meanwhile: what it was lent of the servers' memory is nobody else's, and what
 others pull and view stays whole (puller.c).
 
@@ -143,6 +146,65 @@ def test_kill_9(*options):
         updates, added, left, seed = updates + done, added + grouped, left - kills, seed + 1
     tell("%s: %d kills, %d acknowledged updates, %d added up on the way" % (" ".join(options[:2]), ROUNDS, updates, added))
     expect(added > 0 or len(options) == 1, "aggregators add up")
+
+
+class Mixers(Watched):
+    """Workers that push, pull and make an allreduce in each step. A process that comes later knows that others train."""
+
+    def __init__(self, workers, *options, **settings):
+        self.folder = tempfile.TemporaryDirectory()
+        self.sums, self.failed, self.heres = ([0] * workers for _ in range(3))
+        self.started, self.done, self.finals = [0] * workers, [0] * workers, {}
+        self.stopped = set()
+        program = 'F=%s; touch $F/$MLFAB_RANK; exec %s $F 100 $(cat $F/$MLFAB_RANK; echo comes > $F/$MLFAB_RANK)' % (
+            self.folder.name, helper("mixer"))
+        super().__init__("-n", workers, "-s", 1, *options, "--on-failure=restart", "--timeout", 300, "sh", "-c", program, **settings)
+
+    def __exit__(self, *_):
+        super().__exit__()
+        self.folder.cleanup()
+
+    def said(self, role, rank, word, rest):
+        counts = {"sum": self.sums, "told": self.failed, "here": self.heres, "start": self.started, "done": self.done}
+        if word in counts:
+            counts[word][rank] += 1
+        elif word == "stopped":
+            self.stopped.add(rank)
+        elif word == "final":
+            of, least, most = rest.split()
+            self.finals.setdefault(int(of), set()).update((float(least), float(most)))
+
+    def goes_on(self):
+        then = list(self.sums)
+        self.until(lambda: all(s > t + 5 for s, t in zip(self.sums, then)), "all make allreduces")
+
+    def ends(self):
+        for name, there in (("stop", lambda: len(self.stopped) == len(self.sums)), ("read", self.ended)):
+            open(self.folder.name + "/" + name, "w", encoding="ascii").close()
+            wait_until(lambda: there() or self.ended(), name)
+        self.until_end()
+
+
+@cases(("--tcp", "bsp"), ("--shm", "bsp"), ("--tcp", "ssp"))
+def test_a_worker_comes_back_in_a_loop(transport, consistency):
+    dice, kills, before = random.Random(SEED), max(3, round(6 * SCALE / 10)), shared_memory_names()
+    with Mixers(3, transport, MLFAB_CONSISTENCY=consistency, MLFAB_HEARTBEAT_MS=100) as fabric:
+        fabric.goes_on()
+        for _ in range(kills):
+            victim = dice.randrange(1, 3)
+            lives = fabric.heres[victim]
+            time.sleep(dice.random() * 0.2)
+            os.kill(fabric.processes()["worker", victim], signal.SIGKILL)
+            fabric.until(lambda: fabric.heres[victim] > lives, "worker %d is back" % victim)
+            fabric.goes_on()
+        fabric.ends()
+    about = "failed %s, started %s, done %s, finals %s\n%s" % (fabric.failed, fabric.started, fabric.done, fabric.finals,
+                                                              fabric.told())
+    expect(all(f <= kills for f in fabric.failed) and sum(fabric.heres) == 3 + kills, "more fails than one call a death", about)
+    for rank in range(3):
+        expect(all(fabric.done[rank] <= value <= fabric.started[rank] for value in fabric.finals[rank]),
+               "an update of worker %d is lost or doubled" % rank, about)
+    expect_nothing_left(before)
 
 
 def stop_or_kill(fabric, stops, dice):

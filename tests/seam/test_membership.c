@@ -17,7 +17,7 @@ typedef struct worker {
   int calls, mute; /* it wants to take part; it does not get ready */
   int newcomer;    /* it gets ready when the others are */
   uint32_t listed, in, over, overs;
-  uint64_t host;
+  uint64_t host, signature;
   double rate;
   mlfab__membership_over verdict;
   mlfab__membership_go go;
@@ -54,7 +54,7 @@ static void say_ready(uint32_t i) {
 static void call(uint32_t i) {
   w[i].calls = 1;
   SAY(&t, WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].over, .host = w[i].host,
-      .in = w[i].rate, .out = 2 * w[i].rate, .signature = CALLED,
+      .in = w[i].rate, .out = 2 * w[i].rate, .signature = w[i].signature ? w[i].signature : CALLED,
       .newcomer = (uint32_t)w[i].newcomer);
 }
 
@@ -133,6 +133,24 @@ static void die(uint32_t i) {
 static void come(uint32_t i) {
   w[i] = (worker){.newcomer = 1, .host = 1, .awaited = UNTOLD, .missing = UNTOLD};
   talk_enter(&t, i);
+  settle();
+}
+
+/* It has ended the calls of its epoch. */
+static void say_moved(uint32_t i) {
+  SAY(&t, WORKER(i), MEMBERSHIP, membership_ask, .epoch = w[i].in, .host = 1, .signature = CALLED,
+      .newcomer = MLFAB__MEMBERSHIP_MOVED);
+}
+
+/* The other members make the first call of the one that has come. */
+static void meet(uint32_t who, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    if (i != who)
+      SAY(&t, WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = w[i].in,
+          .rank = (int32_t)who);
+  settle();
+  for (uint32_t i = 0; i < n; i++)
+    if (i != who) say_moved(i);
   settle();
 }
 
@@ -376,8 +394,8 @@ static void test_verdicts(void **state) {
   assert_int_equal(w[0].in, 2);
   call(2);
   pass(BEAT);
-  for (uint32_t i = 0; i < 4; i++) assert_true(w[i].listed == w[0].listed);
-  assert_int_equal(w[2].overs, 0); /* it has seen no failure */
+  meet(2, 4); /* the call is not theirs alone any more, and nobody sees a failure */
+  for (uint32_t i = 0; i < 4; i++) assert_true(IN(i, 3, 4) && w[i].overs == (i != 2));
   talk_close(&t);
 
   all_in(3);
@@ -387,7 +405,8 @@ static void test_verdicts(void **state) {
 
   all_in(3);
   come(0);
-  expect_verdict(0, 1, MLFAB_ERR_AGAIN, 0, "worker 0 is back as a new process");
+  expect_verdict(0, 1, MLFAB_ERR_PEER_DEAD, 0,
+                 "worker 0 is dead: a new process has taken its place");
   talk_close(&t);
 
   /* The first failure counts; nothing of the epoch that is over is heard. */
@@ -416,6 +435,94 @@ static void test_verdicts(void **state) {
   talk_back(&t, WORKER(1));
   settle();
   expect_verdict(3, 1, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
+  talk_close(&t);
+}
+
+/* --- a process that takes the place of one that died --- */
+
+/* Two have lost the third, and its process is back, and has made its first call. */
+static void one_returns(uint64_t signature) {
+  all_in(3);
+  die(2);
+  come(2);
+  w[2].signature = signature;
+  call(2);
+  settle();
+  assert_true(IN(0, 2, 2) && w[0].overs == 1);
+}
+
+static void freeze(uint32_t n, uint32_t open) {
+  for (uint32_t i = 0; i < n; i++)
+    SAY(&t, WORKER(i), MEMBERSHIP_FROZEN, membership_finish, .epoch = w[i].in, .rank = 2,
+        .open = open);
+  settle();
+}
+
+/* The others would never make its first call: it may take part all the same, and they hear it. */
+static void test_called_in_vain(void **state) {
+  (void)state;
+  one_returns(9);
+  freeze(2, 0);
+  assert_int_equal(w[0].settle.seek[0], 9);
+  pass(58 * BEAT);
+  assert_true(IN(0, 2, 2) && w[0].overs == 1);
+  pass(4 * BEAT);
+  for (uint32_t i = 0; i < 3; i++) assert_int_equal(w[i].in, 3);
+  assert_int_equal(w[2].overs, 0);
+  assert_true(w[0].verdict.code == MLFAB_ERR_AGAIN && w[0].verdict.rank == 2);
+  assert_string_equal(w[0].verdict.text, "worker 2 has come in: collectives begin anew");
+  talk_close(&t);
+  /* Its time begins anew with another call. */
+  one_returns(9);
+  freeze(2, 0);
+  pass(58 * BEAT);
+  w[2].signature = 8;
+  call(2);
+  freeze(2, 0);
+  pass(58 * BEAT);
+  assert_true(IN(0, 2, 2) && w[0].settle.seek[0] == 8);
+  talk_close(&t);
+}
+
+/* Nobody but their members can close objects: they hear at once that it is back, and all begin anew. */
+static void test_objects_of_the_dead(void **state) {
+  (void)state;
+  one_returns(CALLED);
+  freeze(2, 1);
+  pass(BEAT);
+  for (uint32_t i = 0; i < 3; i++) assert_int_equal(w[i].in, 3);
+  assert_true(w[1].overs == 2 && w[1].verdict.code == MLFAB_ERR_AGAIN);
+  talk_close(&t);
+}
+
+/* The epoch that has it ends before it begins: nobody waits for its next call. If its call has ended, too, it is not in the
+ * next one. */
+static void test_ends_before_it_begins(void **state) {
+  (void)state;
+  one_returns(CALLED);
+  w[1].mute = 1;
+  meet(2, 3);
+  assert_true(w[2].listed == 3 && w[2].in == 0);
+  w[2].calls = w[1].mute = 0;
+  fail_epoch(0, 3, MLFAB_ERR_TIMEOUT, 0, "late");
+  settle();
+  assert_true(IN(0, 4, 2) && w[2].over == 3);
+  talk_close(&t);
+}
+
+/* A member says that it has ended its calls, while server 0 tells it that its epoch is over: this is no call of the next one. */
+static void test_moved_too_late(void **state) {
+  (void)state;
+  one_returns(CALLED);
+  freeze(2, 0);
+  w[1].calls = 0;
+  fail_epoch(0, 2, MLFAB_ERR_TIMEOUT, 0, "late");
+  say_moved(1);
+  settle();
+  assert_true(w[0].overs == 2 && w[0].listed == 0);
+  call(1);
+  settle();
+  assert_true(w[0].in == 3 && w[1].in == 3);
   talk_close(&t);
 }
 
@@ -522,10 +629,24 @@ static void test_lost_before(void **state) {
       talk_back(&t, WORKER(2));
     else
       come(2);
-    for (uint32_t i = 1; i < 3; i++) call(i);
+    for (uint32_t i = 3; i-- > 1;) call(i);
     pass(BEAT);
     for (uint32_t i = 0; i < 3; i++) assert_true(w[i].in > 0 && w[i].in == w[0].in);
     assert_true(IN(0, 1, 3));
+    talk_close(&t);
+  }
+  /* One that is back and has not called, or calls something else, does not hide the death; its call does not fail. */
+  for (int calls = 0; calls < 2; calls++) {
+    open_all(3);
+    come(2);
+    call(0);
+    w[2].signature = 9;
+    if (calls) call(2);
+    settle();
+    call(1);
+    settle();
+    expect_verdict(2, 1, MLFAB_ERR_PEER_DEAD, 2, "worker 2 is dead");
+    assert_true(IN(0, 2, 2) && w[2].overs == 0);
     talk_close(&t);
   }
   /* Between two epochs. */
@@ -729,6 +850,10 @@ int main(void) {
       cmocka_unit_test(test_stuck_while_one_finishes),
       cmocka_unit_test(test_asking_rate),
       cmocka_unit_test(test_verdicts),
+      cmocka_unit_test(test_called_in_vain),
+      cmocka_unit_test(test_objects_of_the_dead),
+      cmocka_unit_test(test_ends_before_it_begins),
+      cmocka_unit_test(test_moved_too_late),
       cmocka_unit_test(test_differ),
       cmocka_unit_test(test_leaving),
       cmocka_unit_test(test_lost_before),

@@ -1,9 +1,14 @@
-/* test_joiners.c - workers that join loops of pushes, pulls, collectives of several kinds and barriers, in any order.
+/* test_joiners.c - workers that join loops of pushes, pulls, collectives of several kinds and barriers, in any order, and
+ * processes that replace dead workers in them.
  *
  * All workers run one loop of random calls. In some loops calls are started, and waited for later in the step. Joiners come
  * at any time; workers die, close or finish at any time. No call fails because a worker joins or finishes. A collective fails
  * only after a death, or after a worker that closed: the loops do not match any more. Every call ends. Whoever sees a failure
  * withdraws its open collectives, and finishes: one of them may have ended well elsewhere, so nobody else makes it.
+ *
+ * Replacements: a worker dies, and a new process takes its place at any time, again and again. A death fails one call of each
+ * other worker at most, the same one: a worker that the others have met dies when no collective is under way. One that they have
+ * not met fails no call, and no call fails because a process comes back. All go on with their loops.
  *
  * Oracle: in the end each element of the model is the number of one worker's updates. Sums of collectives are in the range
  * that those who take part can give. */
@@ -19,7 +24,7 @@ static const char *const call_words[] = {"push", "pull",     "barrier", "allredu
 static const uint32_t counts[KINDS] = {0, 0, 0, 1, 2, WIDE, 1, 3};
 
 enum phase { ABSENT, OPENS, IDLES, RUNS, LEAVES, AWAY, DEAD };
-enum end { FINISHES, DIES, CLOSES };
+enum end { FINISHES, DIES, CLOSES, RETURNS };
 
 typedef struct place { /* a call of the loop, as one worker makes it */
   mlfab_request request;
@@ -34,10 +39,12 @@ typedef struct worker {
   enum phase phase;
   int busy;          /* inside a blocking call */
   int failed;        /* it has seen a failure */
+  int met;           /* the others have met it in a collective */
+  int mourns;        /* its next collective may tell of a death */
   uint64_t comes_ns; /* a joiner: when it opens */
   enum end end;
-  uint64_t ends_ns; /* when it dies or closes; 0: never */
-  uint64_t step, steps, pushes, next_ns;
+  uint64_t ends_ns;                              /* when it dies or closes; 0: never */
+  uint64_t step, steps, pushes, pushed, next_ns; /* pushed: well */
   uint32_t at, last; /* its next call in the loop; with which it finishes */
   place of[CALLS];
   float u[COUNT];
@@ -52,8 +59,11 @@ typedef struct job {
       waits[CALLS]; /* before the call of this place, or the end of the step, it is waited for */
   mlfab_sync sync;
   int model, roots; /* the loop has a broadcast */
-  int leaving;      /* a worker finishes: the others go on meanwhile */
-  int lost;         /* a worker has died, or closed without having finished */
+  int returns;      /* a new process takes the place of each that dies */
+  int collects;     /* the loop has a collective */
+  uint32_t deaths;
+  int leaving; /* a worker finishes: the others go on meanwhile */
+  int lost;    /* a worker has died, or closed without having finished */
   worker of[MOST];
 } job;
 
@@ -88,6 +98,10 @@ static void expect(worker *me, uint32_t at, int code) {
   job *j = me->job;
   enum call call = j->loop[at];
   int rootless = j->roots && code == MLFAB_ERR_ARGUMENT; /* worker 0 is the root */
+  if (is_collective(call) && me->mourns && code == MLFAB_ERR_PEER_DEAD) {
+    me->mourns = 0;
+    return;
+  }
   if (is_collective(call) && j->lost &&
       (code == MLFAB_ERR_PEER_DEAD || code == MLFAB_ERR_PEER_CLOSED || code == MLFAB_ERR_MISMATCH ||
        code == MLFAB_ERR_CANCELLED || rootless)) {
@@ -151,6 +165,9 @@ static int is_over(worker *me, uint32_t at) {
   say(j->w.sim, "worker %u: %s of step %llu: %d", me->rank, call_words[call],
       (unsigned long long)me->step, result.status);
   expect(me, at, result.status);
+  if (is_collective(call)) me->mourns = 0;
+  if (is_collective(call) && !result.status) me->met = 1;
+  if (call == PUSH && !result.status) me->pushed++;
   float most = call == MAXIMUM || call == BROADCAST ? 1.0f : (float)j->most;
   for (uint32_t i = 0; i < counts[call] && !result.status; i++)
     if (p->x[i] < 1.0f || p->x[i] > most) wrong("the %s has %g", call_words[call], (double)p->x[i]);
@@ -171,6 +188,48 @@ static void withdraw_collectives(worker *me) {
   for (uint32_t k = 0; k < j->calls; k++)
     if (me->of[k].open && is_collective(j->loop[k]))
       OK(node, mlfab_cancel(node, me->of[k].request));
+}
+
+/* Does its death fail calls of others? */
+static int matters(const worker *me) {
+  mlfab_stats stats = {.collective_epochs = 0};
+  if (me->phase < RUNS || me->phase >= AWAY) return 0;
+  mlfab_get_stats(me->job->w.node[me->rank], &stats, sizeof stats);
+  return me->met || stats.collective_epochs > 0;
+}
+
+static int is_calling(const worker *me) {
+  for (uint32_t k = 0; k < me->job->calls; k++)
+    if (me->of[k].open && is_collective(me->job->loop[k])) return 1;
+  return 0;
+}
+
+/* May it die now, so that all others that have met it fail the same call? */
+static int may_die(const worker *me) {
+  const job *j = me->job;
+  if (is_calling(me)) return 0;
+  if (!matters(me)) return 1;
+  for (uint32_t k = 0; k < j->most; k++)
+    if (matters(&j->of[k]) && (is_calling(&j->of[k]) || j->of[k].mourns)) return 0;
+  return !j->leaving;
+}
+
+/* It dies, and a new process comes, perhaps before anybody has noticed. */
+static void die(worker *me) {
+  job *j = me->job;
+  int known = matters(me);
+  say(j->w.sim, "worker %u dies%s", me->rank, known ? "" : ", which nobody has met");
+  assert_int_equal(mlfab_sim_crash(j->w.sim, me->rank), 0);
+  me->phase = ABSENT;
+  me->met = me->mourns = 0;
+  me->step = me->at = 0;
+  memset(me->of, 0, sizeof me->of);
+  me->comes_ns = now_of(j) + MS * below(j, below(j, 2) ? 20 : 400);
+  me->ends_ns = me->comes_ns + MS * below(j, 200);
+  if (below(j, 3)) me->end = FINISHES;
+  j->deaths++;
+  for (uint32_t k = 0; k < j->most && known; k++)
+    j->of[k].mourns = j->collects && matters(&j->of[k]);
 }
 
 /* It has no more steps. The root is last: others may need its broadcast. */
@@ -242,8 +301,10 @@ static void look_at(worker *me) {
   mlfab **node = &j->w.node[me->rank];
   uint64_t now = now_of(j);
   int lives = me->phase > ABSENT && me->phase <= RUNS && !me->busy;
-  if (me->end != FINISHES && lives && now >= me->ends_ns &&
-      (me->end == DIES || me->phase == RUNS)) {
+  if (me->end == RETURNS && lives && now >= me->ends_ns) {
+    if (may_die(me)) die(me);
+  } else if (me->end != FINISHES && lives && now >= me->ends_ns &&
+             (me->end == DIES || me->phase == RUNS)) {
     say(j->w.sim, "worker %u %s", me->rank, me->end == DIES ? "dies" : "closes");
     j->lost = 1;
     me->phase = DEAD;
@@ -274,6 +335,7 @@ static void make_loop(job *j) {
     uint32_t times = (uint32_t)below(j, 3);
     if (is_collective(k)) times = below(j, 3) == 0;
     if (k <= PULL && !j->model) times = 0;
+    if (k == BROADCAST && j->returns) times = 0; /* it may end well without one that has died */
     if (k == BARRIER && collectives == 0) times = times > 0;
     collectives += is_collective(k) && times;
     j->roots |= k == BROADCAST && times;
@@ -284,9 +346,11 @@ static void make_loop(job *j) {
     }
   }
   if (j->calls == 0) j->loop[j->calls++] = ALLREDUCE;
+  j->collects = collectives > 0 || j->loop[0] == ALLREDUCE;
   for (uint32_t k = 0; k < j->calls; k++) {
     j->waits[k] = k + 1;
-    if (later) j->waits[k] += (uint32_t)below(j, j->calls - k);
+    if (later && !(j->returns && is_collective(j->loop[k])))
+      j->waits[k] += (uint32_t)below(j, j->calls - k);
   }
 }
 
@@ -297,18 +361,21 @@ static void choose_end(worker *me) {
   me->last = (uint32_t)below(j, j->calls + 1);
   me->end = how == 0 ? DIES : how == 1 ? CLOSES : FINISHES;
   if (me->rank == 0 && me->end == CLOSES) me->end = FINISHES;
+  if (j->returns) me->end = me->rank > 0 && how < 10 ? RETURNS : FINISHES;
   me->ends_ns = me->comes_ns + MS * below(j, how == 0 && below(j, 2) ? 30 : 200);
 }
 
-static void begin(job *j, uint64_t seed) {
+static void begin(job *j, uint64_t seed, int returns) {
   static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP,
                                    MLFAB_SYNC_ASYNC};
   memset(j, 0, sizeof *j);
   j->random = seed;
+  j->returns = returns;
   j->founders = 1 + (uint32_t)below(j, 3);
   j->most = j->founders + 1 + (uint32_t)below(j, MOST - j->founders);
   uint32_t servers = 1 + (uint32_t)below(j, 2);
   world_init(&j->w, j->most, servers, 1);
+  if (returns) j->w.config.heartbeat_ns = 20 * MS;
   j->sync = (mlfab_sync){.size = sizeof j->sync, .kind = kinds[below(j, 4)], .staleness = 1};
   j->model = below(j, 5) != 0;
   make_loop(j);
@@ -335,6 +402,7 @@ static void begin(job *j, uint64_t seed) {
   for (uint32_t k = 0; k < j->founders && j->model; k++) start_model(&j->of[k]);
   for (uint32_t k = 0; k < j->founders; k++) {
     j->of[k].phase = RUNS;
+    j->of[k].met = 1;
     think(&j->of[k]);
   }
 }
@@ -349,15 +417,16 @@ static void check_model(job *j) {
   OK(j->w.node[0], mlfab_pull(j->w.node[0], &image, 1, NULL, NULL));
   for (uint32_t i = 0; i < COUNT; i++) {
     const worker *o = &j->of[i % j->most];
-    if (o->phase == DEAD ? (uint64_t)w[i] > o->pushes : (uint64_t)w[i] != o->pushes)
+    uint64_t least = o->phase == DEAD ? 0 : j->returns ? o->pushed : o->pushes;
+    if ((uint64_t)w[i] > o->pushes || (uint64_t)w[i] < least)
       wrong("in the end element %u is %g, of %llu updates", i, (double)w[i],
             (unsigned long long)o->pushes);
   }
 }
 
-static void play(uint64_t seed) {
+static uint32_t play_with(uint64_t seed, int returns) {
   static job j;
-  begin(&j, seed);
+  begin(&j, seed, returns);
   worker *first = &j.of[0];
   while (!others_are_over(&j) || (first->phase != LEAVES && first->phase < AWAY)) {
     sim_step(j.w.sim);
@@ -365,6 +434,18 @@ static void play(uint64_t seed) {
   }
   check_model(&j);
   world_close(&j.w);
+  return j.deaths;
+}
+
+static void play(uint64_t seed) { play_with(seed, 0); }
+
+static uint32_t deaths;
+static void play_returns(uint64_t seed) { deaths += play_with(seed, 1); }
+
+static void test_replacements(void **state) {
+  (void)state;
+  seeds_run("replacements", test_cases(600), play_returns);
+  assert_true(seeds_alone() || test_scale() < 1 || deaths > test_cases(600) / 2);
 }
 
 static void test_loops(void **state) {
@@ -590,9 +671,9 @@ static void test_calls_of_nobody(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stranger), cmocka_unit_test(test_alone),
-                                     cmocka_unit_test(test_given_up),
-                                     cmocka_unit_test(test_calls_of_nobody),
-                                     cmocka_unit_test(test_loops)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_stranger), cmocka_unit_test(test_alone),
+      cmocka_unit_test(test_given_up), cmocka_unit_test(test_calls_of_nobody),
+      cmocka_unit_test(test_loops),    cmocka_unit_test(test_replacements)};
   return cmocka_run_group_tests_name("joiners", tests, NULL, NULL);
 }
