@@ -51,10 +51,7 @@
 #define MLFAB__INTERNAL static
 #endif
 
-/* ==============================================================================================
- * core/base/base.h
- * ============================================================================================== */
-/* base.h - macros and helpers used by every file. Layer 0.
+/* ==== core/base/base.h - macros and helpers used by every file. Layer 0.
  *
  * Internal functions are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
  * built separately (tests of internals). Nothing here allocates or does I/O. */
@@ -243,11 +240,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 
-
-/* ==============================================================================================
- * core/base/error.c
- * ============================================================================================== */
-/* error.c - the version, and the texts of error codes. Layer 0. */
+/* ==== core/base/error.c - the version, and the texts of error codes. Layer 0. */
 
 MLFAB_API const char *mlfab_version(void) { return MLFAB_VERSION; }
 
@@ -279,10 +272,7 @@ MLFAB_API const char *mlfab_error_text(int code) {
   }
 }
 
-/* ==============================================================================================
- * core/base/text.h
- * ============================================================================================== */
-/* text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
+/* ==== core/base/text.h - numbers, reasons and addresses as text, the same in every locale. Layer 0.
  *
  * A process may have chosen a locale with decimal commas. The settings, errors and logs of this library have points
  * in every process, so a call here has the C locale, for its own thread and until it returns. */
@@ -308,11 +298,7 @@ MLFAB__INTERNAL uint32_t mlfab__job_restarts(const char *job, size_t *bytes_p);
 /* Why an address, of TCP unless it begins otherwise, does not parse. */
 MLFAB__INTERNAL const char *mlfab__address_fault(const char *address);
 
-
-/* ==============================================================================================
- * core/base/text.c
- * ============================================================================================== */
-/* text.c - numbers and reasons as text. See text.h. Layer 0.
+/* ==== core/base/text.c - numbers and reasons as text. See text.h. Layer 0.
  *
  * Source: POSIX.1-2008, newlocale and uselocale: they change the locale of one thread. */
 
@@ -431,10 +417,7 @@ MLFAB__INTERNAL const char *mlfab__address_fault(const char *address) {
                                                   : mlfab_error_text(MLFAB_ERR_ADDRESS);
 }
 
-/* ==============================================================================================
- * core/base/env.h
- * ============================================================================================== */
-/* env.h - the hooks a node was given: memory, log, and error records. Layer 0. */
+/* ==== core/base/env.h - the hooks a node was given: memory, log, and error records. Layer 0. */
 
 /* A node's hooks, with counters of memory use. */
 typedef struct mlfab__env {
@@ -471,19 +454,12 @@ MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *fo
 /* A readable duration: "350 ms", "2.5 s". Returns buffer. */
 MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
-
-/* ==============================================================================================
- * core/base/env.c
- * ============================================================================================== */
-/* env.c - memory, log and error records on top of a node's hooks. Layer 0.
+/* ==== core/base/env.c - memory, log and error records on top of a node's hooks. Layer 0.
  *
  * Only the default allocator uses the C library's state. Clocks and files belong to the caller.
  *
  * Invariants: `bytes` is the sum of all memory allocated and not yet freed, so it is 0 for a node that has
  * freed everything. Nothing is locked: an env belongs to one node. */
-
-#include <stdio.h>
-#include <stdlib.h>
 
 #define ENV_ALIGNMENT 64u /* a cache line, and the widest vector */
 
@@ -631,16 +607,8 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   return buffer;
 }
 
-/* ==============================================================================================
- * core/base/rng.h
- * ============================================================================================== */
-/* rng.h - hashes, and where a group needs them, seeded random numbers (random.h). Layer 0. */
-
-/* ==============================================================================================
- * core/base/random.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
-/* random.h - seeded random numbers (splitmix64, xoshiro256**). Layer 0. Same seed, same numbers. rng.h includes it. */
+/* ==== core/base/random.h - seeded random numbers (splitmix64, xoshiro256**). Layer 0. Same seed, same numbers. rng.h includes it. */
 
 typedef struct mlfab__rng {
   uint64_t s[4];
@@ -655,7 +623,7 @@ MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
 
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
-/* core/base/rng.h goes on. */
+/* ==== core/base/rng.h - hashes, and where a group needs them, seeded random numbers (random.h). Layer 0. */
 
 #define MLFAB__RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
@@ -664,11 +632,7 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
 /* FNV-1a with a final mix: for names of jobs, signatures, traces. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
 
-
-/* ==============================================================================================
- * core/base/rng.c
- * ============================================================================================== */
-/* rng.c - hashes. Layer 0. Equal on every machine.
+/* ==== core/base/rng.c - hashes. Layer 0. Equal on every machine.
  *
  * Source: Steele, Lea and Flood 2014 (splitmix64); Fowler, Noll and Vo (FNV-1a). */
 
@@ -688,11 +652,8 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
   return mlfab__mix(hash);
 }
 
-/* ==============================================================================================
- * core/base/random.c
- * ============================================================================================== */
 #if MLFAB_WITH_COLL || MLFAB_WITH_SCHED
-/* random.c - seeded random numbers. Layer 0.
+/* ==== core/base/random.c - seeded random numbers. Layer 0.
  *
  * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
  * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
@@ -749,10 +710,7 @@ MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
 }
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/base/heap.h
- * ============================================================================================== */
-/* heap.h - a priority queue of timers. Layer 0.
+/* ==== core/base/heap.h - a priority queue of timers. Layer 0.
  *
  * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`, so
  * that a caller that numbers its entries gets the same order on every machine. An index is in the heap at
@@ -792,11 +750,7 @@ MLFAB__INTERNAL void mlfab__heap_take(mlfab__heap *heap, uint32_t at);
 /* 1 when the index is in the heap. */
 MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index);
 
-
-/* ==============================================================================================
- * core/base/heap.c
- * ============================================================================================== */
-/* heap.c - a priority queue of timers: see heap.h. */
+/* ==== core/base/heap.c - a priority queue of timers: see heap.h. */
 
 static int heap_less(const mlfab__heap_entry *a, const mlfab__heap_entry *b) {
   if (a->time != b->time) return a->time < b->time;
@@ -900,10 +854,7 @@ MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint64_t index) {
   return index < heap->room && heap->where[index] != 0;
 }
 
-/* ==============================================================================================
- * core/base/map.h
- * ============================================================================================== */
-/* map.h - a hash map from non-zero 64-bit keys to 32-bit values. Layer 0.
+/* ==== core/base/map.h - a hash map from non-zero 64-bit keys to 32-bit values. Layer 0.
  *
  * Open addressing with linear probing; deletion shifts entries back, so there are no tombstones. */
 
@@ -925,11 +876,7 @@ MLFAB__INTERNAL int mlfab__map_get(const mlfab__map *map, uint64_t key, uint32_t
 MLFAB__INTERNAL void mlfab__map_remove(mlfab__map *map, uint64_t key);
 MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map);
 
-
-/* ==============================================================================================
- * core/base/map.c
- * ============================================================================================== */
-/* map.c - a hash map from 64-bit keys to 32-bit values. See map.h. */
+/* ==== core/base/map.c - a hash map from 64-bit keys to 32-bit values. See map.h. */
 
 static uint32_t map_slot(const mlfab__map *map, uint64_t key) {
   return (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (map->capacity - 1);
@@ -995,11 +942,8 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
   memset(map, 0, sizeof *map);
 }
 
-/* ==============================================================================================
- * core/base/pool.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* pool.h - free blocks of memory by size class, so that work that repeats allocates nothing. Layer 0.
+/* ==== core/base/pool.h - free blocks of memory by size class, so that work that repeats allocates nothing. Layer 0.
  *
  * A block has 64 bytes, or twice as many, and so on up to 2 GiB; larger ones are allocated and freed each time. The
  * link of the free list stands in front of the block: the pool never writes into the block itself, whose bytes a
@@ -1022,13 +966,7 @@ MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t b
 /* Frees all free blocks. */
 MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/base/pool.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* pool.c - free blocks of memory by size class. See pool.h. */
+/* ==== core/base/pool.c - free blocks of memory by size class. See pool.h. */
 
 enum { POOL_LEAST = 64 }; /* bytes of the smallest block, and of the link in front of each */
 
@@ -1090,10 +1028,7 @@ MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool) {
 }
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/base/request.h
- * ============================================================================================== */
-/* request.h - requests: the calls that a caller waits for.
+/* ==== core/base/request.h - requests: the calls that a caller waits for.
  *
  * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
  * caller ends it with test or wait. Handles are never reused.
@@ -1219,13 +1154,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_of(mlfab__requests *table, int ki
 MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint64_t now_ns,
                                                    uint32_t *place_p);
 
-
-/* ==============================================================================================
- * core/base/request.c
- * ============================================================================================== */
-/* request.c - the table of requests. See request.h. */
-
-#include <stdio.h>
+/* ==== core/base/request.c - the table of requests. See request.h. */
 
 /* Names of the calls, by kind of request. */
 static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
@@ -1442,11 +1371,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
   return NULL;
 }
 
-/* ==============================================================================================
- * core/base/meter.h
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* meter.h - does an in-link have spare capacity? Layer 2.
+/* ==== core/base/meter.h - does an in-link have spare capacity? Layer 2.
  *
  * Receivers (server, aggregator) release transfers in order, the next as soon as the released ones leave
  * capacity of the in-link unused. This corrects wrong predictions of the plan. The meter counts received
@@ -1494,11 +1420,8 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 
 #endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/base/shm_memory.h
- * ============================================================================================== */
 #if MLFAB_WITH_LEND || MLFAB_WITH_COLL
-/* shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
+/* ==== core/base/shm_memory.h - memory of this process that other processes of the host may map. Layer 1.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_memory.c. A context has one such object, and gives
  * it to what shares memory: collectives (shm_coll.h) and the shared-memory transport, which sends references into it.
@@ -1547,11 +1470,8 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 
 #endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/base/shm_coll.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
+/* ==== core/base/shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
  *
  * Declarations only: the code, which makes system calls, is in transports/shm_coll.c; a context gets a
  * table of its functions. Blocking, without frames: members communicate through words in memory that the
@@ -1692,10 +1612,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
 
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/wire/wire.h
- * ============================================================================================== */
-/* wire.h - frames: their header, their types, and the meta of each type. Layer 1.
+/* ==== core/wire/wire.h - frames: their header, their types, and the meta of each type. Layer 1.
  *
  * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk (tensor
  * bytes, at most MLFAB_BULK_MAX). All numbers are little-endian.
@@ -2234,20 +2151,7 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_with(int level, uint32_t crc, const void 
                                             size_t bytes);
 MLFAB__INTERNAL int mlfab__crc32c_level(void);
 
-
-/* ==============================================================================================
- * core/wire/wire.c
- * ============================================================================================== */
-/* wire.c - encodes, decodes and checks frames. Layer 1.
- *
- * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h); frames of
- * other groups have theirs in <group>_wire.c. The roles, not this file, interpret the fields and check them
- * against the state of a node. */
-
-/* ==============================================================================================
- * core/wire/codec.h
- * ============================================================================================== */
-/* codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
+/* ==== core/wire/codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
  *
  * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one
  * list of fields, from which both its encoder and its decoder are generated, so that they cannot disagree.
@@ -2474,7 +2378,11 @@ static inline void wire_write_segments(wire_codec *c, uint32_t count,
   }
 }
 
-/* core/wire/wire.c goes on. */
+/* ==== core/wire/wire.c - encodes, decodes and checks frames. Layer 1.
+ *
+ * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h); frames of
+ * other groups have theirs in <group>_wire.c. The roles, not this file, interpret the fields and check them
+ * against the state of a node. */
 
 /* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
  * text, F the fields of a struct ---- */
@@ -2785,11 +2693,8 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
   }
 }
 
-/* ==============================================================================================
- * core/wire/peer_wire.h
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
-/* peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. Layer 4. */
+/* ==== core/wire/peer_wire.h - frames of links between workers, and of the trees of allreduces. See wire.h. Layer 4. */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
   uint32_t node, incarnation;
@@ -2830,13 +2735,7 @@ typedef struct mlfab__tree_plan {
 MLFAB__PEER_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__PEER_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/wire/peer_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
-/* peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. Layer 4. */
+/* ==== core/wire/peer_wire.c - the fields of these frames. See peer_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -2851,10 +2750,7 @@ WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_M
 #undef N
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/wire/crc.c
- * ============================================================================================== */
-/* crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
+/* ==== core/wire/crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
  *
  * There are three ways to compute it: tables, streams, folds. mlfab__crc32c takes the last one that the processor has.
  *
@@ -3071,15 +2967,7 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
   return mlfab__crc32c_with(mlfab__crc32c_level(), crc, data, bytes);
 }
 
-/* ==============================================================================================
- * core/kernels/kernels_x86.h
- * ============================================================================================== */
-/* kernels_x86.h - vector types for the kernels of x86. Layer 1. Included by the files that have such kernels. */
-
-/* ==============================================================================================
- * core/kernels/kernels.h
- * ============================================================================================== */
-/* kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
+/* ==== core/kernels/kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
  *
  * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor;
  * where a row has none, the portable kernel is used. Every row gives the same bits (except norms), whatever
@@ -3174,7 +3062,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 /* kernels.c: that row for a call with this level and type, or NULL. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernel_cblas(int level, int dtype);
 
-/* core/kernels/kernels_x86.h goes on. */
+/* ==== core/kernels/kernels_x86.h - vector types for the kernels of x86. Layer 1. Included by the files that have such kernels. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define KERNELS_X86 1
@@ -3221,11 +3109,7 @@ X86_AS_IT_IS(x86_f64_avx512, X86_AVX512, x86_f64x8, _mm512_stream_si512, __m512i
 #define KERNELS_X86 0
 #endif
 
-
-/* ==============================================================================================
- * core/kernels/kernels_x86.c
- * ============================================================================================== */
-/* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
+/* ==== core/kernels/kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
  *
  * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
 
@@ -3319,11 +3203,8 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 
 #endif
 
-/* ==============================================================================================
- * core/kernels/kernels_cblas.c
- * ============================================================================================== */
 #if MLFAB_WITH_CBLAS
-/* kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
+/* ==== core/kernels/kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
  *
  * For: adding and scaling by axpy and scal, norms by nrm2. Not for: deciding which arrays take this way (config.kernels
  * does, never a measurement), or cutting them: kernels.c passes pieces.
@@ -3403,10 +3284,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
 #endif
 #endif /* MLFAB_WITH_CBLAS */
 
-/* ==============================================================================================
- * core/kernels/kernels.c
- * ============================================================================================== */
-/* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
+/* ==== core/kernels/kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
  * the same pass over memory. Not for: choosing what is added, or threads: a caller may
@@ -3657,17 +3535,8 @@ MLFAB__INTERNAL void mlfab__kernel_copy(void *dst, const void *src, uint64_t byt
   memcpy(to, from, bytes);
 }
 
-/* ==============================================================================================
- * core/kernels/half_x86.h
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
-/* half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. Layer 1. */
-
-/* ==============================================================================================
- * core/kernels/half.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
-/* half.h - converts float32 to 16 bits and back. Layer 1.
+/* ==== core/kernels/half.h - converts float32 to 16 bits and back. Layer 1.
  *
  * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32). Rounding
  * is to nearest, ties to even. Finite values stay finite: beyond the largest number they saturate. Callers
@@ -3698,9 +3567,7 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
 #define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
 
-#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
-
-/* core/kernels/half_x86.h goes on. */
+/* ==== core/kernels/half_x86.h - 16-bit numbers in vectors of x86: <name>_load, _round to any, _cut of finite numbers. Layer 1. */
 
 #if KERNELS_X86
 #define X86_F16X8_LOAD(x) _mm256_cvtph_ps(x)
@@ -3732,13 +3599,7 @@ X86_BF16(x86_bf16x8, X86_AVX2, x86_f32x8, __m128i, x86_narrow8)
 X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
 #endif
 
-#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/kernels/half.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL
-/* half.c - converts float32 to 16 bits and back. Layer 1.
+/* ==== core/kernels/half.c - converts float32 to 16 bits and back. Layer 1.
  *
  * For: values that are sent in half precision. Not for: arithmetic; nothing is stored or summed in 16 bits.
  *
@@ -3897,11 +3758,8 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 }
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/kernels/kernels_combine.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* kernels_combine.h - element-wise operations of collectives. Layer 1. */
+/* ==== core/kernels/kernels_combine.h - element-wise operations of collectives. Layer 1. */
 
 /* A row, by element type. NULL: use the portable code. */
 typedef struct mlfab__combines {
@@ -3944,13 +3802,7 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
                                                uint32_t by);
 #define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/kernels/kernels_combine.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row. Layer 1.
+/* ==== core/kernels/kernels_combine.c - element-wise operations of collectives: the portable kernels, and the choice of a row. Layer 1.
  *
  * Invariants: as in kernels.c. Results have the same bits for every row, because:
  *  - On x86, sums, products and quotients are asm instructions. No compiler can reassociate or contract them, divide by
@@ -4237,13 +4089,8 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   }
   combine_divide_portable(dtype, data, by, done, n);
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/kernels/kernels_combine_x86.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512. Layer 1.
+/* ==== core/kernels/kernels_combine_x86.c - element-wise operations of collectives for AVX2 and AVX-512. Layer 1.
  *
  * Invariants: as in kernels_combine.c; results equal those of the portable kernels bit by bit. */
 
@@ -4421,11 +4268,8 @@ MLFAB__INTERNAL const mlfab__combines *mlfab__combines_row(int level) {
 #endif
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/kernels/packet.h
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
-/* packet.h - packets: the encoding of rounded or sparse values in frames. Layer 2.
+/* ==== core/kernels/packet.h - packets: the encoding of rounded or sparse values in frames. Layer 2.
  *
  * A packet covers at most 65536 elements of one slice and one tensor:
  *
@@ -4523,13 +4367,7 @@ typedef struct mlfab__packet_cursor {
 MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet_cursor *cursor,
                                       uint32_t *first_p, uint32_t *n_p);
 
-#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
-
-/* ==============================================================================================
- * core/kernels/packet.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
-/* packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
+/* ==== core/kernels/packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
  *
  * For: writing packets, and reading untrusted ones. Not for: choosing what is kept, sending packets, or
  * checking that the elements are in one slice.
@@ -5111,20 +4949,13 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 }
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/model/options.h
- * ============================================================================================== */
-/* options.h - names of the kinds of optimizers and of consistency. Layer 3. */
+/* ==== core/model/options.h - names of the kinds of optimizers and of consistency. Layer 3. */
 
 /* The name, for instance "adam" and "ssp"; "unknown" for an invalid kind. */
 MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 
-
-/* ==============================================================================================
- * core/model/options.c
- * ============================================================================================== */
-/* options.c - the options of a model in words, and the initial options: builds without models have them, too. See options.h. */
+/* ==== core/model/options.c - the options of a model in words, and the initial options: builds without models have them, too. See options.h. */
 
 /* By MLFAB_OPTIMIZER_*, and by MLFAB_SYNC_*. */
 static const char *const options_optimizers[] = {"sgd",  "momentum", "adadelay",
@@ -5150,11 +4981,8 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
   if (options) *options = initial;
 }
 
-/* ==============================================================================================
- * core/model/sync.h
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* sync.h - consistency: when a pull may be answered, and when an iteration is complete. Layer 2, pure.
+/* ==== core/model/sync.h - consistency: when a pull may be answered, and when an iteration is complete. Layer 2, pure.
  *
  * A consistency model is a pull condition and a push condition over the state of one server's clock. The
  * server evaluates them and does the rest; lazy.h holds the delayed pulls. The conditions of
@@ -5225,13 +5053,7 @@ typedef struct mlfab__sync_tuner {
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
                                       uint64_t delayed, uint64_t spread);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/model/sync.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* sync.c - consistency models as pairs of conditions. See sync.h.
+/* ==== core/model/sync.c - consistency models as pairs of conditions. See sync.h.
  *
  * All pull conditions are one: a pull waits with probability P, and only P differs. */
 
@@ -5443,13 +5265,8 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
     if (tuner->threshold > (uint64_t)sync->staleness) tuner->threshold--;
   }
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/model/layout.h
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
+/* ==== core/model/layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
  *
  * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte
  * types, each in the order of definition, so that every element is aligned without padding. It is divided
@@ -5458,7 +5275,6 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
  * slices of one server. All frames use offsets in the flat model.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
-
 
 /* From this size on a model does not stay in a cache: what is pulled of it is written past the caches. */
 #define MLFAB__STREAM_BYTES (UINT64_C(64) << 20)
@@ -5522,13 +5338,7 @@ typedef int mlfab__layout_before_fn(const void *of, uint32_t i, uint32_t k);
 MLFAB__INTERNAL void mlfab__layout_sort(uint32_t *a, uint32_t n, mlfab__layout_before_fn *before,
                                         const void *of);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/model/layout.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* layout.c - the flat model and its slices. See layout.h. */
+/* ==== core/model/layout.c - the flat model and its slices. See layout.h. */
 
 enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
 
@@ -5761,11 +5571,8 @@ MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t se
 }
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/model/balance.h
- * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* balance.h - new owners of slices when servers come or go. Layer 2.
+/* ==== core/model/balance.h - new owners of slices when servers come or go. Layer 2.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
 
@@ -5778,13 +5585,7 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
                                            const uint8_t *active, uint32_t servers, uint32_t *owner,
                                            uint64_t *load, uint32_t *order);
 
-#endif /* MLFAB_WITH_RESHARD */
-
-/* ==============================================================================================
- * core/model/balance.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* balance.c - new owners of slices. See balance.h. */
+/* ==== core/model/balance.c - new owners of slices. See balance.h. */
 
 #define BALANCE_NOBODY 0xffffffffu
 
@@ -5874,11 +5675,8 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
 }
 #endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/model/optimizer.h
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* optimizer.h - applies a committed sum to the weights. Pure functions.
+/* ==== core/model/optimizer.h - applies a committed sum to the weights. Pure functions.
  *
  * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha = c' sqrt(t
  * + tau)); Adam (Kingma and Ba 2015, Alg. 1); decoupled decay (Loshchilov and Hutter 2019). */
@@ -5914,13 +5712,7 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const void *w, const void *u, void *s0, void *s1,
                                             uint64_t n);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/model/optimizer.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* optimizer.c - applies a committed sum to the weights.
+/* ==== core/model/optimizer.c - applies a committed sum to the weights.
  *
  * For: applying one optimizer to some elements. Not for: deciding when to commit, checking that the sum is
  * finite (done before), or storing the states.
@@ -6188,13 +5980,8 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
     optimizer_kinds[optimizer->kind].apply(optimizer, &block);
   }
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/model/memory.h
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* memory.h - where the bytes of a shard are: in memory of the host, or of a device. Layer 3.
+/* ==== core/model/memory.h - where the bytes of a shard are: in memory of the host, or of a device. Layer 3.
  *
  * Whoever touches bytes of blocks, sums or optimizer state uses these functions. A memory that is NULL is the host's: they are
  * plain loops and copies then. With a device (core/device/resident.c) they are put into one order of work and return before it is
@@ -6300,13 +6087,7 @@ static inline void mlfab__memory_step(mlfab__memory *memory, const mlfab__optimi
     mlfab__optimizer_apply(optimizer, step, dtype, dst, w, u, s0, s1, n);
 }
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/model/store.h
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
+/* ==== core/model/store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
  *
  * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
  * block in the shard. Each position has the present block `w`, and may have the block being written
@@ -6445,13 +6226,7 @@ static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {
   return slice->commit + 1;
 }
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/model/store.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* store.c - blocks of a server's shard. See store.h. */
+/* ==== core/model/store.c - blocks of a server's shard. See store.h. */
 
 /* Divides the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
@@ -6715,11 +6490,8 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
 }
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/model/hold.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* hold.h - a server's state of one moment, held while updates go on. Layer 3.
+/* ==== core/model/hold.h - a server's state of one moment, held while updates go on. Layer 3.
  *
  * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer.
  * There may be several. A holder has references to the blocks. State has no references: it is shared while a holder
@@ -6751,13 +6523,7 @@ MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *stor
                                              mlfab__holder *holder, uint32_t slice);
 MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/model/hold.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* hold.c - a server's state of one moment, held while updates go on. See hold.h. */
+/* ==== core/model/hold.c - a server's state of one moment, held while updates go on. See hold.h. */
 
 /* Does a holder need the state of this position that the store has? */
 static int hold_shared(const mlfab__store *store, uint32_t position) {
@@ -6864,11 +6630,8 @@ MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *ho
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/model/image.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* image.h - the bytes of slices as one stream of chunks. Layer 3.
+/* ==== core/model/image.h - the bytes of slices as one stream of chunks. Layer 3.
  *
  * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
  * (weights, optimizer states, sum of the open round); for each kind the bytes from first to last. A chunk
@@ -6924,13 +6687,7 @@ typedef struct mlfab__image_part { /* zeros: EMPTY */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
-
-/* ==============================================================================================
- * core/model/image.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* image.c - reads and writes slices as a stream of chunks. See image.h. */
+/* ==== core/model/image.c - reads and writes slices as a stream of chunks. See image.h. */
 
 static int image_has(const mlfab__store *store, uint32_t kind) {
   return kind == MLFAB__IMAGE_STATE0   ? store->s0 != NULL
@@ -7062,11 +6819,8 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/model/windows.h
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* windows.h - records which updates were decided, and how, so that each is decided at most once. Layer 3.
+/* ==== core/model/windows.h - records which updates were decided, and how, so that each is decided at most once. Layer 3.
  *
  * A worker's window is part of the model's state: it is kept beside the weights, and moved, replicated and
  * checkpointed with them. A server decides a worker's updates in the order of their sequence numbers. So
@@ -7109,13 +6863,7 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *win
 MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, uint32_t members,
                                            int code);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/model/windows.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* windows.c - records which updates were decided. See windows.h. */
+/* ==== core/model/windows.c - records which updates were decided. See windows.h. */
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows,
                                         uint32_t workers) {
@@ -7185,10 +6933,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
 }
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/node/port.h
- * ============================================================================================== */
-/* port.h - a role's port: the frames that it receives and sends, and what it may ask of the node.
+/* ==== core/node/port.h - a role's port: the frames that it receives and sends, and what it may ask of the node.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker its
  * servers by number. The role posts control frames to the queue of the peer's link at once. The node asks
@@ -7310,13 +7055,7 @@ typedef struct mlfab__counting {
   void (*barrier_among)(struct mlfab__barrier_worker *barrier); /* it takes part in collectives */
 } mlfab__counting;
 
-
-/* ==============================================================================================
- * core/node/port.c
- * ============================================================================================== */
-/* port.c - a role's port. See port.h. */
-
-#include <stdio.h>
+/* ==== core/node/port.c - a role's port. See port.h. */
 
 MLFAB__INTERNAL int mlfab__port_stalled(const mlfab__port *port, uint32_t peer, int to_peer,
                                         uint64_t since_ns, uint64_t now_ns, uint64_t patience_ns,
@@ -7344,10 +7083,7 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
   return 1;
 }
 
-/* ==============================================================================================
- * core/node/role.h
- * ============================================================================================== */
-/* role.h - the role table: all that a node knows of its roles.
+/* ==== core/node/role.h - the role table: all that a node knows of its roles.
  *
  * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator, ... It
  * names the kinds of links that it uses, and fills in the functions that it needs; the others are NULL. The node
@@ -7475,16 +7211,7 @@ typedef struct mlfab__role {
   void (*free)(void *self);
 } mlfab__role;
 
-
-/* ==============================================================================================
- * core/node/role.c
- * ============================================================================================== */
-/* role.c - a node: the table of its roles, their ports, and the calls to them. See role.h. */
-
-/* ==============================================================================================
- * core/node/node.h
- * ============================================================================================== */
-/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in roles,
+/* ==== core/node/node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in roles,
  * which it knows only through their table (role.h).
  *
  * A link is a transport's connection with a purpose:
@@ -7626,9 +7353,7 @@ typedef struct mlfab__role {
  * copies.h), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of link
  * kinds, a table in node.c, and mlfab__copies_table. */
 
-/* ==============================================================================================
- * mlfab_node.h
- * ============================================================================================== */
+/* ==== mlfab_node.h =========================================================================== */
 /*
  * mlfab_node.h - the node level, below mlfab.h: for a program with its own event loop.
  *
@@ -8192,10 +7917,10 @@ struct mlfab_node {
   mlfab__place *places;      /* by server; then of the replicas; then of the scheduler that votes */
   mlfab__route *routes;      /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links; /* by server: its link to our server role */
-  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
-  mlfab__between *between; /* NULL: no role uses links between workers */
+  mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links;   /* by server: its link to our server role */
+  uint32_t *voter_links;     /* by voter: its link to ours; voters only */
+  mlfab__between *between;   /* NULL: no role uses links between workers */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
@@ -8487,7 +8212,7 @@ MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says BYE; the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 
-/* core/node/role.c goes on. */
+/* ==== core/node/role.c - a node: the table of its roles, their ports, and the calls to them. See role.h. */
 
 /* --- ports --- */
 
@@ -8733,12 +8458,7 @@ MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
   return 0;
 }
 
-/* ==============================================================================================
- * core/node/node.c
- * ============================================================================================== */
-/* node.c - a node: events, actions, time, and leaving. See node.h and mlfab_node.h. */
-
-#include <stdio.h>
+/* ==== core/node/node.c - a node: events, actions, time, and leaving. See node.h and mlfab_node.h. */
 
 enum { NODE_STRANGERS = 64, NODE_RESTARTS = 48 /* the bit of a job that counts its restarts */ };
 
@@ -9694,12 +9414,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
   return 0;
 }
 
-/* ==============================================================================================
- * core/node/link.c
- * ============================================================================================== */
-/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See node.h. */
-
-#include <stdio.h>
+/* ==== core/node/link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See node.h. */
 
 enum {
   LINK_QUEUE_MAX = 4 << 20,
@@ -10075,11 +9790,8 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
 }
 
-/* ==============================================================================================
- * core/node/files.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* files.h - operations on files, which a role asks for and the driver carries out. */
+/* ==== core/node/files.h - operations on files, which a role asks for and the driver carries out. */
 
 /* A role's stream of file operations. */
 typedef struct mlfab__filer {
@@ -10100,13 +9812,7 @@ MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab__filer *filer, mlfab_node 
 /* Yields filer->op as an action, unless one is under way. */
 MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/node/files.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* files.c - a node: operations on files. See files.h.
+/* ==== core/node/files.c - a node: operations on files. See files.h.
  *
  * The node does no I/O: a role asks for an operation, the node yields it as an action, and the driver reports its end
  * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's number. So a late
@@ -10165,10 +9871,7 @@ MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/node/outbox.c
- * ============================================================================================== */
-/* outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
+/* ==== core/node/outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
  * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 
 /* --- pacing: see node.h --- */
@@ -10319,12 +10022,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
   node->out = MLFAB__OUT_NONE;
 }
 
-/* ==============================================================================================
- * core/node/claim.c
- * ============================================================================================== */
-/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h, Numbers. */
-
-#include <stdio.h>
+/* ==== core/node/claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h, Numbers. */
 
 MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
                                             uint64_t sent_ns) {
@@ -10467,22 +10165,13 @@ MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
   }
 }
 
-/* ==============================================================================================
- * core/node/peer_link.h
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
-/* peer_link.h - links between workers, for aggregation, allreduce and collectives: see peer_link.c. */
+/* ==== core/node/peer_link.h - links between workers, for aggregation, allreduce and collectives: see peer_link.c. */
 
 /* A node whose roles use links between workers, or server 0, which tells the addresses. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
 
-#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/node/peer_link.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
-/* peer_link.c - a node: links between workers, for aggregation, allreduce and collectives. See node.h.
+/* ==== core/node/peer_link.c - a node: links between workers, for aggregation, allreduce and collectives. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
@@ -10491,8 +10180,6 @@ MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node);
  * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
  * the aggregator's node answers. A node that is its own aggregator has a pair of links inside. The node
  * asks for addresses before every call, because a restarted worker has others. */
-
-#include <stdio.h>
 
 /* Our worker role's path to another worker's node; created on first use. */
 typedef struct peer_link {
@@ -10759,10 +10446,7 @@ MLFAB__INTERNAL int mlfab__peer_link_attach(mlfab_node *node) {
 }
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/node/inner.c
- * ============================================================================================== */
-/* inner.c - a node: the links between its own roles, which no transport sees. See node.h. */
+/* ==== core/node/inner.c - a node: the links between its own roles, which no transport sees. See node.h. */
 
 MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int asking,
                                       uint32_t asking_peer, int other, uint32_t other_peer) {
@@ -10885,11 +10569,8 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
       node->self_due != 0; /* no event reports the rest: the next tick is due at once */
 }
 
-/* ==============================================================================================
- * core/node/mirrored.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED
-/* mirrored.h - a part of a server whose state the other copy of the server has, too: what the mirror
+/* ==== core/node/mirrored.h - a part of a server whose state the other copy of the server has, too: what the mirror
  * (../replica/mirror.h) knows of it. Layer 3.
  *
  * The state of a part is a list of records: record 0 has what is said once, each other one a worker, or whatever the part
@@ -10942,24 +10623,15 @@ struct mlfab_node;
 /* Adds a part. Without replicas: does nothing. Both pointers of it stay valid as long as the node. */
 MLFAB__INTERNAL void mlfab__mirrored_add(struct mlfab_node *node, const mlfab__mirrored *part);
 
-#endif /* MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/node/mirrored.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED
-/* mirrored.c - a part of a server whose state the other copy has, too. See mirrored.h. */
+/* ==== core/node/mirrored.c - a part of a server whose state the other copy has, too. See mirrored.h. */
 
 MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored *part) {
   if (node->copies) node->copies->mirrored(node, part);
 }
 #endif /* MLFAB_WITH_REPLICA || MLFAB_WITH_COLL || MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/node/growth.h
- * ============================================================================================== */
 #if MLFAB_WITH_GROWTH
-/* growth.h - a node: processes that come while the fabric runs. Layer 3.
+/* ==== core/node/growth.h - a node: processes that come while the fabric runs. Layer 3.
  *
  * Workers. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
  * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
@@ -11001,15 +10673,7 @@ struct mlfab__growing {
 /* Processes may come. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__growth_attach(mlfab_node *node);
 
-#endif /* MLFAB_WITH_GROWTH */
-
-/* ==============================================================================================
- * core/node/growth.c
- * ============================================================================================== */
-#if MLFAB_WITH_GROWTH
-/* growth.c - a node: processes that come while the fabric runs. See growth.h. */
-
-#include <stdio.h>
+/* ==== core/node/growth.c - a node: processes that come while the fabric runs. See growth.h. */
 
 /* --- numbers for processes that have none --- */
 
@@ -11302,13 +10966,8 @@ MLFAB__INTERNAL int mlfab__growth_attach(mlfab_node *node) {
 }
 #endif /* MLFAB_WITH_GROWTH */
 
-/* ==============================================================================================
- * core/node/server_link.c
- * ============================================================================================== */
-/* server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the
+/* ==== core/node/server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the
  * node calls, says HELLO, calls again after a break, and finally declares the server dead. See node.h. */
-
-#include <stdio.h>
 
 /* The kind of link on a route. */
 static int server_link_kind(const mlfab_node *node, uint32_t route) {
@@ -11630,13 +11289,8 @@ MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node) {
   if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
 }
 
-/* ==============================================================================================
- * core/node/caller.c
- * ============================================================================================== */
-/* caller.c - a node: the callers of its server role: workers, the scheduler, other servers. It judges
+/* ==== core/node/caller.c - a node: the callers of its server role: workers, the scheduler, other servers. It judges
  * HELLO, and declares workers dead that do not call again. See node.h. */
-
-#include <stdio.h>
 
 MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node) {
   uint32_t n = node->config.workers + 1, servers = node->config.servers;
@@ -11965,18 +11619,13 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
   }
 }
 
-/* ==============================================================================================
- * core/node/bootstrap.c
- * ============================================================================================== */
-/* bootstrap.c - a node: joining the fabric. See node.h.
+/* ==== core/node/bootstrap.c - a node: joining the fabric. See node.h.
  *
  * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
  * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
  * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
  * which fences the old process. A joiner calls again until its deadline. Workers and servers beyond the first ones
  * are not awaited, and welcomed as such later processes are (node.h, Growth). */
-
-#include <stdio.h>
 
 /* --- server 0: the nodes that have joined --- */
 
@@ -12635,11 +12284,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
   }
 }
 
-/* ==============================================================================================
- * core/node/copies.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* copies.h - a node of a fabric whose servers have replicas. Layer 3.
+/* ==== core/node/copies.h - a node of a fabric whose servers have replicas. Layer 3.
  *
  * With config.replicas two processes are server s: copy 0, the dedicated server, and copy 1, its replica. The
  * group `replica` decides which of them serves; it says so with a term, which grows. The node has the rest:
@@ -12673,7 +12319,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
  * worker whether it has greeted, is dead or has left. */
 
 typedef struct mlfab__copies {
-  char standby_why[128];                     /* what a copy that does not serve tells callers */
+  char standby_why[128]; /* what a copy that does not serve tells callers */
   /* Has this copy its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
    * workers may be with the other copy: it declares none dead. NULL: always. */
   int (*leased)(void *copy, uint64_t now_ns);
@@ -12707,15 +12353,7 @@ MLFAB__INTERNAL void mlfab__peers_attach(mlfab_node *node);
 /* WELCOME is due to the node that joins, as soon as the other copy knows of it. */
 MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/node/copies.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* copies.c - a node of a fabric whose servers have replicas. See copies.h. */
-
-#include <stdio.h>
+/* ==== core/node/copies.c - a node of a fabric whose servers have replicas. See copies.h. */
 
 /* Says on a link that the caller has to try the other copy, and closes it. */
 static void copies_turn_away(mlfab_node *node, uint32_t index, const char *why) {
@@ -13132,13 +12770,8 @@ MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void) {
       copies_admitted, copies_judge,  copies_rejects,     mlfab__peers_welcome, copies_welcomed};
   return &table;
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/node/peers.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers, and copies.h.
+/* ==== core/node/peers.c - a node: what server 0 knows of nodes, at both of its copies (mirrored.h). See node.h, Numbers, and copies.h.
  *
  * A record of each node: whether it has joined, with which incarnation and nonce; and of a worker whether it has greeted,
  * is dead or has left. Left out: addresses (a worker tells them with its HELLO), links and times.
@@ -13233,12 +12866,7 @@ MLFAB__INTERNAL void mlfab__peers_welcome(mlfab_node *node, uint32_t id) {
 }
 #endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/node/alive.c
- * ============================================================================================== */
-/* alive.c - a node: liveness. See node.h. */
-
-#include <stdio.h>
+/* ==== core/node/alive.c - a node: liveness. See node.h. */
 
 /* The most that a caller has for its first frame, or its proof. */
 #define ALIVE_STRANGER_NS UINT64_C(2000000000)
@@ -13417,18 +13045,8 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
     mlfab__node_arm(node, MLFAB__TIMER_LINK, index, due_ns);
 }
 
-/* ==============================================================================================
- * core/worker/sources.c
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
- * decides what may go to a server now. See worker.h. */
-
-/* ==============================================================================================
- * core/worker/worker.h
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* worker.h - the worker role: sends updates, gets the model. Layer 4.
+/* ==== core/worker/worker.h - the worker role: sends updates, gets the model. Layer 4.
  *
  * The worker has one stream of updates to each server, in the order of their numbers. The states of an update's
  * part at a server:
@@ -13553,7 +13171,7 @@ typedef struct mlfab__fetch { /* a pull */
   void (*arrives)(const struct mlfab__fetch *fetch, uint64_t offset, uint64_t bytes);
   void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
-  struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
+  struct mlfab__worker_view *view;         /* of the viewer: that this pull makes; or NULL */
   const struct mlfab__worker_cache *cache; /* it goes through the cache of the model; or NULL */
 } mlfab__fetch;
 
@@ -13940,11 +13558,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__f
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* core/worker/sources.c goes on. */
-
-#include <stdio.h>
+/* ==== core/worker/sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
+ * decides what may go to a server now. See worker.h. */
 
 /* Names what a buffer belongs to, for error texts. */
 static const char *sources_of(const mlfab_buf *buf, char text[32]) {
@@ -14083,13 +13698,8 @@ MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t 
   }
   return 0;
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/worker/pull.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* pull.c - the worker role: pulls. See worker.h.
+/* ==== core/worker/pull.c - the worker role: pulls. See worker.h.
  *
  * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice by
  * slice, which the worker copies into the caller's buffers. A server may send a slice again from its start at a
@@ -14097,8 +13707,6 @@ MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t 
  *
  * In a fabric with a scheduler another worker's node may forward a part (`routes`). On the server's own link nothing comes
  * then, except frames sent before. */
-
-#include <stdio.h>
 
 /* Is it a view that is not a copy? Then servers answer with VIEW frames. */
 static int pull_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
@@ -14450,13 +14058,8 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     memset(fetch, 0, sizeof *fetch);
   }
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/worker/push.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* push.c - the worker role: outgoing updates. See worker.h.
+/* ==== core/worker/push.c - the worker role: outgoing updates. See worker.h.
  *
  * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain asynchronous
  * model it adds updates that wait while others are under way into one update of several members, as MLfabric's
@@ -14472,8 +14075,6 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  * for the number that it knows. So the worker sends it PROGRESS when it begins to count, on a new link, when the
  * worker is moved on, and when its answer shows a smaller number. Therefore no worker waits for ever: the slowest
  * has the same number everywhere, and no server makes it wait for itself. ASYNC costs no frame. */
-
-#include <stdio.h>
 
 enum { PUSH_PAGE = 4096 };
 
@@ -15687,11 +15288,8 @@ MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker) {
 }
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/worker/feed.h
- * ============================================================================================== */
 #if MLFAB_WITH_DEVICE
-/* feed.h - the worker role: copies between a device and the buffers of calls that are under way. Layer 4. */
+/* ==== core/worker/feed.h - the worker role: copies between a device and the buffers of calls that are under way. Layer 4. */
 
 /* A pull is about to write these bytes, for the first time or again. */
 typedef void mlfab__arrives_fn(void *user, const void *at, uint64_t bytes);
@@ -15715,13 +15313,7 @@ MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, co
 /* The bytes of an element of this tensor; 0: there is no such tensor. */
 MLFAB__INTERNAL uint32_t mlfab__worker_element_bytes(const mlfab__worker *worker, uint32_t tensor);
 
-#endif /* MLFAB_WITH_DEVICE */
-
-/* ==============================================================================================
- * core/worker/feed.c
- * ============================================================================================== */
-#if MLFAB_WITH_DEVICE
-/* feed.c - the worker role: updates that begin before all bytes are there, and pulls that are watched. See feed.h. */
+/* ==== core/worker/feed.c - the worker role: updates that begin before all bytes are there, and pulls that are watched. See feed.h. */
 
 /* A tensor as it was added, or NULL. The layout finds it faster. */
 static const mlfab__tensor_info *feed_added(const mlfab__worker *worker, uint32_t id) {
@@ -15818,13 +15410,8 @@ MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request reque
 }
 #endif /* MLFAB_WITH_DEVICE */
 
-/* ==============================================================================================
- * core/worker/worker.c
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* worker.c - the worker role: its model, its streams. See worker.h. */
-
-#include <stdio.h>
+/* ==== core/worker/worker.c - the worker role: its model, its streams. See worker.h. */
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab_config *config, uint32_t rank,
@@ -16696,13 +16283,8 @@ MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, 
   mlfab__push_sent(worker, server, token, now_ns);
   mlfab__worker_advance(worker, now_ns);
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/worker/worker_role.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* worker_role.c - the worker as a role of its node, with its links to servers. */
+/* ==== core/worker/worker_role.c - the worker as a role of its node, with its links to servers. */
 
 static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__worker_frame(self, at.peer, frame, at.now_ns);
@@ -16787,13 +16369,8 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   (*worker_p)->founding = node->founding;
   return code;
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/lazy.h
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* lazy.h - the buffer of delayed pulls. Layer 2, pure.
+/* ==== core/server/lazy.h - the buffer of delayed pulls. Layer 2, pure.
  *
  * A heap of tags, ordered by the V_train at which a pull is looked at next; tags with the same V_train come
  * out in the order in which they were added. The caller defines what a tag means.
@@ -16822,15 +16399,7 @@ MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
  * left; those that must still wait are added again above v_train, for which there is room. O(n log n). */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/server/lazy.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* lazy.c - the buffer of delayed pulls: see lazy.h. */
-
-#include <stdlib.h>
+/* ==== core/server/lazy.c - the buffer of delayed pulls: see lazy.h. */
 
 MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train) {
   return soft ? v_train + 1 : mlfab__max(progress, v_train + 1);
@@ -16870,19 +16439,8 @@ MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy) {
   for (uint32_t i = 0; i < heap->count; i++) heap->entries[i].time = 0;
   if (heap->count > 1) qsort(heap->entries, heap->count, sizeof *heap->entries, lazy_before);
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/blocks.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* blocks.c - the server role: blocks pinned by pulls, and spare blocks. See server.h. */
-
-/* ==============================================================================================
- * core/server/server.h
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
+/* ==== core/server/server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
  *
  * The updates of all workers form one queue, in the order of their announcements. The head is the first
  * update that may be taken in. The server adds its bytes as they arrive into `next` blocks; a commit swaps
@@ -17425,9 +16983,6 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 /* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns);
-/* A copy does not serve any more: finishes what is being applied, forgets updates and pulls of all workers, and decides
- * nothing until `asleep` is 0 again. */
-MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns);
 /* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. */
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
@@ -17691,9 +17246,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* core/server/blocks.c goes on. */
+/* ==== core/server/blocks.c - the server role: blocks pinned by pulls, and spare blocks. See server.h. */
 
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->slice == MLFAB__NO_BLOCK) return;
@@ -17786,13 +17339,8 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
   }
   peer->nsends = 0;
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/clock.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* clock.c - the server role: consistency models of the slices. See server.h.
+/* ==== core/server/clock.c - the server role: consistency models of the slices. See server.h.
  *
  * A clock is one model with its V_train; every slice has one. A worker's progress is the number of its
  * whole updates. It is the same at all servers (push.c), whatever slices the updates touched. A server
@@ -17831,7 +17379,6 @@ MLFAB__INTERNAL void mlfab__blocks_unlend(mlfab__server *server, uint32_t worker
  * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
 
 #include <math.h>
-#include <stdio.h>
 
 MLFAB__INTERNAL int mlfab__clock_lives(const mlfab__server_peer *peer) {
   if (peer->guest) return 0;
@@ -18529,11 +18076,8 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
 }
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/clock_copy.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. Layer 4. */
+/* ==== core/server/clock_copy.h - the server role: clocks as records, for slices that move, checkpoints and replicas. Layer 4. */
 
 /* Describes a clock for the server that gets some of its slices. `words` has room for
  * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
@@ -18567,13 +18111,7 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
                                          const mlfab__reshard_server_clock *clocks, uint32_t n,
                                          const uint32_t *words);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
-
-/* ==============================================================================================
- * core/server/clock_copy.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD
-/* clock_copy.c - the server role: clocks as records. See clock_copy.h. */
+/* ==== core/server/clock_copy.c - the server role: clocks as records. See clock_copy.h. */
 
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
  * what it has in an open round before the round is closed. */
@@ -18705,11 +18243,8 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA || MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/server/queue.c
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* queue.c - the server role: the announced updates, in the order in which they are taken in. See server.h.
+/* ==== core/server/queue.c - the server role: the announced updates, in the order in which they are taken in. See server.h.
  *
  * A new update gets its place at the end of the queue. A policy may hold it back (`unplaced`) and give it a
  * place later. A place is given only where the delay is below the bound; since no update is ever put before
@@ -18911,13 +18446,8 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
   if (update->counted) mlfab__queue_lag(server, update, -(int64_t)update->push.members);
   update->counted = 0;
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/apply.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* apply.c - the server role: takes updates into the model. See server.h.
+/* ==== core/server/apply.c - the server role: takes updates into the model. See server.h.
  *
  * How the bytes of the head are written depends on the consistency model and the optimizer:
  *   INIT    next = u                 the first weights
@@ -20011,13 +19541,8 @@ MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server) {
     mlfab__free(server->env, update, sizeof *update);
   }
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/round.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* round.c - the server role: applies a round's sum to the model, a few blocks a tick. See clock.c. */
+/* ==== core/server/round.c - the server role: applies a round's sum to the model, a few blocks a tick. See clock.c. */
 
 static int round_of(const mlfab__server *server, uint32_t slice) {
   return server->store.slices[slice].clock == server->apply.clock;
@@ -20147,13 +19672,8 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
   round_close(server);
   return 1;
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/serve.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* serve.c - the server role: answers pulls. See server.h.
+/* ==== core/server/serve.c - the server role: answers pulls. See server.h.
  *
  * A pull waits until the pull condition holds. Then the server sends its segments slice by slice: it pins
  * the blocks of a slice, so that all of them have one version, and unpins them when the transport has taken
@@ -20168,8 +19688,6 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
  * the transport's queues would decide the order.
  *
  * Source: FluentPS Alg. 1, lines of the pull request. */
-
-#include <stdio.h>
 
 /* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
@@ -20761,15 +20279,8 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
   server->serve.late = NULL;
   server->serve.late_room = 0;
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/server.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* server.c - the server role: start and end, its workers, the model's definition. See server.h. */
-
-#include <stdio.h>
+/* ==== core/server/server.c - the server role: start and end, its workers, the model's definition. See server.h. */
 
 enum {
   SERVER_STAGE_BYTES = 4 << 20,
@@ -21366,20 +20877,6 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   if (server->due) mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns) {
-  while (server->apply.applying == MLFAB__APPLY_UPDATE ||
-         server->apply.applying == MLFAB__APPLY_ROUND) {
-    if (server->apply.applying == MLFAB__APPLY_UPDATE)
-      mlfab__apply_go_on(server, UINT64_MAX);
-    else
-      mlfab__round_apply(server, UINT64_MAX);
-  }
-  server->asleep = 1;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].connected) mlfab__server_lost(server, w, now_ns);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   if (server->asleep) return;
@@ -21395,13 +20892,8 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
   uint64_t look = server->serve.copies ? server->now_ns + SERVER_COPY_NS : MLFAB__NEVER;
   return mlfab__min(look, mlfab__apply_deadline(server));
 }
-#endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/server/server_role.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* server_role.c - the server as a role of its node. Its links (WORKER) are those of the workers. */
+/* ==== core/server/server_role.c - the server as a role of its node. Its links (WORKER) are those of the workers. */
 
 static int server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__server_frame(self, at.peer, frame, at.now_ns);
@@ -21486,11 +20978,11 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
 }
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/coll/coll_wire.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. Layer 4. */
+/* ==== core/coll/coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. Layer 4. */
+
+/* Of MEMBERSHIP: `newcomer` of a member that has ended all calls below the limit. */
+#define MLFAB__MEMBERSHIP_MOVED 2u
 
 typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
   uint32_t epoch;                      /* that it knows to be over, 0: none */
@@ -21651,13 +21143,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
 MLFAB__COLL_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/coll_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* coll_wire.c - the fields of these frames. See coll_wire.h and codec.h. Layer 4. */
+/* ==== core/coll/coll_wire.c - the fields of these frames. See coll_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
@@ -21700,13 +21186,8 @@ WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_M
 #undef N
 #undef A
 #undef T
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/dag.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* dag.h - a task graph: operations of one member of a collective, and what each waits for. Layer 1.
+/* ==== core/coll/dag.h - a task graph: operations of one member of a collective, and what each waits for. Layer 1.
  *
  * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
  * runner's. An operation starts when all of its dependencies are done, or any of them (OR), or k of
@@ -21837,13 +21318,7 @@ MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
  * task graphs only. O(1). */
 MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/dag.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* dag.c - task graphs: see dag.h. Layer 1.
+/* ==== core/coll/dag.c - task graphs: see dag.h. Layer 1.
  *
  * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named),
  * finds cycles by removing operations that wait for nothing, and hashes the messages. A round then has a counter for
@@ -22101,13 +21576,8 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
   uint32_t entry = dag->table[dag_look_up(dag, 1, peer, tag)];
   return entry ? entry - 1 : MLFAB__DAG_NONE;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/algorithm.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* algorithm.h - builders of full collectives as task graphs: what one member sends, receives and adds.
+/* ==== core/coll/algorithm.h - builders of full collectives as task graphs: what one member sends, receives and adds.
  * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
  *
  * All algorithms work in place in one stretch of memory. They cut the data into blocks, one a member (`counts`, or as even
@@ -22210,13 +21680,7 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
                                              double latency_ns, double bytes_per_ns,
                                              double add_bytes_per_ns);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/algorithm.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* algorithm.c - collectives as task graphs: see algorithm.h. Layer 2.
+/* ==== core/coll/algorithm.c - collectives as task graphs: see algorithm.h. Layer 2.
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
  * segment of an earlier row. Only HALVING moves stretches that begin at a different block at either
@@ -22984,11 +22448,8 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
 }
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/partial.h
- * ============================================================================================== */
 #if MLFAB_WITH_PARTIAL
-/* partial.h - partial reductions: one member's round as a task graph, and what it keeps between
+/* ==== core/coll/partial.h - partial reductions: one member's round as a task graph, and what it keeps between
  * rounds. Layer 2. Messages, runs and requests are the runner's (partial_run.c).
  *
  * A round is activation, then exchange:
@@ -23179,13 +22640,7 @@ MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
-#endif /* MLFAB_WITH_PARTIAL */
-
-/* ==============================================================================================
- * core/coll/partial.c
- * ============================================================================================== */
-#if MLFAB_WITH_PARTIAL
-/* partial.c - partial reductions: see partial.h. Layer 2. */
+/* ==== core/coll/partial.c - partial reductions: see partial.h. Layer 2. */
 
 enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
 
@@ -23618,11 +23073,8 @@ MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
 }
 #endif /* MLFAB_WITH_PARTIAL */
 
-/* ==============================================================================================
- * core/coll/graph.h
- * ============================================================================================== */
 #if MLFAB_WITH_STOCHASTIC
-/* graph.h - who sends its model to whom in a stochastic reduce. Layer 2, pure.
+/* ==== core/coll/graph.h - who sends its model to whom in a stochastic reduce. Layer 2, pure.
  *
  * A[i][j] = 1 iff j sends to i, or i = j; P = A with each row divided by its sum, the node's
  * in-degree. Models agree at the pace of the gap 1 - sigma_2(P), and on their mean only where P is
@@ -23645,13 +23097,7 @@ enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
                                             int incoming, uint32_t *peers);
 
-#endif /* MLFAB_WITH_STOCHASTIC */
-
-/* ==============================================================================================
- * core/coll/graph.c
- * ============================================================================================== */
-#if MLFAB_WITH_STOCHASTIC
-/* graph.c - communication graphs and their gaps: see graph.h. */
+/* ==== core/coll/graph.c - communication graphs and their gaps: see graph.h. */
 
 #include <math.h>
 
@@ -24050,13 +23496,8 @@ MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n,
   }
   return count;
 }
-#endif /* MLFAB_WITH_STOCHASTIC */
 
-/* ==============================================================================================
- * core/coll/notify.h
- * ============================================================================================== */
-#if MLFAB_WITH_STOCHASTIC
-/* notify.h - when a node of a stochastic reduce may send, may average, and must acknowledge. Layer
+/* ==== core/coll/notify.h - when a node of a stochastic reduce may send, may average, and must acknowledge. Layer
  * 2, pure: one node, its edges, numbers of iterations. Slots, bytes and messages are the runner's.
  *
  * An edge leads from a sender to a receiver, who keeps one slot for it. A slot is stamped with the
@@ -24183,13 +23624,7 @@ MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, ui
 /* An enum mlfab__notify_wait; *rank_p is the first peer that is waited for, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p);
 
-#endif /* MLFAB_WITH_STOCHASTIC */
-
-/* ==============================================================================================
- * core/coll/notify.c
- * ============================================================================================== */
-#if MLFAB_WITH_STOCHASTIC
-/* notify.c - the NOTIFY-ACK state machine: see notify.h. */
+/* ==== core/coll/notify.c - the NOTIFY-ACK state machine: see notify.h. */
 
 MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
                                        const uint32_t *out_peer, uint32_t outs,
@@ -24402,11 +23837,8 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
 }
 #endif /* MLFAB_WITH_STOCHASTIC */
 
-/* ==============================================================================================
- * core/coll/stream.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* stream.h - reliable messages between the workers of one epoch. Layer 3.
+/* ==== core/coll/stream.h - reliable messages between the workers of one epoch. Layer 3.
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
  * sender's own link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
@@ -24541,13 +23973,7 @@ MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank
 /* 1 when the peers that are still here have acknowledged every message. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/stream.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* stream.c - reliable messages between the workers of one epoch. See stream.h. */
+/* ==== core/coll/stream.c - reliable messages between the workers of one epoch. See stream.h. */
 
 enum { STREAM_RING = 16 }; /* messages of a lane's first ring */
 
@@ -24991,64 +24417,8 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
   }
   return 1;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/comm_base.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm_base.c - the communicator: what all its parts use: failures, checks that calls have in common, calls and objects
- * by their numbers, what server 0 is told. See comm.h. */
-
-/* ==============================================================================================
- * core/coll/comm.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm.h - the communicator: a worker's collectives and their epochs. Layer 4.
- *
- * Server 0 keeps the membership of those who take part (membership.h). Collectives belong to an epoch, which has fixed
- * members. A failure ends the epoch for all members, and with it all calls that are open.
- *
- *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED --memory of the host mapped: READY--> READY
- *     ^                                ^                                      |
- *     |                                +-- MEMBERSHIP again, by itself --+    +--MEMBERSHIP_GO--> IN
- *     +--------- MEMBERSHIP_OVER, from any phase ------------------------+
- *
- *    what happens          OUT              ASKED            LISTED, READY, IN     FAILED
- *    a failure here        ASKED, untold    ASKED, untold    FAILED                FAILED, untold
- *    MEMBERSHIP_LIST       -                LISTED; FAILED   LISTED when all       FAILED: told for
- *                                           when untold      calls are over        the new epoch
- *    MEMBERSHIP_OVER       -                calls end;       calls end; OUT        OUT (they have
- *                                           OUT                                    ended before)
- *    server 0 is dead      all calls end; OUT for good
- *
- * From OUT a worker asks again at once, unless it leaves, has finished and nobody waits here, or could not begin the
- * last epoch: then at the next tick (`later`). So each attempt ends the calls that wait, and the ticks bound attempts.
- *
- * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached for 8 heartbeats) takes
- * effect when the outermost frame or call has been worked on (`depth`): mlfab__comm_exit then settles. All open calls
- * of this worker end with one error, and their memory is free. The worker tells server 0 (MEMBERSHIP_FAIL), at once or,
- * when no epoch is listed (`untold`), as soon as one is; server 0 ends the epoch for all (MEMBERSHIP_OVER), which fails
- * nothing more here. A failure that finds no call open is kept for the next call (`owed`; of several the last).
- *
- * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: server 0
- * describes each to it, and it takes part with the operation's identity (slots that are `owed`, without a request).
- * Calls from the limit on wait for the next epoch.
- *
- * Files, each using those before it only: comm_base (failures, what server 0 is told), engine (runs), plain_check and
- * plain (plain collectives), comm_object (objects), comm_finish (workers that finish), epoch (phases), comm (frames,
- * time). A file asks for what a later one does by `due`.
- *
- * Invariants. (1) Every worker sees each failure once: its open calls and rounds fail with it, or its next. (2) Nothing
- * of an epoch that is over touches a caller's memory. (3) Runs of one epoch are bounded: MLFAB__COMM_CALLS plain
- * ones, 2 an object; staged bytes by MLFAB__STREAM_CREDIT a peer, by the windows (engine.h), and the lengths of RECVs
- * that are not paced. (4) depth is 0 between events; failing and due are then 0. */
-
-/* ==============================================================================================
- * core/coll/comm_object.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
+/* ==== core/coll/comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
  * the user's. Layer 4.
  *
  *    added --mlfab__comm_object_open: a plain call that opens it begins--> has a channel --closed--> removed, freed
@@ -25139,37 +24509,7 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(struct mlfab__comm *comm,
                                                mlfab__comm_object *object);
 MLFAB__INTERNAL void mlfab__comm_object_bury(struct mlfab__comm *comm, mlfab__comm_object *object);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* core/coll/comm.h goes on. */
-
-/* ==============================================================================================
- * core/coll/plain.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* plain.h - the communicator: plain collectives, from the call to the result. Layer 4.
- *
- * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
- * up to MLFAB__COMM_AHEAD above the first that is open. Calls that are made while no epoch stands wait for the next.
- *
- *    WAITING --its turn--> PLAIN (a run)
- *                          PLANNING --the tree that the scheduler plans--> PLAIN
- *                          OUTSIDE (in shared memory) --others do not use it--> PLAIN
- *
- * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED, goes by a tree that
- * the scheduler plans (trees.h): at its turn the worker asks server 0 for the tree. With an empty answer all members
- * take the algorithm that AUTO chooses. A call in shared memory (shm_coll.h) has a number like any other, so that
- * matching, deadlines and verdicts are the same; only its bytes pass elsewhere.
- *
- * Invariants. (1) Calls are numbered in their order, from 0 in each epoch. (2) The call of one number is the same on all
- * workers, or the epoch ends with MISMATCH. (3) A call ends: by finishing, by a verdict, by its deadline, or by the
- * death of server 0. */
-
-/* ==============================================================================================
- * core/coll/engine.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* engine.h - the communicator: runs, which are task graphs (dag.h) being executed, and their messages. Layer 4.
+/* ==== core/coll/engine.h - the communicator: runs, which are task graphs (dag.h) being executed, and their messages. Layer 4.
  *
  * A run belongs to a plain collective (channel 0, the number of the call) or to a round of an object (its channel,
  * the number of the round). (channel, number) means the same run on all workers; its signature (kind, sizes, types,
@@ -25319,9 +24659,23 @@ MLFAB__INTERNAL int mlfab__engine_moves(const struct mlfab__comm *comm);
 MLFAB__INTERNAL int32_t mlfab__engine_awaits(const struct mlfab__comm *comm,
                                              const mlfab__engine_run *run);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* core/coll/plain.h goes on. */
+/* ==== core/coll/plain.h - the communicator: plain collectives, from the call to the result. Layer 4.
+ *
+ * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
+ * up to MLFAB__COMM_AHEAD above the first that is open. Calls that are made while no epoch stands wait for the next.
+ *
+ *    WAITING --its turn--> PLAIN (a run)
+ *                          PLANNING --the tree that the scheduler plans--> PLAIN
+ *                          OUTSIDE (in shared memory) --others do not use it--> PLAIN
+ *
+ * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED, goes by a tree that
+ * the scheduler plans (trees.h): at its turn the worker asks server 0 for the tree. With an empty answer all members
+ * take the algorithm that AUTO chooses. A call in shared memory (shm_coll.h) has a number like any other, so that
+ * matching, deadlines and verdicts are the same; only its bytes pass elsewhere.
+ *
+ * Invariants. (1) Calls are numbered in their order, from 0 in each epoch. (2) The call of one number is the same on all
+ * workers, or the epoch ends with MISMATCH. (3) A call ends: by finishing, by a verdict, by its deadline, or by the
+ * death of server 0. */
 
 enum {
   MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
@@ -25454,9 +24808,45 @@ MLFAB__INTERNAL void mlfab__plain_ask_trees(struct mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__plain_on_tree(struct mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__plain_free(struct mlfab__comm *comm);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* core/coll/comm.h goes on. */
+/* ==== core/coll/comm.h - the communicator: a worker's collectives and their epochs. Layer 4.
+ *
+ * Server 0 keeps the membership of those who take part (membership.h). Collectives belong to an epoch, which has fixed
+ * members. A failure ends the epoch for all members, and with it all calls that are open.
+ *
+ *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED --memory of the host mapped: READY--> READY
+ *     ^                                ^                                      |
+ *     |                                +-- MEMBERSHIP again, by itself --+    +--MEMBERSHIP_GO--> IN
+ *     +--------- MEMBERSHIP_OVER, from any phase ------------------------+
+ *
+ *    what happens          OUT              ASKED            LISTED, READY, IN     FAILED
+ *    a failure here        ASKED, untold    ASKED, untold    FAILED                FAILED, untold
+ *    MEMBERSHIP_LIST       -                LISTED; FAILED   LISTED when all       FAILED: told for
+ *                                           when untold      calls are over        the new epoch
+ *    MEMBERSHIP_OVER       -                calls end;       calls end; OUT        OUT (they have
+ *                                           OUT                                    ended before)
+ *    server 0 is dead      all calls end; OUT for good
+ *
+ * From OUT a worker asks again at once, unless it leaves, has finished and nobody waits here, or could not begin the
+ * last epoch: then at the next tick (`later`). So each attempt ends the calls that wait, and the ticks bound attempts.
+ *
+ * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached for 8 heartbeats) takes
+ * effect when the outermost frame or call has been worked on (`depth`): mlfab__comm_exit then settles. All open calls
+ * of this worker end with one error, and their memory is free. The worker tells server 0 (MEMBERSHIP_FAIL), at once or,
+ * when no epoch is listed (`untold`), as soon as one is; server 0 ends the epoch for all (MEMBERSHIP_OVER), which fails
+ * nothing more here. A failure that finds no call open is kept for the next call (`owed`; of several the last).
+ *
+ * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: server 0
+ * describes each to it, and it takes part with the operation's identity (slots that are `owed`, without a request).
+ * Calls from the limit on wait for the next epoch.
+ *
+ * Files, each using those before it only: comm_base (failures, what server 0 is told), engine (runs), plain_check and
+ * plain (plain collectives), comm_object (objects), comm_finish (workers that finish), epoch (phases), comm (frames,
+ * time). A file asks for what a later one does by `due`.
+ *
+ * Invariants. (1) Every worker sees each failure once: its open calls and rounds fail with it, or its next. (2) Nothing
+ * of an epoch that is over touches a caller's memory. (3) Runs of one epoch are bounded: MLFAB__COMM_CALLS plain
+ * ones, 2 an object; staged bytes by MLFAB__STREAM_CREDIT a peer, by the windows (engine.h), and the lengths of RECVs
+ * that are not paced. (4) depth is 0 between events; failing and due are then 0. */
 
 enum {
   MLFAB__COMM_PATIENCE = 8,  /* heartbeats without a link */
@@ -25747,11 +25137,8 @@ MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
 MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* core/coll/comm_base.c goes on. */
-
-#include <stdio.h>
+/* ==== core/coll/comm_base.c - the communicator: what all its parts use: failures, checks that calls have in common, calls and objects
+ * by their numbers, what server 0 is told. See comm.h. */
 
 /* --- failures --- */
 
@@ -25940,6 +25327,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
   const mlfab__comm_slot *first =
       comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
+  uint32_t moved = comm->phase == MLFAB__COMM_IN ? MLFAB__MEMBERSHIP_MOVED : 0;
   comm->asked_for = first ? first->signature : 0;
   const mlfab__membership_ask ask = {.epoch = after_epoch,
                                      .arena_pid = comm->arena_pid,
@@ -25955,7 +25343,7 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .progress = first ? first->mark.progress : 0,
                                      .barriers = first ? first->mark.barriers : 0,
                                      .open = mlfab__comm_open_objects(comm),
-                                     .newcomer = comm->newcomer};
+                                     .newcomer = comm->newcomer | moved};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 
@@ -25972,15 +25360,8 @@ MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint
   if (comm->phase != MLFAB__COMM_IN || mlfab__comm_alone(comm)) return;
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_STUCK, membership_call, &call);
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/engine.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* engine.c - the communicator: runs, and their messages. See engine.h. */
-
-#include <stdio.h>
+/* ==== core/coll/engine.c - the communicator: runs, and their messages. See engine.h. */
 
 enum {
   ENGINE_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
@@ -26734,16 +26115,9 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
   }
   return MLFAB_NO_RANK;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/plain_check.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* plain_check.c - the communicator: what a plain collective must be before it begins, and what it is to others: its
+/* ==== core/coll/plain_check.c - the communicator: what a plain collective must be before it begins, and what it is to others: its
  * signature, its words. See plain.h. */
-
-#include <stdio.h>
 
 MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call) {
   return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
@@ -27080,15 +26454,8 @@ MLFAB__INTERNAL uint64_t mlfab__plain_signature(const mlfab__comm *comm,
     hash = mlfab__hash(hash, call->counts, comm->config->workers * sizeof *call->counts);
   return hash ? hash : 1;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/plain.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* plain.c - the communicator: the life of a plain collective. See plain.h. */
-
-#include <stdio.h>
+/* ==== core/coll/plain.c - the communicator: the life of a plain collective. See plain.h. */
 
 /* --- slots --- */
 
@@ -27681,13 +27048,8 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, i
   }
   mlfab__comm_exit(comm);
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/comm_object.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm_object.c - the communicator: objects. See comm_object.h. */
+/* ==== core/coll/comm_object.c - the communicator: objects. See comm_object.h. */
 
 MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, mlfab__comm_object *object,
                                            const mlfab__comm_kind *kind, void *self,
@@ -27763,13 +27125,8 @@ MLFAB__INTERNAL void mlfab__comm_object_bury(mlfab__comm *comm, mlfab__comm_obje
   object->next = comm->graves;
   comm->graves = object;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/comm_finish.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm_finish.c - the communicator: workers that have no more data, and what the others do then. See comm.h, and
+/* ==== core/coll/comm_finish.c - the communicator: workers that have no more data, and what the others do then. See comm.h, and
  * membership.h for the whole of it. */
 
 MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
@@ -27998,15 +27355,8 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
   }
   return n;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/epoch.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* epoch.c - the communicator: the phases of an epoch. The diagram and the table of transitions are in comm.h. */
-
-#include <stdio.h>
+/* ==== core/coll/epoch.c - the communicator: the phases of an epoch. The diagram and the table of transitions are in comm.h. */
 
 /* The place of the call that waits, else of a call that is made now. Its progress counts updates as they are numbered now. */
 static mlfab__mark epoch_mark(const mlfab__comm *comm) {
@@ -28331,8 +27681,10 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
       epoch_renew(comm, MLFAB__COMM_OUT);
     else
       epoch_untold(comm);
+    comm->said = 0;
     mlfab__streams_end(&comm->streams);
   } else {
+    if (comm->said) comm->newcomer = 0; /* all count it, and it has failed where they have */
     if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
     if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
     if (!told) epoch_end(comm, 1, MLFAB__COMM_OUT);
@@ -28414,15 +27766,8 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
   mlfab__comm_exit(comm);
   comm->owed = 0; /* check_state tells every later call */
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/comm.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm.c - the communicator: its frames, and what it does as time passes. See comm.h. */
-
-#include <stdio.h>
+/* ==== core/coll/comm.c - the communicator: its frames, and what it does as time passes. See comm.h. */
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *links,
@@ -28671,10 +28016,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
 }
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/barrier.h
- * ============================================================================================== */
-/* barrier.h - the barrier: workers ask, server 0 counts and answers.
+/* ==== core/coll/barrier.h - the barrier: workers ask, server 0 counts and answers.
  *
  * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
  * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
@@ -28759,14 +28101,8 @@ MLFAB__INTERNAL void mlfab__barrier_among(mlfab__barrier_worker *worker);
 /* How many it has called. */
 MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worker);
 
-
-/* ==============================================================================================
- * core/coll/barrier.c
- * ============================================================================================== */
-/* barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
+/* ==== core/coll/barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
  * barrier.h. */
-
-#include <stdio.h>
 
 /* --- server 0 --- */
 
@@ -28919,6 +28255,8 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
     *entry = (mlfab__barrier_entry){
         .base = base, .asked = base, .guest = greeting->ack && greeting->ack->guest};
   barrier_look_late(server, at.peer);
+  if (greeting->fresh && entry->guest)
+    barrier_check(server, MLFAB__NO_NODE); /* nobody may have heard of a death */
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
@@ -29231,11 +28569,8 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
   return 0;
 }
 
-/* ==============================================================================================
- * core/coll/barrier_kept.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* barrier_kept.h - barriers at both copies of server 0 (../node/mirrored.h). */
+/* ==== core/coll/barrier_kept.h - barriers at both copies of server 0 (../node/mirrored.h). */
 
 typedef struct mlfab__barrier_state {
   uint64_t over;
@@ -29252,13 +28587,7 @@ MLFAB__WIRE_DECLARE(barrier_worker_state)
 /* Adds the part, if servers have replicas. */
 MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier_server *server);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/coll/barrier_kept.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* barrier_kept.c - barriers at both copies of server 0: record 0, and one for each worker. See barrier_kept.h. */
+/* ==== core/coll/barrier_kept.c - barriers at both copies of server 0: record 0, and one for each worker. See barrier_kept.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 /* clang-format off */
@@ -29332,11 +28661,8 @@ MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier
 }
 #endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/coll/attend.h
- * ============================================================================================== */
 #if !MLFAB_WITH_PUSH
-/* attend.h - who is here, in a build without pushes and pulls. Layer 4.
+/* ==== core/coll/attend.h - who is here, in a build without pushes and pulls. Layer 4.
  *
  * HELLO_ACK tells barriers and collectives whether the worker was dead, and whether it is a guest (membership.h). In
  * a build with pushes the server and the worker see to that, and to `finish`. In a build without them two small roles do,
@@ -29377,14 +28703,9 @@ MLFAB__INTERNAL int mlfab__attend_finish(void *self, uint64_t timeout_ns, uint64
 
 #endif /* !MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/coll/attend.c
- * ============================================================================================== */
 #if !MLFAB_WITH_PUSH
-/* attend.c - who is here, in a build without pushes and pulls: a role at servers (links WORKER), and one at workers (links
+/* ==== core/coll/attend.c - who is here, in a build without pushes and pulls: a role at servers (links WORKER), and one at workers (links
  * SERVER). See attend.h. */
-
-#include <stdio.h>
 
 /* --- a server --- */
 
@@ -29558,18 +28879,16 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
 }
 #endif /* !MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/coll/membership.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+/* ==== core/coll/membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
  *
  *    IDLE --MEMBERSHIP of a worker--> GATHERING --MEMBERSHIP of every live worker--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
- * Verdicts. A member dies (PEER_DEAD), closes without a word (PEER_CLOSED), or comes back as a new process (AGAIN);
- * a worker that replaces one that died, and is no member, calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
+ * Verdicts. A member dies, or a new process has its place before anybody has noticed that (PEER_DEAD); it closes without a word
+ * (PEER_CLOSED); a worker that was taken for dead calls, or one that returns has called in vain (AGAIN);
+ * a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
  * calls differ (MISMATCH). A member that leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: server 0 tells
  * the others how many calls it has called (MEMBERSHIP_LEFT), and they fail later calls themselves.
  *
@@ -29586,7 +28905,8 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
  *
  * Lost before an epoch. A worker that dies, closes or is done while no epoch stands should have been in the next one
  * (in epoch 1: any worker), unless it joins. The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED,
- * naming the lowest rank that is missing. A worker that is back by then is not missing.
+ * naming the lowest rank that is missing; joiners go on waiting. A worker that is back by then, and has made the call with which the
+ * epoch begins, is not missing.
  *
  * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. All members must agree from which call on
  * it is absent, and others may have begun calls that it has not called:
@@ -29619,6 +28939,11 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
  * member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0 tries again a heartbeat later. For
  * the same reason joiners are not in an epoch that forms after a failure while its members have objects.
  *
+ * Returning. A process that takes the place of one that died returns: it joins in the same way. Nobody waits for it before its
+ * first call, and then the members seek that call. But a program may have all agree anew after a failure, by calls that its loop does
+ * not make; and nobody can close objects that were opened with the dead one, but their members. So if members have objects open, or have
+ * not made its first call for a tenth of timeout_ns, the epoch ends with AGAIN, and the next one has it, whatever it calls.
+ *
  * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
  * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
  * others make with it, or its first barrier where the loop has no collective.
@@ -29627,8 +28952,7 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
  *      APART --all others have called: READY, with their progress and barriers--> RETURNS --all servers count it--> MEMBER
  *      APART --its call fails--> TRIAL
  *
- * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no
- * collective waits for it; for a process that replaces a dead worker, collectives do, once it is here.
+ * TRIAL: rounds count it from the end of its model_start on (server/clock.c). No barrier and no collective waits for it.
  * APART: it waits in a call. It tells all servers and the barrier, and nobody waits for it. So the others reach the call,
  * in whatever order a loop has its calls. Two bits, MLFAB__APART_*, tell which kind of call waits; rounds count it when
  * neither does, and a collective comes first. A collective of an epoch that has newcomers begins when every member has
@@ -29642,7 +28966,8 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
  *
  * Invariants. (a) Nobody waits for a process that waits for somebody else's call without having been admitted. (b) GO of
  * an epoch comes after all servers count its newcomers. (c) A newcomer that dies on the way before LIST has failed
- * nobody's call; after LIST it is a member like others. (d) A loop needs a place that its first collective marks: of
+ * nobody's call; after LIST it is a member like others. If the epoch ends before GO, it is a newcomer again, unless it has
+ * said READY: then all count it, and its call has failed where theirs have. (d) A loop needs a place that its first collective marks: of
  * equal collectives in a step the library cannot tell which one a joiner makes, unless they have tags.
  *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
@@ -29681,8 +29006,9 @@ typedef struct mlfab__membership_entry { /* a worker */
       frozen;         /* a member that has finished with `calls`; has answered the last FREEZE */
   uint8_t moved;      /* a member that has ended all calls below the limit */
   uint64_t begun;     /* calls, when it froze */
-  uint8_t well;       /* its last process left in good order, or it has had none */
-  uint8_t joins;      /* no member yet, and fails nobody's call */
+  uint8_t well;       /* its former (gone: last) process left in good order, or it has had none */
+  uint8_t joins;      /* no member yet, and fails nobody's call; not `well`: it returns */
+  uint64_t waited;    /* one that returns: for so many ns since it has asked */
   uint8_t open;       /* it had objects when it froze */
   uint8_t fresh;      /* it has been in no epoch, and came to a fabric that was there */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
@@ -29763,20 +29089,12 @@ MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership);
 /* The membership as records: record 0, and one for each worker (membership_records.c). */
 MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *membership);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/membership.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* membership.c - server 0 keeps the membership of collectives. See membership.h.
+/* ==== core/coll/membership.c - server 0 keeps the membership of collectives. See membership.h.
  *
  * It holds no bytes and no task graphs: it knows who has asked, who knows of the others, and how an
  * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
  * only verdicts, departures and open questions, after which a worker is silent, are repeated at
  * its greeting. */
-
-#include <stdio.h>
 
 enum {
   MEMBERSHIP_LIST_BYTES = 12,
@@ -29915,8 +29233,9 @@ static void membership_post_departures(mlfab__membership *membership, uint32_t w
 
 /* --- verdicts --- */
 
-/* It is no member any more. */
+/* It is no member any more. If it is new, and no epoch has begun with it, it joins again. */
 static void membership_release(mlfab__membership_entry *entry) {
+  entry->joins = entry->fresh;
   entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
   entry->finished = entry->frozen = entry->moved = 0;
 }
@@ -30002,7 +29321,7 @@ static void membership_make_list(mlfab__membership *membership) {
       mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
-/* Ends the epoch for all workers that have asked, before it begins. */
+/* Ends the epoch for all workers that have asked, before it begins, but for those that fail nobody's call. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
   mlfab__touched_all(membership->touch);
@@ -30010,7 +29329,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
   for (uint32_t w = 0; w < membership->workers; w++) {
     membership->entries[w].lost = 0;
-    if (!membership->entries[w].asked) continue;
+    if (!membership->entries[w].asked || membership->entries[w].joins) continue;
     membership->entries[w].asked = 0;
     membership->entries[w].over_owed = membership->epoch;
     membership->entries[w].over_well = 0;
@@ -30018,8 +29337,8 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   }
 }
 
-/* 1 when the workers that have asked can form an epoch; else it refuses the epoch. */
-static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
+/* 1 when the workers that have asked can form an epoch that begins with this call; else it refuses the epoch. */
+static int membership_may_form(mlfab__membership *membership, uint32_t asked, uint64_t first) {
   char text[128];
   if (asked > membership_room(membership)) {
     snprintf(text, sizeof text, "%u workers call collectives, which are for %u at most", asked,
@@ -30028,8 +29347,9 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
     return 0;
   }
   for (uint32_t w = 0; w < membership->workers; w++) {
-    int32_t lost = membership->entries[w].lost;
-    if (!lost) continue;
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    int32_t lost = entry->lost;
+    if (!lost || (entry->asked && entry->ask.signature == first)) continue;
     snprintf(text, sizeof text,
              lost == MLFAB_ERR_PEER_DEAD ? "worker %u is dead" : "worker %u has left", w);
     membership_refuse(membership, lost, (int32_t)w, text);
@@ -30078,28 +29398,36 @@ static uint64_t membership_first_call(const mlfab__membership *membership) {
   return members > 0 ? first : joiner;
 }
 
+/* Is it in the epoch that begins with this call? A joiner only if its first call is this one, there is room, and nobody keeps
+ * objects; one that returns, also if they do. */
+static int membership_fits(const mlfab__membership_entry *entry, uint64_t first, int kept,
+                           uint32_t *places) {
+  if (!entry->asked || !entry->joins) return entry->asked;
+  if (entry->ask.signature != first || (kept && entry->well) || *places == 0) return 0;
+  (*places)--;
+  return 1;
+}
+
 /* The workers that have asked are the members of the next epoch, joiners only if they can be, and begin with its first
  * call. */
 static void membership_form(mlfab__membership *membership) {
-  uint32_t asked = 0, places = membership_places(membership);
+  uint32_t asked = 0, places = membership_places(membership), joiners = places;
   uint64_t first = membership_first_call(membership);
-  if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
-  uint32_t joiners = places;
-  for (uint32_t w = 0; w < membership->workers; w++) {
-    const mlfab__membership_entry *entry = &membership->entries[w];
-    int fits = !entry->joins || (entry->ask.signature == first && joiners > 0 && joiners--);
-    asked += entry->asked && fits;
-  }
+  int kept = membership_keeper(membership) != MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < membership->workers; w++)
+    asked += (uint32_t)membership_fits(&membership->entries[w], first, kept, &joiners);
   if (asked == 0) return;
   mlfab__touched_all(membership->touch);
   membership->epoch++;
-  if (!membership_may_form(membership, asked)) return;
+  if (!membership_may_form(membership, asked, first)) {
+    membership_check(membership);
+    return;
+  }
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked) continue;
-    if (entry->joins && (places == 0 || entry->ask.signature != first)) continue;
-    places -= entry->joins;
+    entry->lost = 0;
+    if (!membership_fits(entry, first, kept, &places)) continue;
     entry->asked = entry->joins = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
@@ -30639,6 +29967,8 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                            const mlfab__membership_ask *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   if (in->epoch > membership->epoch) return MLFAB_ERR_FRAME;
+  /* It has not heard how its epoch ended meanwhile. */
+  if (in->newcomer == MLFAB__MEMBERSHIP_MOVED && !entry->member) return 0;
   if (entry->alive && entry->over_owed > in->epoch) { /* it has not heard the verdict yet */
     membership_post_over(membership, worker);
     return 0;
@@ -30655,7 +29985,6 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->fresh &&
       in->signature == 0) { /* its call has ended before it heard of the list */
     membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
-    entry->joins = 1;
     return 0;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
@@ -30663,13 +29992,16 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                     membership->list_bytes);
     return 0;
   }
-  if (entry->joins && in->signature == 0) { /* its call has ended */
+  if (!in->newcomer) entry->joins = 0;
+  if (in->newcomer && in->signature == 0) { /* its call has ended */
     entry->asked = 0;
+    entry->joins = 1;
     membership_check(membership);
     return 0;
   }
   if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
     return 0;
+  if (!entry->asked || entry->ask.signature != in->signature) entry->waited = 0;
   entry->asked = 1;
   entry->fresh = in->newcomer != 0;
   entry->ask = *in;
@@ -30836,17 +30168,20 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
     membership_repeat(membership, worker);
     return;
   }
-  int ends = entry->member;
-  uint8_t joins = entry->well;
+  if (entry->incarnation) membership_lose(membership, worker, MLFAB_ERR_PEER_DEAD);
+  const mlfab__membership_entry was = *entry;
   memset(entry, 0, sizeof *entry);
   entry->alive = 1;
-  entry->joins = joins;
+  entry->well = was.well;
+  entry->joins = was.well || was.incarnation;
+  entry->lost = was.lost;
   entry->incarnation = incarnation;
   entry->missing = MEMBERSHIP_UNTOLD;
-  if (ends) {
-    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
-                       "worker %u is back as a new process", worker);
-  }
+  if (was.member)
+    membership_verdict(membership, MLFAB_ERR_PEER_DEAD, (int32_t)worker,
+                       "worker %u is dead: a new process has taken its place", worker);
+  else
+    membership_check(membership); /* nobody waits for it any more */
 }
 
 MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
@@ -30889,6 +30224,22 @@ static void membership_tell_barrier(mlfab__membership *membership, uint64_t now_
   }
 }
 
+/* One that returns has the epoch end if the members keep objects, or have not made its first call for long. Then it is in the
+ * next one, whatever it calls. */
+static void membership_insist(mlfab__membership *membership) {
+  const mlfab_config *config = membership->config;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || !entry->joins || entry->well) continue;
+    entry->waited += config->heartbeat_ns / 4;
+    if (membership->kept == 0 && entry->waited < config->timeout_ns / 10) continue;
+    entry->joins = 0;
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)w,
+                       "worker %u has come in: collectives begin anew", w);
+    return;
+  }
+}
+
 MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
@@ -30896,6 +30247,7 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
   if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
+  if (membership->phase == MLFAB__MEMBERSHIP_RUNNING) membership_insist(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   if (membership->kept > 0) mlfab__touched(membership->touch, 0);
   if (membership->kept > 0 || membership->seek[0]) membership_tell_joiners(membership);
@@ -30922,13 +30274,8 @@ MLFAB__INTERNAL void mlfab__membership_resume(mlfab__membership *membership) {
   membership_look_at_hosts(membership);
   membership_make_list(membership);
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/membership_records.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* membership_records.c - the membership as records for the other copy of server 0. See membership.h, and
+/* ==== core/coll/membership_records.c - the membership as records for the other copy of server 0. See membership.h, and
  * ../node/mirrored.h.
  *
  * Left out: what follows from the rest (order, list, lead, rate: mlfab__membership_resume), and what is a courtesy
@@ -31033,11 +30380,8 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__membership_mirrored(mlfab__membership *me
 }
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/partial_run.h
- * ============================================================================================== */
 #if MLFAB_WITH_PARTIAL
-/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
+/* ==== core/coll/partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
 
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
 
@@ -31065,13 +30409,7 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
 /* Errors: STATE (a step or a flush is under way). */
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
-#endif /* MLFAB_WITH_PARTIAL */
-
-/* ==============================================================================================
- * core/coll/partial_run.c
- * ============================================================================================== */
-#if MLFAB_WITH_PARTIAL
-/* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
+/* ==== core/coll/partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
  * keeps is partial.h's.
  *
  * There are two runs, by parity of the round. The runner arms one as soon as the round two before it is over and
@@ -31090,8 +30428,6 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
  * (3) While a flush is open there is no call, and no round takes the flushed data. A flush that
  * ends without a failure has succeeded; one that fails here counts as carried out if the next epoch's marks say that
  * another member has its result. */
-
-#include <stdio.h>
 
 struct mlfab__partial_run {
   mlfab__comm *comm;
@@ -31572,11 +30908,8 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 }
 #endif /* MLFAB_WITH_PARTIAL */
 
-/* ==============================================================================================
- * core/coll/stochastic.h
- * ============================================================================================== */
 #if MLFAB_WITH_STOCHASTIC
-/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
+/* ==== core/coll/stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
@@ -31599,13 +30932,7 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
 /* Errors: STATE (an iteration is under way). */
 MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
-#endif /* MLFAB_WITH_STOCHASTIC */
-
-/* ==============================================================================================
- * core/coll/stochastic.c
- * ============================================================================================== */
-#if MLFAB_WITH_STOCHASTIC
-/* stochastic.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
+/* ==== core/coll/stochastic.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
  * notify.h's.
  *
  * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each sender, into which it
@@ -31625,8 +30952,6 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
  * division: the same inputs give the same bits.
  *
  * Source: ASAP §4, §6.2. Departs: iterations end with an epoch; notices come with the bytes. */
-
-#include <stdio.h>
 
 enum { STOCHASTIC_MODEL = 1, STOCHASTIC_ACK, STOCHASTIC_REACHED }; /* tags */
 enum { STOCHASTIC_BLOCK = 16 << 10 }; /* bytes that are summed and divided in cache */
@@ -32353,11 +31678,8 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
 }
 #endif /* MLFAB_WITH_STOCHASTIC */
 
-/* ==============================================================================================
- * core/coll/user_dag.h
- * ============================================================================================== */
 #if MLFAB_WITH_DAG
-/* user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
+/* ==== core/coll/user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
 
 enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one task graph that are open */
 
@@ -32451,13 +31773,7 @@ MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op,
 /* 1 when messages borrow memory of an armed round. */
 MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 
-#endif /* MLFAB_WITH_DAG */
-
-/* ==============================================================================================
- * core/coll/user_dag.c
- * ============================================================================================== */
-#if MLFAB_WITH_DAG
-/* user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
+/* ==== core/coll/user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
  * dag.h's.
  *
  * A round is a run. Its messages have the number of rounds that were armed in this epoch, which is the same on all
@@ -32472,8 +31788,6 @@ MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
  * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
  * requests with it. (3) A trigger counts for the present round, also when that is not armed yet.
  * (4) A round is over when no message borrows its memory. */
-
-#include <stdio.h>
 
 enum { USER_DAG_MESSAGE_MAX = 1 << 30 };
 
@@ -33039,11 +32353,8 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
 }
 #endif /* MLFAB_WITH_DAG */
 
-/* ==============================================================================================
- * core/coll/trees.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL && MLFAB_WITH_SCHED
-/* trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
+/* ==== core/coll/trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
  *
  * Members number their calls alike in each epoch (comm.h), so (epoch, number) means one allreduce
  * everywhere. A member that begins a planned one asks for its tree:
@@ -33105,13 +32416,7 @@ MLFAB__INTERNAL int mlfab__trees_attach(struct mlfab_node *node,
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 
-#endif /* MLFAB_WITH_COLL && MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/coll/trees.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL && MLFAB_WITH_SCHED
-/* trees.c - server 0 has the scheduler plan the trees of allreduces. See trees.h.
+/* ==== core/coll/trees.c - server 0 has the scheduler plan the trees of allreduces. See trees.h.
  *
  * Source: MLfabric §6 (AllReduce: push to a random root, get from it). */
 
@@ -33324,13 +32629,8 @@ MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees) {
                            .workers = 1,
                            .touch = &trees->touch};
 }
-#endif /* MLFAB_WITH_COLL && MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/coll/trees_role.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL && MLFAB_WITH_SCHED
-/* trees_role.c - planned trees as a role of server 0. WORKER: links of workers; SCHEDULER: the link of the scheduler. */
+/* ==== core/coll/trees_role.c - planned trees as a role of server 0. WORKER: links of workers; SCHEDULER: the link of the scheduler. */
 
 static int trees_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   return at.kind == MLFAB__LINK_SCHEDULER ? mlfab__trees_scheduler_frame(self, frame)
@@ -33369,11 +32669,8 @@ MLFAB__INTERNAL int mlfab__trees_attach(mlfab_node *node, const mlfab__membershi
 }
 #endif /* MLFAB_WITH_COLL && MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/coll/comm_role.c
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
+/* ==== core/coll/comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
  * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part: WORKER. */
 
 static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
@@ -33566,11 +32863,8 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node,
 }
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/sched/sched_wire.h
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* sched_wire.h - frames of scheduling: between scheduler and servers, and of aggregators and distributors.
+/* ==== core/sched/sched_wire.h - frames of scheduling: between scheduler and servers, and of aggregators and distributors.
  * See wire.h. Layer 4. */
 
 typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
@@ -33743,13 +33037,7 @@ MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *
 MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
                                         mlfab__group_member *members, mlfab__segment *segments);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/sched_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* sched_wire.c - the fields of scheduling frames. See sched_wire.h and codec.h. Layer 4. */
+/* ==== core/sched/sched_wire.c - the fields of scheduling frames. See sched_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -33812,13 +33100,8 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
 }
 
 #undef N
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/network.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* network.h - the capacity of a network over time, and the reservations made of it. Layer 1.
+/* ==== core/sched/network.h - the capacity of a network over time, and the reservations made of it. Layer 1.
  *
  * Every node has an egress and an ingress, and the core may have shared links. Each is a step function of
  * time: the capacity that is not yet reserved (the residual). A transfer from u to v uses egress(u),
@@ -34050,13 +33333,7 @@ typedef struct mlfab__candidate {
   const double *bytes; /* one a server */
 } mlfab__candidate;
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/network.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* network.c - residual capacities, durations of transfers, and reservations: see network.h. */
+/* ==== core/sched/network.c - residual capacities, durations of transfers, and reservations: see network.h. */
 
 enum {
   NETWORK_FIRST = 4, /* steps of a profile in the slab */
@@ -34685,13 +33962,8 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
   *begin_p = mlfab__network_end(net, from, to, lead, available);
   return 0;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/order.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* order.h - the order in which updates are sent to their servers, and which are dropped. Layer 2.
+/* ==== core/sched/order.h - the order in which updates are sent to their servers, and which are dropped. Layer 2.
  *
  * Alg. 1 sends the update that arrives first. Alg. 2 does the same, except that it takes an update whose
  * last possible position has come, and discards it if the next update would otherwise arrive earlier. So
@@ -34776,13 +34048,7 @@ MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/order.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* order.c - Alg. 1 and Alg. 2: see order.h.
+/* ==== core/sched/order.c - Alg. 1 and Alg. 2: see order.h.
  *
  * One loop does both. It finds the pick of position p; the pick of p + 1 is the "next" that the look-ahead
  * of Alg. 2 compares with the pick of p. So each pick is computed once.
@@ -35481,13 +34747,8 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
                                           uint32_t *applied_p) {
   return order_run_all(o, net, in, 0, out, applied_p);
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/group.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* group.h - which updates of an order go to an aggregator first, and the same for models on their way back.
+/* ==== core/sched/group.h - which updates of an order go to an aggregator first, and the same for models on their way back.
  * Layer 2.
  *
  * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each
@@ -35647,13 +34908,7 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
 MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
                                            uint64_t staleness);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/group.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* group.c - Alg. 3, case by case: see group.h.
+/* ==== core/sched/group.c - Alg. 3, case by case: see group.h.
  *
  * The cases n = 0, 1, ... share their direct transfers: case n + 1 has those of case n and one more. All
  * other reservations of a case are undone before the next. A case is abandoned as soon as its t_max, which
@@ -36247,13 +35502,8 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
   for (uint32_t i = 0; i < n; i++) least = mlfab__min(least, finished[i]);
   return mine - least <= staleness;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/distribute.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* distribute.c - distribution of models, and AllReduce: see group.h.
+/* ==== core/sched/distribute.c - distribution of models, and AllReduce: see group.h.
  *
  * With time reversed, distribution is aggregation: there the server's ingress must never be idle, here its
  * egress. So requests are grouped by Alg. 3 in a mirrored network, and then the transfers are reserved in
@@ -36533,13 +35783,8 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
   if (!code && root < a->n) get[root] = (mlfab__delivery){0, now};
   return code;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/plan.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* plan.h - the plan of a batch: which updates are applied, in which order, through which aggregator. Layer
+/* ==== core/sched/plan.h - the plan of a batch: which updates are applied, in which order, through which aggregator. Layer
  * 3.
  *
  * order.h finds the order, group.h the aggregators. This file combines the two in one call, with everything
@@ -36608,13 +35853,7 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/plan.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* plan.c - the plan of a batch: see plan.h. */
+/* ==== core/sched/plan.c - the plan of a batch: see plan.h. */
 
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env) {
   memset(planner, 0, sizeof *planner);
@@ -36739,13 +35978,8 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
   if (choice_p) *choice_p = choice;
   return 0;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/monitor.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* monitor.h - estimates the capacities of a host's network links from their traffic. Layer 2.
+/* ==== core/sched/monitor.h - estimates the capacities of a host's network links from their traffic. Layer 2.
  *
  * A pure estimator, one for each node. Input: samples of the transports (mlfab_measure). Output: two
  * capacities, in and out, in bytes a second, negative while unknown. It reads no clock and sends nothing:
@@ -36814,13 +36048,7 @@ MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, do
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/monitor.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* monitor.c - estimates the capacities of a host's network links. See monitor.h. */
+/* ==== core/sched/monitor.c - estimates the capacities of a host's network links. See monitor.h. */
 
 enum {
   MONITOR_PROBE_BEATS = 16, /* minimum time between two probes */
@@ -37001,21 +36229,8 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
   monitor->out.told = *out_p;
   return 1;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/items.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* items.c - the scheduler role: items, their legs, and the rates of hosts. See scheduler.h.
- *
- * Used by scheduler.c, batch.c and arrange.c. */
-
-/* ==============================================================================================
- * core/sched/scheduler.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* scheduler.h - the scheduler role: decides order and routes of large transfers. Layer 4.
+/* ==== core/sched/scheduler.h - the scheduler role: decides order and routes of large transfers. Layer 4.
  *
  * It is a client of the servers: each announces the transfers that wait, and gets plans. It holds no tensor
  * bytes, and no state that it cannot get again. After a restart the servers report what waits and what they
@@ -37273,9 +36488,9 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
 MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* core/sched/items.c goes on. */
+/* ==== core/sched/items.c - the scheduler role: items, their legs, and the rates of hosts. See scheduler.h.
+ *
+ * Used by scheduler.c, batch.c and arrange.c. */
 
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out) {
   double rate = out ? s->hosts[host].out : s->hosts[host].in;
@@ -37332,13 +36547,8 @@ MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint3
   s->counted[server] = it->group;
   return &part->sum;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/batch.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* batch.c - the scheduler role: plans a batch and sends the plan. See scheduler.h.
+/* ==== core/sched/batch.c - the scheduler role: plans a batch and sends the plan. See scheduler.h.
  *
  * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
  * rebuilt for every plan: from the last reported capacities, then the transfers that are placed and not
@@ -38155,13 +37365,8 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
   batch_tell_all(s, before, groups, MLFAB__TRANSFER_PULL);
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/arrange.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* arrange.c - the scheduler role: plans the tree of an allreduce. See scheduler.h, and trees.h for the
+/* ==== core/sched/arrange.c - the scheduler role: plans the tree of an allreduce. See scheduler.h, and trees.h for the
  * tree.
  *
  * The workers are a list, not an order: shares go to the root by Alg. 3, and the sum comes back by its
@@ -38334,13 +37539,8 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
                mlfab__encode_tree_plan(s->meta, &plan, work ? work->places : NULL));
   mlfab__free(s->env, work, sizeof *work);
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/scheduler.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* scheduler.c - the scheduler role: frames of servers, and when to plan. See scheduler.h.
+/* ==== core/sched/scheduler.c - the scheduler role: frames of servers, and when to plan. See scheduler.h.
  *
  * Frames only update state. The tick plans, so that announcements that arrive together are planned
  * together. */
@@ -39031,18 +38231,11 @@ MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *sched
   int waits = scheduler->waiting.first != MLFAB__NO_ITEM;
   return waits ? mlfab__min(at, scheduler->reassure_ns) : at;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/explain.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* explain.c - the scheduler role: prints its last plans as text. See scheduler.h.
+/* ==== core/sched/explain.c - the scheduler role: prints its last plans as text. See scheduler.h.
  *
  * One line for each update or pull, in the order of the plan, with a chart of its transfers over time: '-'
  * to its aggregator, '=' into the server; for a pull, '=' to its worker. Times are seconds from the plan. */
-
-#include <stdio.h>
 
 enum { EXPLAIN_COLUMNS = 40 };
 
@@ -39192,13 +38385,8 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
   }
   if (bytes_p) *bytes_p = t.used + 1;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/hops.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* hops.h - a worker in a fabric with a scheduler: its routes through other workers' nodes.
+/* ==== core/sched/hops.h - a worker in a fabric with a scheduler: its routes through other workers' nodes.
  *
  * The server names the route of a large part (VIA). It goes directly, granted by the server. Or it goes through another
  * worker's node, the hop, as a member of a group; then the aggregator there grants it. Routes have numbers. A new route
@@ -39254,13 +38442,7 @@ MLFAB__INTERNAL void mlfab__hops_returned(mlfab__hops *hops, mlfab__at at, uint6
 MLFAB__INTERNAL void mlfab__hops_lost(mlfab__hops *hops, mlfab__at at);
 MLFAB__INTERNAL int mlfab__hops_wants(const mlfab__hops *hops, uint32_t aggregator);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/hops.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* hops.c - a worker's routes through other workers' nodes, and its links to them. See hops.h. */
+/* ==== core/sched/hops.c - a worker's routes through other workers' nodes, and its links to them. See hops.h. */
 
 static mlfab__hops *hops_of(const mlfab__worker *worker) {
   return (mlfab__hops *)(void *)worker->routes;
@@ -39632,21 +38814,8 @@ MLFAB__INTERNAL void mlfab__hops_free(mlfab__hops *hops) {
   mlfab__free(worker->env, hops->pulls,
               (size_t)MLFAB__WORKER_PULLS * worker->servers * sizeof *hops->pulls);
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/accumulator.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* accumulator.c - the aggregator role: accumulators, and their loans. See aggregator.h.
- *
- * Used by aggregator.c for groups and by distributor.c for spreads. */
-
-/* ==============================================================================================
- * core/sched/aggregator.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* aggregator.h - the aggregator role: sums updates on their way to a server, and distributes the model.
+/* ==== core/sched/aggregator.h - the aggregator role: sums updates on their way to a server, and distributes the model.
  * Layer 4.
  *
  * It runs on a worker's node. Servers control it over that worker's links to them. Workers (members)
@@ -39963,9 +39132,9 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
 MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
                                                      const mlfab__accumulator *accumulator);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* core/sched/accumulator.c goes on. */
+/* ==== core/sched/accumulator.c - the aggregator role: accumulators, and their loans. See aggregator.h.
+ *
+ * Used by aggregator.c for groups and by distributor.c for spreads. */
 
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
                                              uint32_t incarnation) {
@@ -40058,13 +39227,8 @@ MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregato
     }
   }
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/sum.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
+/* ==== core/sched/sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
  * packet.h.
  *
  * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private
@@ -40357,13 +39521,8 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
   }
   return (uint32_t)n;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/distributor.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* distributor.c - the aggregator role: spreads (down). See aggregator.h.
+/* ==== core/sched/distributor.c - the aggregator role: spreads (down). See aggregator.h.
  *
  * Every MODEL frame of a spread becomes a record. A member is a cursor into the list of records, so that
  * bytes received once are lent to all. When the server begins a slice again, the list is cut off where the
@@ -40755,13 +39914,8 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
   }
   return deadline;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/aggregator.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* aggregator.c - the aggregator role: groups (up). See aggregator.h.
+/* ==== core/sched/aggregator.c - the aggregator role: groups (up). See aggregator.h.
  *
  * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
  * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps
@@ -41602,19 +40756,8 @@ MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint
       mlfab__later(&a->recipients[k].since_ns, late_ns, now_ns);
   }
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/report.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* report.c - the server role: its reports to the scheduler. See client.h. */
-
-/* ==============================================================================================
- * core/sched/client.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* client.h - the server role in a fabric with a scheduler: announces large transfers, and carries them out
+/* ==== core/sched/client.h - the server role in a fabric with a scheduler: announces large transfers, and carries them out
  * in the order and by the routes of the plans. Attached to the server as its policy (server.h).
  *
  * The scheduler is peer number `workers` of the server's port. While its link stands (`up`), large updates
@@ -41735,9 +40878,7 @@ MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__serv
 MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* core/sched/report.c goes on. */
+/* ==== core/sched/report.c - the server role: its reports to the scheduler. See client.h. */
 
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes) {
   return server->sched->up && bytes > server->config->eager_bytes;
@@ -41799,13 +40940,8 @@ MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announ
   announce->incarnation = server->peers[announce->worker].incarnation;
   mlfab__report_tell(server, MLFAB__ANNOUNCE, meta, mlfab__encode_announce(meta, announce));
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/route.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* route.c - the server role: routes, order and groups of large updates. See client.h and queue.c.
+/* ==== core/sched/route.c - the server role: routes, order and groups of large updates. See client.h and queue.c.
  *
  * A small update gets a place when it comes. An update to be planned waits, and later ones of the same
  * worker behind it, until a plan names it or the scheduler is lost.
@@ -42237,13 +41373,8 @@ MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
   }
   return 1;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/spread.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* spread.c - the server role: order and routes of large pulls. See client.h and serve.c.
+/* ==== core/sched/spread.c - the server role: order and routes of large pulls. See client.h and serve.c.
  *
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
  *
@@ -42615,13 +41746,8 @@ MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
   }
   return 1;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/client.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* client.c - the server role: its link to the scheduler, and the policy for large transfers. See client.h. */
+/* ==== core/sched/client.c - the server role: its link to the scheduler, and the policy for large transfers. See client.h. */
 
 static void client_schedule(mlfab__server *server) {
   uint8_t meta[128];
@@ -42889,13 +42015,8 @@ MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   sched->meta = mlfab__alloc(env, MLFAB_META_MAX);
   return sched->entries && sched->members && sched->meta ? 0 : MLFAB_ERR_MEMORY;
 }
-#endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sched/sched_role.h
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* sched_role.h - scheduling as roles of a node. */
+/* ==== core/sched/sched_role.h - scheduling as roles of a node. */
 
 /* The capacities of this host's links, measured or set. A worker tells server 0 the changes, and when their link is new
  * what it has told before: the copy of server 0 that took over, or a scheduler that asks it, has not heard of it. */
@@ -42921,13 +42042,7 @@ MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, 
 MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
                                            double speed, uint64_t now_ns);
 
-#endif /* MLFAB_WITH_SCHED */
-
-/* ==============================================================================================
- * core/sched/sched_role.c
- * ============================================================================================== */
-#if MLFAB_WITH_SCHED
-/* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
+/* ==== core/sched/sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
  * servers, PEER_IN: members' links to it, PEER: the worker's links to other aggregators), the scheduler (PLANNER), and the server's link to the scheduler
  * (SCHEDULER). */
 
@@ -43221,11 +42336,8 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
 }
 #endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/sparse/version.h
- * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* version.h - version tags: which parts of a slice changed after a commit. Layer 2.
+/* ==== core/sparse/version.h - version tags: which parts of a slice changed after a commit. Layer 2.
  *
  * A slice is divided into grains of equal size. Each has a tag, the last commit that changed it, and every
  * 64 grains have the largest of theirs, so that unchanged grains are skipped 64 at a time. A cache that
@@ -43283,13 +42395,7 @@ typedef struct mlfab__tags_share {
 MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, uint64_t since,
                                                        uint64_t at, uint64_t end);
 
-#endif /* MLFAB_WITH_SPARSE */
-
-/* ==============================================================================================
- * core/sparse/version.c
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* version.c - tags by grain, and by 64 grains. See version.h.
+/* ==== core/sparse/version.c - tags by grain, and by 64 grains. See version.h.
  *
  * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` has whole blocks of 64,
  * with 0 behind the last grain. */
@@ -43523,13 +42629,8 @@ MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, 
   return (mlfab__tags_share){(uint32_t)(256 * changed / mlfab__max(seen, 1)),
                              256 * touched / (blocks > 0 ? blocks : 1)};
 }
-#endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/sparse/filter.h
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* filter.h - which values of an update are sent, and which changes of the model are made. Layer 2.
+/* ==== core/sparse/filter.h - which values of an update are sent, and which changes of the model are made. Layer 2.
  *
  * Gradients: a = update + residual is sent or held back, element by element, in two steps: mark (reads
  * only) and emit (writes the values, and the rest into the residual). So an update with a NaN changes
@@ -43641,13 +42742,7 @@ MLFAB__INTERNAL void mlfab__filter_choose_with(int level, mlfab__filter_choice *
 MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
                                                    void *after, uint64_t n, double tau);
 
-#endif /* MLFAB_WITH_SPARSE */
-
-/* ==============================================================================================
- * core/sparse/filter.c
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* filter.c - which values of an update are sent, and which changes of the model are made. Layer 2.
+/* ==== core/sparse/filter.c - which values of an update are sent, and which changes of the model are made. Layer 2.
  *
  * For: TDF's gradient filters (significance, random, half precision) with their residual, the selection of
  * the largest values, and the parameter filter. Not for: encoding values in packets; each call works on one
@@ -44519,32 +43614,8 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
                                               uint64_t n, double tau) {
   return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
 }
-#endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/sparse/cache.c
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
- *
- * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
- * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
- * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
- * transfer is cut off, the server sends all changes since the commit before again.
- *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
- * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
- *
- * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
- * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
- *
- * Source: TDF §3. */
-
-/* ==============================================================================================
- * core/sparse/sparse_push.h
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* sparse_push.h - the worker role: updates that are sent as packets. See sparse_push.c. */
+/* ==== core/sparse/sparse_push.h - the worker role: updates that are sent as packets. See sparse_push.c. */
 
 /* The filter of a tensor, and what it holds back. */
 typedef struct mlfab__sieve {
@@ -44594,9 +43665,20 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
 /* Attaches the group: the worker then accepts packets. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker);
 
-#endif /* MLFAB_WITH_SPARSE */
-
-/* core/sparse/cache.c goes on. */
+/* ==== core/sparse/cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
+ *
+ * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
+ * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
+ * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
+ * transfer is cut off, the server sends all changes since the commit before again.
+ *
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
+ * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
+ *
+ * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
+ * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
+ *
+ * Source: TDF §3. */
 
 /* A server's part of a pull: the slice that is arriving. */
 typedef struct cache_part {
@@ -44890,33 +43972,8 @@ static void cache_done(mlfab__worker *worker, const mlfab__fetch *fetch) {
 }
 
 static const mlfab__worker_cache cache_pulls = {cache_ask, cache_turn, cache_done, cache_lost};
-#endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/sparse/sparse_push.c
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* sparse_push.c - the worker role: updates of which only some values are sent. See worker.h.
- *
- * A filter holds small values back in a residual of their tensor, which is added to the next update. The
- * caller gives a sparse update element by element. Both are encoded as packets (packet.h) when the push is
- * made, so that the caller may reuse its buffers. The packets of an update are in the order of the flat
- * model; those of a server are selected while sending.
- *
- * Encoding has three steps, so that an error changes nothing: check every value and mark what is sent;
- * allocate memory; write the packets, and the rest into the residuals.
- *
- * A filtered update that was applied nowhere keeps its packets for a retry, which sends them again without
- * touching a residual. Filtering the same buffers again would send the held-back values twice.
- *
- * Source: TDF §4.2, 4.3. */
-
-
-/* ==============================================================================================
- * core/sparse/sparse_apply.h
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
+/* ==== core/sparse/sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
  * to the server. See server.h. */
 
 /* Attaches the group: the server then accepts packets, and answers with them. */
@@ -44940,9 +43997,20 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
 /* The codec of packets. */
 MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
 
-#endif /* MLFAB_WITH_SPARSE */
-
-/* core/sparse/sparse_push.c goes on. */
+/* ==== core/sparse/sparse_push.c - the worker role: updates of which only some values are sent. See worker.h.
+ *
+ * A filter holds small values back in a residual of their tensor, which is added to the next update. The
+ * caller gives a sparse update element by element. Both are encoded as packets (packet.h) when the push is
+ * made, so that the caller may reuse its buffers. The packets of an update are in the order of the flat
+ * model; those of a server are selected while sending.
+ *
+ * Encoding has three steps, so that an error changes nothing: check every value and mark what is sent;
+ * allocate memory; write the packets, and the rest into the residuals.
+ *
+ * A filtered update that was applied nowhere keeps its packets for a retry, which sends them again without
+ * touching a residual. Filtering the same buffers again would send the held-back values twice.
+ *
+ * Source: TDF §4.2, 4.3. */
 
 #include <float.h>
 #include <math.h>
@@ -45704,13 +44772,8 @@ MLFAB__INTERNAL int mlfab__sparse_worker_attach(mlfab__worker *worker) {
   worker->sparse = &sparse_push_table;
   return 0;
 }
-#endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/sparse/sparse_apply.c
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* sparse_apply.c - the server role: takes packets in. See server.h and packet.h.
+/* ==== core/sparse/sparse_apply.c - the server role: takes packets in. See server.h and packet.h.
  *
  * For: the codec of packets in updates. Not for: queue, credit and commits, which do not depend on the form
  * of the bytes.
@@ -46128,13 +45191,8 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
                                            sparse_apply_fresh};
   return &codec;
 }
-#endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/sparse/delta.c
- * ============================================================================================== */
-#if MLFAB_WITH_SPARSE
-/* delta.c - the server role: what has changed in the model, and how pulls get it. See server.h, version.h
+/* ==== core/sparse/delta.c - the server role: what has changed in the model, and how pulls get it. See server.h, version.h
  * and packet.h.
  *
  * For: the parameter filter and tags, called while a commit writes; packets of an answer. Not for: when a
@@ -46150,8 +45208,6 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
  * with the next pull.
  *
  * Source: TDF §3 (versioned store), §4.2 (P-SMP: changes set back are discarded). */
-
-#include <stdio.h>
 
 enum {
   DELTA_TAGS_MAX = 65536,
@@ -46547,11 +45603,8 @@ static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }
 #endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/lend/lend_wire.h
- * ============================================================================================== */
 #if MLFAB_WITH_LEND
-/* lend_wire.h - the frames of views. See wire.h. Layer 6. */
+/* ==== core/lend/lend_wire.h - the frames of views. See wire.h. Layer 6. */
 
 /* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
  * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
@@ -46577,13 +45630,7 @@ typedef struct mlfab__view {
 /* When decoding, the list has room for VIEW_RUNS_MAX. */
 MLFAB__WIRE_DECLARE_LIST(view, mlfab__view_run)
 
-#endif /* MLFAB_WITH_LEND */
-
-/* ==============================================================================================
- * core/lend/lend_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. Layer 6. */
+/* ==== core/lend/lend_wire.c - the fields of these frames. See lend_wire.h and codec.h. Layer 6. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -46593,13 +45640,8 @@ WIRE_LIST(view, runs, view_run, mlfab__view_run, 24, MLFAB__VIEW_RUNS_MAX, N(req
 /* clang-format on */
 
 #undef N
-#endif /* MLFAB_WITH_LEND */
 
-/* ==============================================================================================
- * core/lend/slab.h
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
+/* ==== core/lend/slab.h - memory of the host for the blocks of a server's shards, in areas of many blocks. Layer 6.
  *
  * Where processes of the host share memory (base/shm_memory.h), areas are shared: the transport then sends references to
  * blocks, and a view is a list of addresses in them. A block that moves to another store of the same server stays where it is;
@@ -46631,13 +45673,7 @@ MLFAB__INTERNAL uint8_t *mlfab__slab_take(mlfab__env *env, mlfab__slab *slab, ui
                                           uint32_t more);
 MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_t *at);
 
-#endif /* MLFAB_WITH_LEND */
-
-/* ==============================================================================================
- * core/lend/slab.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
+/* ==== core/lend/slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
 
 /* Blocks of a new area, at least: pages that are not written to take no memory. */
 enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
@@ -46701,13 +45737,8 @@ MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *self, uint8_
   *link = area->next;
   slab_free_area(env, slab, area);
 }
-#endif /* MLFAB_WITH_LEND */
 
-/* ==============================================================================================
- * core/lend/view.h
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* view.h - the worker role: views, that is pulls which are read in the servers' memory. See view.c. */
+/* ==== core/lend/view.h - the worker role: views, that is pulls which are read in the servers' memory. See view.c. */
 
 /* Bytes of a view. */
 typedef struct mlfab__worker_run {
@@ -46749,13 +45780,7 @@ MLFAB__INTERNAL int mlfab__worker_pull_view(mlfab__worker *worker, const mlfab_b
 MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t id,
                                                const void *parts, mlfab_error *error);
 
-#endif /* MLFAB_WITH_LEND */
-
-/* ==============================================================================================
- * core/lend/view.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* view.c - the worker role: views, that is pulls which are read in the servers' memory. See views.c for the server.
+/* ==== core/lend/view.c - the worker role: views, that is pulls which are read in the servers' memory. See views.c for the server.
  *
  * A view is asked for by an ordinary pull with a flag. A server answers with VIEW frames, which say where its blocks have the
  * bytes, from the frame's bulk on. If the bulk came by reference, the memory that it lies in is held, and the runs are
@@ -46767,8 +45792,6 @@ MLFAB__INTERNAL int mlfab__worker_view_release(mlfab__worker *worker, uint64_t i
  *
  * Invariants: what a server has told is kept with its number, and forgotten when it is asked again. A view that is OUT has runs
  * that cover what was asked for, exactly once. Its holds keep what the runs point at. */
-
-#include <stdlib.h>
 
 enum { VIEW_RUNS_MOST = 1 << 20 }; /* of a view */
 
@@ -47121,13 +46144,8 @@ MLFAB__INTERNAL void mlfab__view_share(mlfab__worker *worker, const mlfab__shm_m
   worker->views->shared = on;
   worker->views->memory = memory;
 }
-#endif /* MLFAB_WITH_LEND */
 
-/* ==============================================================================================
- * core/lend/views.h
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* views.h - the server role: views, that is pulls which the worker reads in the server's memory. See views.c. */
+/* ==== core/lend/views.h - the server role: views, that is pulls which the worker reads in the server's memory. See views.c. */
 
 /* Bytes of a view, contiguous in the model and in a file. */
 typedef struct mlfab__server_run {
@@ -47167,13 +46185,7 @@ MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_
 /* Frees all of a store but the blocks that have references from outside of it: unref, then free them. There are no holders. */
 MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
 
-#endif /* MLFAB_WITH_LEND */
-
-/* ==============================================================================================
- * core/lend/views.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h, and view.c for the worker.
+/* ==== core/lend/views.c - the server role: views, that is pulls which the worker reads in the server's memory. See server.h, and view.c for the worker.
  *
  * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
  * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
@@ -47189,8 +46201,6 @@ MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
  * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
  * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
  * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
-
-#include <stdlib.h>
 
 enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
 
@@ -47585,11 +46595,8 @@ MLFAB__INTERNAL void mlfab__views_share(mlfab__server *server, const mlfab__shm_
 }
 #endif /* MLFAB_WITH_LEND */
 
-/* ==============================================================================================
- * core/reshard/reshard_wire.h
- * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard_wire.h - frames of slices that move between servers. See wire.h. Layer 4. */
+/* ==== core/reshard/reshard_wire.h - frames of slices that move between servers. See wire.h. Layer 4. */
 
 typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
                                        servers follow */
@@ -47665,13 +46672,7 @@ typedef struct
 MLFAB__RESHARD_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__RESHARD_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-#endif /* MLFAB_WITH_RESHARD */
-
-/* ==============================================================================================
- * core/reshard/reshard_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* reshard_wire.c - the fields of these frames. See reshard_wire.h and codec.h. Layer 4. */
+/* ==== core/reshard/reshard_wire.c - the fields of these frames. See reshard_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
@@ -47690,13 +46691,8 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
 
 #undef N
 #undef T
-#endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/reshard/reshard.h
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
+/* ==== core/reshard/reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
  *
  * A worker sends a request (RESHARD). Server 0 computes the new owners (layout.h) and carries the move out as one
  * attempt, which has a number:
@@ -47846,15 +46842,7 @@ MLFAB__INTERNAL void mlfab__push_recut(struct mlfab__worker *worker, uint64_t no
 MLFAB__INTERNAL void mlfab__pull_recut(struct mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_change_again(struct mlfab__worker *worker);
 
-#endif /* MLFAB_WITH_RESHARD */
-
-/* ==============================================================================================
- * core/reshard/reshard.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
-
-#include <stdio.h>
+/* ==== core/reshard/reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
 
 enum { RESHARD_META = 64 + 2 * MLFAB__SLICES_MAX };
 
@@ -48519,13 +47507,8 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   if (node->growth) node->growth->judge(node, reshard_counts, r);
   return 0;
 }
-#endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/reshard/reshard_server.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* reshard_server.c - the server role: slices that it sends to other servers, and slices that it receives.
+/* ==== core/reshard/reshard_server.c - the server role: slices that it sends to other servers, and slices that it receives.
  * See reshard.h.
  *
  * PREPARE: the server is held. Once no update or pull is under way and no block is lent, it makes a second
@@ -48533,8 +47516,6 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
  * bytes after the other. After a link breaks, the cursor starts again, and the receiver skips what it has.
  * The transport copies these frames, so the old store lends nothing. INSTALL: cannot fail. Kept slices swap
  * their blocks and states with those of the new store, which replaces the old one. */
-
-#include <stdio.h>
 
 typedef struct reshard_server_entry { /* a slice of the new store, and the bytes received of it */
   mlfab__image_part part;
@@ -49394,13 +48375,8 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
                                             reshard_server_forces, reshard_server_drop};
   server->move.hooks = &mover;
 }
-#endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/reshard/recut.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* recut.c - the worker role: what a layout with other owners does to updates, pulls and changes of consistency. See reshard.h. */
+/* ==== core/reshard/recut.c - the worker role: what a layout with other owners does to updates, pulls and changes of consistency. See reshard.h. */
 
 MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
@@ -49485,13 +48461,8 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
     change->nwaiting += worker->streams[s].changes;
   }
 }
-#endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/reshard/reshard_worker.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
+/* ==== core/reshard/reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
@@ -49517,8 +48488,6 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
  *
  * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's own
  * epoch. */
-
-#include <stdio.h>
 
 enum mlfab__pause_state {
   MLFAB__PAUSE_RUNS,
@@ -50033,13 +49002,8 @@ MLFAB__INTERNAL int mlfab__reshard_worker_attach(mlfab__worker *worker) {
       mlfab__alloc_array(worker->env, worker->servers, sizeof *worker->moving->servers);
   return worker->moving->servers ? 0 : MLFAB_ERR_MEMORY;
 }
-#endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/reshard/reshard_role.c
- * ============================================================================================== */
-#if MLFAB_WITH_RESHARD
-/* reshard_role.c - moving slices as a role of every server's node. RESHARD: its links to the other servers;
+/* ==== core/reshard/reshard_role.c - moving slices as a role of every server's node. RESHARD: its links to the other servers;
  * RESHARD_IN: theirs to it. reshard.c leads. */
 
 static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
@@ -50118,11 +49082,8 @@ MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab_node *node, mlfab__serve
 }
 #endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/keys/blake2b.h
- * ============================================================================================== */
 #if MLFAB_WITH_KEYS
-/* blake2b.h - BLAKE2b with a key: a hash that nobody computes without the key.
+/* ==== core/keys/blake2b.h - BLAKE2b with a key: a hash that nobody computes without the key.
  *
  * It does not encrypt. A digest has 1 to 64 bytes, a key 0 to 64 (0: a plain hash). The state holds what the key makes
  * of it: wipe it after use, and wipe keys.
@@ -50158,13 +49119,7 @@ MLFAB__INTERNAL void mlfab__wipe(void *memory, size_t bytes);
 /* 1 when equal. The time does not depend on the contents. */
 MLFAB__INTERNAL int mlfab__same_secret(const void *a, const void *b, size_t bytes);
 
-#endif /* MLFAB_WITH_KEYS */
-
-/* ==============================================================================================
- * core/keys/blake2b.c
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* blake2b.c - BLAKE2b with a key. See blake2b.h. Source: RFC 7693 §3. */
+/* ==== core/keys/blake2b.c - BLAKE2b with a key. See blake2b.h. Source: RFC 7693 §3. */
 
 static const uint64_t blake2b_iv[8] = {
     0x6a09e667f3bcc908u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu, 0xa54ff53a5f1d36f1u,
@@ -50317,13 +49272,8 @@ MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8
   s->held = 0;
   s->digest_bytes = digest_bytes;
 }
-#endif /* MLFAB_WITH_KEYS */
 
-/* ==============================================================================================
- * core/keys/poly1305.h
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* poly1305.h - Poly1305: a checksum that nobody computes without its key, which serves for one message.
+/* ==== core/keys/poly1305.h - Poly1305: a checksum that nobody computes without its key, which serves for one message.
  *
  * The key is two numbers, r and s. Whoever sees two messages with one key can forge a third: draw a new key for each
  * (session.h does). It does not encrypt. It wipes r and its powers.
@@ -50342,13 +49292,7 @@ MLFAB__INTERNAL void mlfab__poly1305_with(int level, const uint8_t key[MLFAB__PO
                                           uint8_t tag[MLFAB__POLY1305_TAG]);
 MLFAB__INTERNAL int mlfab__poly1305_level(void);
 
-#endif /* MLFAB_WITH_KEYS */
-
-/* ==============================================================================================
- * core/keys/poly1305.c
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* poly1305.c - Poly1305. See poly1305.h.
+/* ==== core/keys/poly1305.c - Poly1305. See poly1305.h.
  *
  * Numbers modulo 2^130 - 5 are five limbs of 26 bits. Sums of limbs may be a little larger: every product below is
  * of a factor below 2^28 and one below 2^29 (r, and r times 5), so the ten that are added at most fit 64 bits. All steps
@@ -50614,13 +49558,8 @@ MLFAB__INTERNAL void mlfab__poly1305(const uint8_t key[MLFAB__POLY1305_KEY], con
                                      size_t bytes, uint8_t tag[MLFAB__POLY1305_TAG]) {
   mlfab__poly1305_with(mlfab__poly1305_level(), key, data, bytes, tag);
 }
-#endif /* MLFAB_WITH_KEYS */
 
-/* ==============================================================================================
- * core/keys/keys_wire.h
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* keys_wire.h - frames with which the two ends of a link prove that they know the fabric's key. See guard.h, wire.h. */
+/* ==== core/keys/keys_wire.h - frames with which the two ends of a link prove that they know the fabric's key. See guard.h, wire.h. */
 
 typedef struct mlfab__challenge { /* caller -> called, the first frame of a link */
   uint32_t node, roles, epoch;    /* of the caller */
@@ -50652,13 +49591,7 @@ typedef struct
 #define MLFAB__KEYS_PAIRS(X) X(challenge) X(answer) X(proof)
 MLFAB__KEYS_PAIRS(MLFAB__WIRE_DECLARE)
 
-#endif /* MLFAB_WITH_KEYS */
-
-/* ==============================================================================================
- * core/keys/keys_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* keys_wire.c - the fields of these frames. See keys_wire.h and codec.h. */
+/* ==== core/keys/keys_wire.c - the fields of these frames. See keys_wire.h and codec.h. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define P(member) N(member[0]) N(member[1])
@@ -50671,13 +49604,8 @@ WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
 
 #undef N
 #undef P
-#endif /* MLFAB_WITH_KEYS */
 
-/* ==============================================================================================
- * core/keys/session.h
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* session.h - what two processes that know the fabric's key make of it: proofs, and a tag for every frame.
+/* ==== core/keys/session.h - what two processes that know the fabric's key make of it: proofs, and a tag for every frame.
  *
  * Pure functions, as in RFC 8439: a key for each frame comes from a hash, and a fast checksum with that key covers the
  * bulk. K is the hash of the key's text. All hashes below are BLAKE2b; H(k; x) has the key k.
@@ -50756,13 +49684,7 @@ MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__cod
                                              uint64_t counter, uint32_t meta_bytes,
                                              uint32_t bulk_bytes);
 
-#endif /* MLFAB_WITH_KEYS */
-
-/* ==============================================================================================
- * core/keys/session.c
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* session.c - proofs and tags. See session.h. */
+/* ==== core/keys/session.c - proofs and tags. See session.h. */
 
 /* The first 16 bytes are the tag of a frame with a small bulk, the others a key for that of a large one. */
 enum { SESSION_DIGEST = MLFAB__TAG_BYTES + MLFAB__POLY1305_KEY };
@@ -50906,13 +49828,8 @@ MLFAB__INTERNAL uint32_t mlfab__session_code(const uint64_t state[8], mlfab__cod
 
 #undef SESSION_PADS
 #undef SESSION_MIX
-#endif /* MLFAB_WITH_KEYS */
 
-/* ==============================================================================================
- * core/keys/guard.h
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* guard.h - a fabric with a key: every link proves both of its ends before JOIN, HELLO or MEET. Attaches to a node.
+/* ==== core/keys/guard.h - a fabric with a key: every link proves both of its ends before JOIN, HELLO or MEET. Attaches to a node.
  *
  *    caller                                     called node
  *    CHALLENGE: who it is, whom it wants,
@@ -50950,15 +49867,7 @@ MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *
 /* Takes the key of node->config, which it wipes there. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node);
 
-#endif /* MLFAB_WITH_KEYS */
-
-/* ==============================================================================================
- * core/keys/guard.c
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* guard.c - a fabric with a key: proofs on new links, tags on frames. See guard.h. */
-
-#include <stdio.h>
+/* ==== core/keys/guard.c - a fabric with a key: proofs on new links, tags on frames. See guard.h. */
 
 /* A frame that lacks bytes may have so many frames behind it. Each 12 cost a hash. */
 enum { GUARD_AHEAD = 256 };
@@ -51350,11 +50259,8 @@ MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
 }
 #endif /* MLFAB_WITH_KEYS */
 
-/* ==============================================================================================
- * core/checkpoint/checkpoint_wire.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. Layer 4. */
+/* ==== core/checkpoint/checkpoint_wire.h - frames of checkpoints, and the manifest's record. See wire.h, record.h. Layer 4. */
 
 /* --- frames --- */
 
@@ -51417,13 +50323,7 @@ typedef struct
 MLFAB__CHECKPOINT_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__CHECKPOINT_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/checkpoint/checkpoint_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* checkpoint_wire.c - the fields of these frames, and of the manifest. See checkpoint_wire.h and codec.h. Layer 4. */
+/* ==== core/checkpoint/checkpoint_wire.c - the fields of these frames, and of the manifest. See checkpoint_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
@@ -51445,11 +50345,8 @@ WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry
 #undef T
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/checkpoint/state.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* state.h - the records of a server's state, in which a checkpoint's files and the stream of a copy are written. Layer 4.
+/* ==== core/checkpoint/state.h - the records of a server's state, in which a checkpoint's files and the stream of a copy are written. Layer 4.
  *
  * A record has a meta, which is one of the structs below or DEFINE's, and a bulk. moment.h makes the records of a server,
  * reader.h takes them one after another. */
@@ -51527,13 +50424,7 @@ typedef struct mlfab__checkpoint_end { /* END, the last record of a shard's file
 /* clang-format on */
 MLFAB__STATE_PAIRS(MLFAB__WIRE_DECLARE)
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/checkpoint/state.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* state.c - the fields of these records. See state.h and codec.h. Layer 4. */
+/* ==== core/checkpoint/state.c - the fields of these records. See state.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
@@ -51552,11 +50443,8 @@ WIRE_META(checkpoint_end, N(records))
 #undef A
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/checkpoint/record.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* record.h - the bytes of a checkpoint's files: records. Pure functions.
+/* ==== core/checkpoint/record.h - the bytes of a checkpoint's files: records. Pure functions.
  *
  * A checkpoint is the manifest `checkpoint-NNNNNNNN.manifest` and one file `checkpoint-NNNNNNNN-S-of-M.shard` for each
  * server. A file is a sequence of records; all numbers are little-endian:
@@ -51613,15 +50501,7 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
                                        const char **name_p, size_t *bytes_p,
                                        mlfab__record_name *out);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/checkpoint/record.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* record.c - the bytes of a checkpoint's files. See record.h. */
-
-#include <stdio.h>
+/* ==== core/checkpoint/record.c - the bytes of a checkpoint's files. See record.h. */
 
 /* Larger numbers are foreign: the next ones have to have as many digits. */
 #define RECORD_NUMBER_MOST 100000000000000000u
@@ -51748,11 +50628,8 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/checkpoint/moment.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* moment.h - a server's state of one moment, as the records of a shard (record.h). Layer 4.
+/* ==== core/checkpoint/moment.h - a server's state of one moment, as the records of a shard (record.h). Layer 4.
  *
  * pin sets the state aside: references to the blocks of weights and of open rounds' sums, and to optimizer state
  * (store.h, holders); all else is small, and copied. It costs a few pointers for each block, and no bytes. Then
@@ -51824,13 +50701,7 @@ MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment);
 /* The same, and frees the memory. */
 MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/checkpoint/moment.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* moment.c - a server's state of one moment. See moment.h. */
+/* ==== core/checkpoint/moment.c - a server's state of one moment. See moment.h. */
 
 enum {
   MOMENT_HEAD,
@@ -52119,11 +50990,8 @@ MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/checkpoint/writer.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
+/* ==== core/checkpoint/writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
  *
  * On an order, the server sets the state of one moment aside (moment.h), and then writes it record by record while
  * training goes on. A slice is given back when its bytes are written.
@@ -52177,15 +51045,7 @@ MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const c
 /* Its file operation has ended. */
 MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/checkpoint/writer.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* writer.c - a server writes its shard to a file of a checkpoint. See writer.h. */
-
-#include <stdio.h>
+/* ==== core/checkpoint/writer.c - a server writes its shard to a file of a checkpoint. See writer.h. */
 
 MLFAB__INTERNAL void mlfab__writer_init(
     mlfab__writer *writer, mlfab__env *env, struct mlfab__server *server, mlfab__filer *filer,
@@ -52363,13 +51223,8 @@ MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
     if (server->apply.applying == MLFAB__APPLY_NONE) mlfab__writer_due(writer);
   }
 }
-#endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/checkpoint/lead.h
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* lead.h - server 0 leads the checkpoints of a fabric. Layer 4.
+/* ==== core/checkpoint/lead.h - server 0 leads the checkpoints of a fabric. Layer 4.
  *
  * A worker asks for a checkpoint, or so many commits of server 0 have passed. One at a time; another worker gets AGAIN.
  * While only files are being removed, it waits (`waits`).
@@ -52515,15 +51370,7 @@ MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead);
 /* Its file operation has ended. */
 MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/checkpoint/lead.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* lead.c - server 0 leads the checkpoints of a fabric. See lead.h. */
-
-#include <stdio.h>
+/* ==== core/checkpoint/lead.c - server 0 leads the checkpoints of a fabric. See lead.h. */
 
 enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX, LEAD_REMOVAL = 1 };
 #define LEAD_MINUTE 60000000000u
@@ -53132,11 +51979,8 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/checkpoint/reader.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* reader.h - the records of a shard, one after another: their form and their order (state.h). Layer 4.
+/* ==== core/checkpoint/reader.h - the records of a shard, one after another: their form and their order (state.h). Layer 4.
  *
  *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
@@ -53183,13 +52027,7 @@ static inline int mlfab__reader_ended(const mlfab__reader *reader) {
   return reader->last == MLFAB__RECORD_END;
 }
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/checkpoint/reader.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA
-/* reader.c - the records of a shard, one after another. See reader.h. */
+/* ==== core/checkpoint/reader.c - the records of a shard, one after another. See reader.h. */
 
 _Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
 
@@ -53326,11 +52164,8 @@ MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/checkpoint/restore.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
+/* ==== core/checkpoint/restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
  *
  * Every server does so by itself, and comes to the same checkpoint, because all read the same files (if not, workers
  * notice: DEFINE_ACK has its number).
@@ -53408,15 +52243,7 @@ MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
 /* Its file operation has ended. */
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/checkpoint/restore.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* restore.c - a server loads the newest whole checkpoint of a directory. See restore.h. */
-
-#include <stdio.h>
+/* ==== core/checkpoint/restore.c - a server loads the newest whole checkpoint of a directory. See restore.h. */
 
 /* At least one record of any length. */
 enum { RESTORE_READ = 1280 << 10 };
@@ -53942,11 +52769,8 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/checkpoint/collect.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* collect.h - a copy of a server takes over the moments of the server that it is a copy of. Layer 4.
+/* ==== core/checkpoint/collect.h - a copy of a server takes over the moments of the server that it is a copy of. Layer 4.
  *
  * The records of a moment (moment.h, complete) come one after another, from a server of the same number in a fabric of
  * the same shape, which owns the same slices. They are collected beside the model, and installed in one step:
@@ -54017,15 +52841,7 @@ MLFAB__INTERNAL void mlfab__collect_void(mlfab__collect *collect);
 /* The same, and frees the memory. */
 MLFAB__INTERNAL void mlfab__collect_free(mlfab__collect *collect);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/checkpoint/collect.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* collect.c - a copy of a server takes over its moments. See collect.h. */
-
-#include <stdio.h>
+/* ==== core/checkpoint/collect.c - a copy of a server takes over its moments. See collect.h. */
 
 static int collect_fail(const mlfab__collect *collect, int code, mlfab_error *error,
                         const char *text) {
@@ -54433,11 +53249,8 @@ MLFAB__INTERNAL void mlfab__collect_install(mlfab__collect *collect) {
 }
 #endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/checkpoint/checkpoint.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* checkpoint.h - checkpoints of the model: roles of a server (checkpoint.c) and of a worker (checkpoint_worker.c).
+/* ==== core/checkpoint/checkpoint.h - checkpoints of the model: roles of a server (checkpoint.c) and of a worker (checkpoint_worker.c).
  *
  * A server writes its shard (writer.h), server 0 leads (lead.h), and a new fabric begins as the newest whole checkpoint
  * (restore.h). record.h has the format of the files. Orders and their answers travel over the links between servers
@@ -54472,13 +53285,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_from(mlfab__checkpoint_role *role, const c
 MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
                                              mlfab_checkpoint_info *info_p, mlfab_error *error);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/checkpoint/checkpoint.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* checkpoint.c - checkpoints as a role of every server's node. See checkpoint.h. */
+/* ==== core/checkpoint/checkpoint.c - checkpoints as a role of every server's node. See checkpoint.h. */
 
 typedef struct mlfab__checkpoint {
   mlfab__server *server;
@@ -54703,15 +53510,8 @@ MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *se
   checkpoint_arm(c);
   return 0;
 }
-#endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/checkpoint/checkpoint_worker.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* checkpoint_worker.c - checkpoints as a role of a worker's node (links SERVER). See checkpoint.h. */
-
-#include <stdio.h>
+/* ==== core/checkpoint/checkpoint_worker.c - checkpoints as a role of a worker's node (links SERVER). See checkpoint.h. */
 
 static void checkpoint_worker_ask(const mlfab__checkpoint_role *role) {
   MLFAB__POST(&role->port, 0, MLFAB__CHECKPOINT_ASK, checkpoint_ask, &role->ask);
@@ -54880,24 +53680,15 @@ MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(mlfab_node *node,
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/device/resident.h
- * ============================================================================================== */
 #if MLFAB_WITH_DEVICE
-/* resident.h - a server's model in memory of a device. Layer 5. */
+/* ==== core/device/resident.h - a server's model in memory of a device. Layer 5. */
 
 /* The models of this server will be in memory of config.device. Errors: CONFIG, naming the function that the device lacks; MEMORY;
  * DEVICE. */
 MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab_error *error);
 
-#endif /* MLFAB_WITH_DEVICE */
-
-/* ==============================================================================================
- * core/device/resident.c
- * ============================================================================================== */
-#if MLFAB_WITH_DEVICE
-/* resident.c - a server's model in memory of a device. See memory.h for what the functions are for.
+/* ==== core/device/resident.c - a server's model in memory of a device. See memory.h for what the functions are for.
  *
  * For: putting the server's work on blocks into the order of the device's copies from the host, and copies of blocks that the host can
  * read (shadows). Not for: which block is written when, which is the store's and the server's as on the host.
@@ -54917,8 +53708,6 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
  * copy is under way is copied to behind that one: copies to the host have an order of their own. (3) There are as many shadows as
  * there were blocks at one time that pulls read: at most one for each present block, and those that pulls have pinned. (4) When a
  * function of the device fails, except `take` and `pin`, the server crashes, and the device is not given work again. */
-
-#include <stdio.h>
 
 typedef struct resident_shadow {
   struct resident_shadow *next; /* FREE: the next one */
@@ -55278,11 +54067,8 @@ MLFAB__INTERNAL int mlfab__resident_attach(mlfab_node *node, mlfab__server *serv
 }
 #endif /* MLFAB_WITH_DEVICE */
 
-/* ==============================================================================================
- * core/replica/divergence.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* divergence.h - how far a replica may be from its server, computed from the norms of updates alone.
+/* ==== core/replica/divergence.h - how far a replica may be from its server, computed from the norms of updates alone.
  * Layer 1.
  *
  * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the
@@ -55358,13 +54144,7 @@ MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r);
  * that are no norm, change nothing. O(entries). */
 MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/divergence.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* divergence.c - the divergence bound, and the ledger that keeps it: see divergence.h. */
+/* ==== core/replica/divergence.c - the divergence bound, and the ledger that keeps it: see divergence.h. */
 
 #include <math.h>
 
@@ -55531,13 +54311,8 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
   d->base = norm;
   divergence_sum(d);
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/vote.h
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* vote.h - who serves a shard: its two copies and the scheduler decide it, two of three. Layer 4.
+/* ==== core/replica/vote.h - who serves a shard: its two copies and the scheduler decide it, two of three. Layer 4.
  *
  * A shard has two copies, A and B, and a witness W (the scheduler). A record says which copy serves, and which
  * copies have every durable update (are in sync). Records have ascending epochs:
@@ -55675,13 +54450,7 @@ MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns
 /* Has this voter not heard the other one for 5 beats, nor a byte of its link? */
 MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/vote.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* vote.c - see vote.h. */
+/* ==== core/replica/vote.c - see vote.h. */
 
 static int vote_same(const mlfab__vote_record *a, const mlfab__vote_record *b) {
   return a->epoch == b->epoch && a->serves == b->serves && a->insync == b->insync;
@@ -55956,13 +54725,8 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
     vote->outbid = 1;
   }
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/keeper.h
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* keeper.h - what a server with a replica may apply, answer and show. Layer 4.
+/* ==== core/replica/keeper.h - what a server with a replica may apply, answer and show. Layer 4.
  *
  * The server sends its replica its state, moment by moment: a moment is what the server has between two commits. When
  * the replica has a moment, all that the server had decided by then is durable. The keeper counts decisions and commits,
@@ -56054,13 +54818,7 @@ MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
 /* Has anything been decided since that moment, or since the last one that was sent? Then another one is due. */
 MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/keeper.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* keeper.c - what a server with a replica may apply, answer and show. See keeper.h. */
+/* ==== core/replica/keeper.c - what a server with a replica may apply, answer and show. See keeper.h. */
 
 #define KEEPER_NORM_MOST 1e300
 
@@ -56449,13 +55207,8 @@ MLFAB__INTERNAL int mlfab__keeper_attach(mlfab__server *server, double div_max) 
   server->measures = 1;
   return 0;
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/replica_wire.h
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* replica_wire.h - frames between the voters of a shard. See wire.h, replica.h. Layer 4. */
+/* ==== core/replica/replica_wire.h - frames between the voters of a shard. See wire.h, replica.h. Layer 4. */
 
 typedef struct mlfab__vote_frame { /* voter -> voter */
   uint32_t shard;
@@ -56517,13 +55270,7 @@ MLFAB__INTERNAL void mlfab__encode_vote_record(uint8_t at[MLFAB__VOTE_RECORD_BYT
 MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECORD_BYTES],
                                                mlfab__vote_record *record);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/replica_wire.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* replica_wire.c - the fields of these frames. See replica_wire.h and codec.h. Layer 4. */
+/* ==== core/replica/replica_wire.c - the fields of these frames. See replica_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 #define R(record) N(record.epoch) N(record.serves) N(record.insync)
@@ -56556,13 +55303,8 @@ MLFAB__INTERNAL void mlfab__decode_vote_record(const uint8_t at[MLFAB__VOTE_RECO
   record->serves = wire_get32(at + 4);
   record->insync = wire_get32(at + 8);
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/voter.h
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* voter.h - the votes of a node: a copy votes in one shard, the scheduler in all. Layer 4.
+/* ==== core/replica/voter.h - the votes of a node: a copy votes in one shard, the scheduler in all. Layer 4.
  *
  * Votes travel over VOTER links. A record is granted when it is stored: in a file of the directory `vote_dir` (votes.h), or
  * without a directory in memory only, and a process that starts again has lost it (vote.h, UNKNOWN).
@@ -56626,13 +55368,7 @@ MLFAB__INTERNAL void mlfab__voters_stored(mlfab__voters *voters);
  * other. Adds the role to a node that is only a scheduler. disk: of votes, or NULL. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_disk *disk);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/voter.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* voter.c - the votes of a node. See voter.h. */
+/* ==== core/replica/voter.c - the votes of a node. See voter.h. */
 
 /* A voter's part in a shard, and its number in the node. */
 static uint32_t voter_part(const mlfab__voters *voters, uint32_t voter) {
@@ -56788,11 +55524,8 @@ MLFAB__INTERNAL void mlfab__voters_free(mlfab__voters *voters) {
 }
 #endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/votes.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT
-/* votes.h - the file of a voter: what it has granted, of all its shards, in the directory `vote_dir`. Layer 4.
+/* ==== core/replica/votes.h - the file of a voter: what it has granted, of all its shards, in the directory `vote_dir`. Layer 4.
  *
  *    CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
  *                                                      \--error--> DIRTY, again after a beat
@@ -56809,15 +55542,7 @@ typedef struct mlfab__votes {
 
 MLFAB__INTERNAL const mlfab__voter_disk *mlfab__votes_disk(void);
 
-#endif /* MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT */
-
-/* ==============================================================================================
- * core/replica/votes.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT
-/* votes.c - the file of a voter. See votes.h. */
-
-#include <stdio.h>
+/* ==== core/replica/votes.c - the file of a voter. See votes.h. */
 
 static void votes_write(mlfab__voters *voters) {
   mlfab__votes *file = voters->votes;
@@ -56927,11 +55652,8 @@ MLFAB__INTERNAL const mlfab__voter_disk *mlfab__votes_disk(void) {
 }
 #endif /* MLFAB_WITH_REPLICA && MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/replica/mirror.h
- * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
-/* mirror.h - server 0's other jobs at both of its copies: what it has told workers, the other copy knows. Layer 4.
+/* ==== core/replica/mirror.h - server 0's other jobs at both of its copies: what it has told workers, the other copy knows. Layer 4.
  *
  * The weights of a shard go to the other copy in moments (copy.h). Who takes part in collectives, barriers, trees and the
  * numbers of processes change with every word of a worker, and an answer may not be contradicted by the copy that takes
@@ -57085,13 +55807,7 @@ struct mlfab_node;
 MLFAB__INTERNAL int mlfab__mirror_attach(struct mlfab_node *node, uint32_t peer,
                                          mlfab__mirror **mirror_p);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/mirror.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* mirror.c - server 0's other jobs at both of its copies. See mirror.h. */
+/* ==== core/replica/mirror.c - server 0's other jobs at both of its copies. See mirror.h. */
 
 enum { MIRROR_LEAST_ITEMS = 64 };
 
@@ -57615,13 +56331,8 @@ MLFAB__INTERNAL void mlfab__mirror_free(mlfab__mirror *mirror) {
   mlfab__free(env, mirror->scratch, MLFAB__MIRRORED_BYTES);
   memset(mirror, 0, sizeof *mirror);
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/mirror_role.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* mirror_role.c - the mirror as a role of server 0's node, at both of its copies. See mirror.h. VOTER is its link to the
+/* ==== core/replica/mirror_role.c - the mirror as a role of server 0's node, at both of its copies. See mirror.h. VOTER is its link to the
  * other copy, VOTER_IN the one from it. */
 
 typedef struct mlfab__mirror_role {
@@ -57716,13 +56427,8 @@ MLFAB__INTERNAL int mlfab__mirror_attach(mlfab_node *node, uint32_t peer,
   return mlfab__mirror_init(&role->mirror, &node->env, copies->mirrored, copies->nmirrored, &out,
                             peer);
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/copy.h
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* copy.h - a server and its replica: one serves, and sends its states to the other, which takes over when the first is
+/* ==== core/replica/copy.h - a server and its replica: one serves, and sends its states to the other, which takes over when the first is
  * lost. Layer 5.
  *
  * Three processes keep a shard alive: copy A (the dedicated server of the configuration), copy B (its replica), and the
@@ -57825,15 +56531,7 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
 /* losses.c: a worker whose server is replaced by its replica counts what is lost. */
 MLFAB__INTERNAL void mlfab__losses_attach(struct mlfab__worker *worker);
 
-#endif /* MLFAB_WITH_REPLICA */
-
-/* ==============================================================================================
- * core/replica/copy.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* copy.c - a server and its replica. See copy.h. */
-
-#include <stdio.h>
+/* ==== core/replica/copy.c - a server and its replica. See copy.h. */
 
 enum { COPY_SUSPEND_BEATS = 6 };
 
@@ -58139,6 +56837,21 @@ static void copy_suspend(mlfab__copy *c) {
   copy_event(c, MLFAB_EVENT_STANDS_BY, MLFAB_ERR_PEER_DEAD, text);
 }
 
+/* Finishes what is being applied, forgets updates and pulls of all workers, and decides nothing until `asleep` is 0. */
+static void copy_sleep(mlfab__server *server, uint64_t now_ns) {
+  while (server->apply.applying == MLFAB__APPLY_UPDATE ||
+         server->apply.applying == MLFAB__APPLY_ROUND) {
+    if (server->apply.applying == MLFAB__APPLY_UPDATE)
+      mlfab__apply_go_on(server, UINT64_MAX);
+    else
+      mlfab__round_apply(server, UINT64_MAX);
+  }
+  server->asleep = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].connected) mlfab__server_lost(server, w, now_ns);
+  }
+}
+
 /* The other copy serves. */
 static void copy_yield(mlfab__copy *c) {
   char text[64];
@@ -58152,7 +56865,7 @@ static void copy_yield(mlfab__copy *c) {
   mlfab__mirror_stand_by(c->mirror);
   c->arrived = 0;
   mlfab__copy_stand_by(c->node, text);
-  mlfab__server_sleep(c->server, c->node->now_ns);
+  copy_sleep(c->server, c->node->now_ns);
   mlfab__keeper_alone(c->server);
   mlfab__keeper_freeze(c->server, 1);
   copy_say_has(c);
@@ -58458,15 +57171,8 @@ MLFAB__INTERNAL int mlfab__copy_attach(mlfab_node *node, mlfab__server *server,
   mlfab__keeper_freeze(server, 1);
   return mlfab__mirror_attach(node, c->peer, &c->mirror);
 }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/losses.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* losses.c - a worker whose server is replaced by its replica. See copy.h. */
-
-#include <stdio.h>
+/* ==== core/replica/losses.c - a worker whose server is replaced by its replica. See copy.h. */
 
 /* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
  * this worker's progress, so no round waits for them. */
@@ -58489,13 +57195,8 @@ static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hel
 }
 
 MLFAB__INTERNAL void mlfab__losses_attach(mlfab__worker *worker) { worker->copies = losses_count; }
-#endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/replica/witness.c
- * ============================================================================================== */
-#if MLFAB_WITH_REPLICA
-/* witness.c - the scheduler's vote. See voter.h. */
+/* ==== core/replica/witness.c - the scheduler's vote. See voter.h. */
 
 static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind != MLFAB__LINK_VOTER_IN || frame->type != MLFAB__VOTE) return MLFAB_ERR_FRAME;
@@ -58540,11 +57241,8 @@ MLFAB__INTERNAL int mlfab__witness_attach(mlfab_node *node, const mlfab__voter_d
 }
 #endif /* MLFAB_WITH_REPLICA */
 
-/* ==============================================================================================
- * core/telemetry/metrics.h
- * ============================================================================================== */
 #if MLFAB_WITH_TELEMETRY
-/* metrics.h - the state of a node as OpenMetrics text. Layer 5.
+/* ==== core/telemetry/metrics.h - the state of a node as OpenMetrics text. Layer 5.
  *
  * A snapshot is a copy of what a node counts, taken at one moment. The text has one family for each member of
  * mlfab_stats, from a table with the member's offset: a member without a row has no family, which a test notices.
@@ -58581,15 +57279,7 @@ MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns
 MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, int format, char *text,
                                            size_t room);
 
-#endif /* MLFAB_WITH_TELEMETRY */
-
-/* ==============================================================================================
- * core/telemetry/metrics.c
- * ============================================================================================== */
-#if MLFAB_WITH_TELEMETRY
-/* metrics.c - the state of a node as OpenMetrics text. See metrics.h. */
-
-#include <stdio.h>
+/* ==== core/telemetry/metrics.c - the state of a node as OpenMetrics text. See metrics.h. */
 
 enum metrics_kind { METRICS_COUNTER, METRICS_GAUGE };
 
@@ -58853,13 +57543,8 @@ MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns
   s->job = node->config.job;
   metrics_take_waits(node, now_ns, s);
 }
-#endif /* MLFAB_WITH_TELEMETRY */
 
-/* ==============================================================================================
- * core/telemetry/trace.h
- * ============================================================================================== */
-#if MLFAB_WITH_TELEMETRY
-/* trace.h - a recorder: what the links of a node carry, and what its scheduler has planned. Layer 5.
+/* ==== core/telemetry/trace.h - a recorder: what the links of a node carry, and what its scheduler has planned. Layer 5.
  *
  * The recorder is the observer (tap) of a node. A lane is one direction of one link, or the plans for one worker. A
  * transfer is an update's part at one server, the answer to a pull, a message of a collective, a slice that moves; each
@@ -58963,13 +57648,7 @@ MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *frame, uint32
 MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *trace, uint64_t now_ns,
                                            mlfab__trace_record *records, uint32_t most);
 
-#endif /* MLFAB_WITH_TELEMETRY */
-
-/* ==============================================================================================
- * core/telemetry/trace.c
- * ============================================================================================== */
-#if MLFAB_WITH_TELEMETRY
-/* trace.c - a recorder of what the links of a node carry. See trace.h. */
+/* ==== core/telemetry/trace.c - a recorder of what the links of a node carry. See trace.h. */
 
 /* --- the ring --- */
 
@@ -59217,13 +57896,8 @@ MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *t, uint64_t now_ns,
   }
   return n;
 }
-#endif /* MLFAB_WITH_TELEMETRY */
 
-/* ==============================================================================================
- * core/telemetry/chrome.h
- * ============================================================================================== */
-#if MLFAB_WITH_TELEMETRY
-/* chrome.h - records of trace.h as Chrome trace events, in JSON. Layer 5.
+/* ==== core/telemetry/chrome.h - records of trace.h as Chrome trace events, in JSON. Layer 5.
  *
  * The text is an array with one event a line:
  *
@@ -59257,15 +57931,7 @@ MLFAB__INTERNAL size_t mlfab__chrome_event(mlfab__chrome *chrome, const mlfab__t
 MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *chrome, const char *why,
                                          char text[MLFAB__CHROME_MAX]);
 
-#endif /* MLFAB_WITH_TELEMETRY */
-
-/* ==============================================================================================
- * core/telemetry/chrome.c
- * ============================================================================================== */
-#if MLFAB_WITH_TELEMETRY
-/* chrome.c - records as Chrome trace events. See chrome.h. */
-
-#include <stdio.h>
+/* ==== core/telemetry/chrome.c - records as Chrome trace events. See chrome.h. */
 
 #define CHROME_TIMES (((uint64_t)1 << 51) - 1)
 
@@ -59427,10 +58093,7 @@ MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why
 }
 #endif /* MLFAB_WITH_TELEMETRY */
 
-/* ==============================================================================================
- * core/api/complete.h
- * ============================================================================================== */
-/* complete.h - completing a configuration, and the options of a schedule. */
+/* ==== core/api/complete.h - completing a configuration, and the options of a schedule. */
 
 /* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
@@ -59445,15 +58108,8 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
  * several ranks and nothing says which one this is, or when a launcher has started several workers and nobody has said
  * where they meet. */
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error);
-/* calls_sched.c: the schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error);
 
-
-/* ==============================================================================================
- * core/api/complete.c
- * ============================================================================================== */
-/* complete.c - fills in a configuration's defaults and refuses contradictions. See complete.h. */
+/* ==== core/api/complete.c - fills in a configuration's defaults and refuses contradictions. See complete.h. */
 
 static int complete_config_error(mlfab_error *error, const char *text) {
   return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: %s", text);
@@ -59648,10 +58304,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   return complete_check_world(config, error);
 }
 
-/* ==============================================================================================
- * core/api/parts.h
- * ============================================================================================== */
-/* parts.h - the roles of a node, for its calls. A role that this node does not have, or that is not compiled in, is
+/* ==== core/api/parts.h - the roles of a node, for its calls. A role that this node does not have, or that is not compiled in, is
  * NULL. core/open/compose.c makes and fills it; the node keeps the pointer and does not use it. */
 
 struct mlfab__parts;
@@ -59678,12 +58331,8 @@ typedef struct mlfab__parts {
                 mlfab_error *error);
 } mlfab__parts;
 
-
-/* ==============================================================================================
- * core/api/key_source.h
- * ============================================================================================== */
 #if MLFAB_WITH_KEYS
-/* key_source.h - where the fabric's key comes from. */
+/* ==== core/api/key_source.h - where the fabric's key comes from. */
 
 /* Fills config->key from its function or file, checks it, and draws config->entropy. Does nothing without a key. The
  * caller wipes `key` and `entropy`.
@@ -59691,15 +58340,8 @@ typedef struct mlfab__parts {
 MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error);
 MLFAB__INTERNAL void mlfab__key_forget(mlfab_config *config);
 
-#endif /* MLFAB_WITH_KEYS */
+/* ==== core/api/key_source.c - where the fabric's key comes from: a function, a file, or a text. See key_source.h. */
 
-/* ==============================================================================================
- * core/api/key_source.c
- * ============================================================================================== */
-#if MLFAB_WITH_KEYS
-/* key_source.c - where the fabric's key comes from: a function, a file, or a text. See key_source.h. */
-
-#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59809,20 +58451,14 @@ MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error) 
 }
 #endif /* MLFAB_WITH_KEYS */
 
-/* ==============================================================================================
- * core/api/config.c
- * ============================================================================================== */
-/* config.c - fills a configuration from the environment, which no other file reads.
+/* ==== core/api/config.c - fills a configuration from the environment, which no other file reads.
  *
  * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step), then a rank alone
  * (PMIx, an indexed Job of Kubernetes), which counts where the number of workers is known. */
 
-#include <errno.h>
 #include <math.h>
 #include <unistd.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <strings.h>
 
 /* A setting: the member that it sets, and the texts that it takes: a word of a list, a whole number in low..high in
@@ -60571,10 +59207,7 @@ MLFAB_API size_t mlfab_struct_size(const char *name) {
   return 0;
 }
 
-/* ==============================================================================================
- * core/api/calls.h
- * ============================================================================================== */
-/* calls.h - submitting a call to a node. */
+/* ==== core/api/calls.h - submitting a call to a node. */
 
 typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
@@ -60625,11 +59258,7 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 
-
-/* ==============================================================================================
- * core/api/calls.c
- * ============================================================================================== */
-/* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
+/* ==== core/api/calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
  * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
 
 static int calls_barrier(const mlfab__call_in *e) {
@@ -60725,11 +59354,8 @@ MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64
   return mlfab__node_submit(node, call, now_ns, request_p, NULL);
 }
 
-/* ==============================================================================================
- * core/api/extent.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL || MLFAB_WITH_DEVICE || MLFAB_WITH_SPARSE
-/* extent.h - the buffers of a call, for those who visit them. */
+/* ==== core/api/extent.h - the buffers of a call, for those who visit them. */
 
 /* A buffer of a call: memory of the caller that the library borrows. The call reads the first of the two stretches, and
  * has written the second when it has succeeded. */
@@ -60757,11 +59383,8 @@ struct mlfab__call_visit {
 
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_DEVICE || MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/api/visit.h
- * ============================================================================================== */
 #if MLFAB_WITH_DEVICE
-/* visit.h - the buffers of a call that does not begin: they are on a device. */
+/* ==== core/api/visit.h - the buffers of a call that does not begin: they are on a device. */
 
 /* Gets a buffer, and returns the address that takes its place. */
 typedef void *mlfab__extent_fn(void *user, const mlfab__extent *extent);
@@ -60775,13 +59398,7 @@ MLFAB__INTERNAL int mlfab__node_visit(mlfab_node *node, const mlfab_call *call,
 MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
                                       const mlfab_error *why, uint64_t now_ns);
 
-#endif /* MLFAB_WITH_DEVICE */
-
-/* ==============================================================================================
- * core/api/visit.c
- * ============================================================================================== */
-#if MLFAB_WITH_DEVICE
-/* visit.c - the buffers of a call that does not begin. See visit.h. */
+/* ==== core/api/visit.c - the buffers of a call that does not begin. See visit.h. */
 
 static void *visit_extent(const mlfab__call_in *in, const void *at, uint64_t bytes, uint32_t align,
                           int ways) {
@@ -60861,10 +59478,7 @@ MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
 }
 #endif /* MLFAB_WITH_DEVICE */
 
-/* ==============================================================================================
- * core/api/thread.h
- * ============================================================================================== */
-/* thread.h - starts the threads of a context. */
+/* ==== core/api/thread.h - starts the threads of a context. */
 
 #include <pthread.h>
 
@@ -60873,11 +59487,7 @@ MLFAB__INTERNAL int mlfab__node_forgo(mlfab_node *node, const mlfab_call *call,
 MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
                                         void *(*run)(void *argument), void *argument);
 
-
-/* ==============================================================================================
- * core/api/thread.c
- * ============================================================================================== */
-/* thread.c - starts the threads of a context. See thread.h. */
+/* ==== core/api/thread.c - starts the threads of a context. See thread.h. */
 
 #include <signal.h>
 
@@ -60893,28 +59503,7 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
   return failed ? MLFAB_ERR_IO : 0;
 }
 
-/* ==============================================================================================
- * core/api/calling.c
- * ============================================================================================== */
-/* calling.c - calls to nodes that have several addresses.
- *
- * A node publishes its addresses, best first. The context skips the addresses that its transports do not reach. One is called at
- * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
- * last the first. The states of a token, which names a route of the node:
- *
- *    none --the node calls--> CALLS --UP--> IDLE, this address is called first the next time
- *                             CALLS --DOWN, not the last address--> CALLS the next one
- *                             CALLS --DOWN, the last address--> IDLE, and the node is told why each has failed
- *                             CALLS --the node calls again--> CALLS the next one; all are tried again
- *
- * Invariants. (1) The node sees one call: it is told of the last DOWN only, or of UP. (2) A DOWN of a transport that does not
- * have the call any more is void. (3) A node with one address needs no entry. (4) A list
- * that has changed belongs to another process: its first address is called. */
-
-/* ==============================================================================================
- * core/api/context.h
- * ============================================================================================== */
-/* context.h - a context, for the files of this group.
+/* ==== core/api/context.h - a context, for the files of this group.
  *
  * context.c has the lock, the thread, the transports, opening, closing and waiting; disk.c carries out file operations; submit.c the calls that a node
  * carries out; calls_*.c those of optional groups; telemetry.c writes log, metrics and trace; shared.c collectives in memory that workers of one host share. How
@@ -60933,7 +59522,6 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
  * all
  * contexts are in one thread, and the closing call waits for nobody. */
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 /* A link's number: the transport's own number in 24 bits, and above it the transport's place in the array. */
@@ -61244,10 +59832,20 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
   return mlfab__submit_call(ctx, &call, 0, request_p, NULL)
 #define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
 
-/* core/api/calling.c goes on. */
-
-#include <errno.h>
-#include <stdio.h>
+/* ==== core/api/calling.c - calls to nodes that have several addresses.
+ *
+ * A node publishes its addresses, best first. The context skips the addresses that its transports do not reach. One is called at
+ * a time. If the call fails, or the node calls again before it is answered, the next address follows at once, and after the
+ * last the first. The states of a token, which names a route of the node:
+ *
+ *    none --the node calls--> CALLS --UP--> IDLE, this address is called first the next time
+ *                             CALLS --DOWN, not the last address--> CALLS the next one
+ *                             CALLS --DOWN, the last address--> IDLE, and the node is told why each has failed
+ *                             CALLS --the node calls again--> CALLS the next one; all are tried again
+ *
+ * Invariants. (1) The node sees one call: it is told of the last DOWN only, or of UP. (2) A DOWN of a transport that does not
+ * have the call any more is void. (3) A node with one address needs no entry. (4) A list
+ * that has changed belongs to another process: its first address is called. */
 
 struct mlfab__calling {
   struct mlfab__calling *next;
@@ -61382,10 +59980,7 @@ MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx) {
   }
 }
 
-/* ==============================================================================================
- * core/api/context.c
- * ============================================================================================== */
-/* context.c - a context: a node, its transports, a lock, and in most modes a progress thread.
+/* ==== core/api/context.c - a context: a node, its transports, a lock, and in most modes a progress thread.
  *
  * Only this file calls transports, reads the clock, and knows threads. One lock guards node and transports. A thread
  * that waits drives: it moves events and actions (pump). When nothing moves, it spins, then polls between yields of
@@ -61415,15 +60010,11 @@ MLFAB__INTERNAL void mlfab__calling_free(mlfab *ctx) {
  * DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most one thread is in a
  * transport's wait (`sleeping`). */
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <unistd.h>
 #if defined(__linux__)
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -62802,11 +61393,8 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   return code;
 }
 
-/* ==============================================================================================
- * core/api/disk.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
-/* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
+/* ==== core/api/disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
  *
  * Each stream has one job:
  *
@@ -62818,9 +61406,6 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
  * only the thread that drives allocates. (2) Jobs run one at a time, in the order of their streams' turns. (3) What a
  * WRITE with LAST has ended without an error is durable: the file was synced before it was renamed, and its directory
  * afterwards. */
-
-#include <pthread.h>
-#include <stdatomic.h>
 
 enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
 
@@ -62880,21 +61465,10 @@ MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 
-#endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
-
-/* ==============================================================================================
- * core/api/disk.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY
-/* disk.c - a context carries out file operations. See disk.h. */
+/* ==== core/api/disk.c - a context carries out file operations. See disk.h. */
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
 
@@ -63353,11 +61927,8 @@ MLFAB__INTERNAL const mlfab__context_files *mlfab__disk_functions(void) {
 }
 #endif /* MLFAB_WITH_CHECKPOINT || MLFAB_WITH_TELEMETRY */
 
-/* ==============================================================================================
- * core/api/telemetry.h
- * ============================================================================================== */
 #if MLFAB_WITH_TELEMETRY
-/* telemetry.h - a context writes its log, metrics and trace: a thread, and the names of its files.
+/* ==== core/api/telemetry.h - a context writes its log, metrics and trace: a thread, and the names of its files.
  *
  *    (open: paths, log hook) --attach: the node is observed--> (start: the thread runs)
  *         --stop: last metrics, end of the trace--> only log lines --free: the thread ends--> gone
@@ -63381,20 +61952,9 @@ MLFAB__INTERNAL void mlfab__telemetry_path(const char *given, const char *node,
 /* "LEVEL" or "LEVEL:FILE": the level, and where the file's name begins or NULL. 0: it is neither. */
 MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p);
 
-#endif /* MLFAB_WITH_TELEMETRY */
+/* ==== core/api/telemetry.c - a context writes its log, metrics and trace. See telemetry.h. */
 
-/* ==============================================================================================
- * core/api/telemetry.c
- * ============================================================================================== */
-#if MLFAB_WITH_TELEMETRY
-/* telemetry.c - a context writes its log, metrics and trace. See telemetry.h. */
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
   TELEMETRY_LINES = 256,
@@ -63969,10 +62529,7 @@ MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {
 }
 #endif /* MLFAB_WITH_TELEMETRY */
 
-/* ==============================================================================================
- * core/api/memory.c
- * ============================================================================================== */
-/* memory.c - mlfab_alloc: memory that other processes of the host can read in place, where that is possible. */
+/* ==== core/api/memory.c - mlfab_alloc: memory that other processes of the host can read in place, where that is possible. */
 
 static int memory_rests(mlfab *ctx, void *what) {
   (void)what;
@@ -64046,10 +62603,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   return code;
 }
 
-/* ==============================================================================================
- * core/api/submit.c
- * ============================================================================================== */
-/* submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
+/* ==== core/api/submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
  * mlfab__submit. The functions of optional groups are in calls_*.c. */
 
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
@@ -64158,25 +62712,13 @@ MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
   CONTEXT_LOOK(ctx, mlfab__node_without(ctx->node, what));
 }
 
-/* ==============================================================================================
- * core/api/calls_push.h
- * ============================================================================================== */
 #if MLFAB_WITH_PUSH
-/* calls_push.h - pushes and pulls of a context. */
+/* ==== core/api/calls_push.h - pushes and pulls of a context. */
 
 MLFAB__INTERNAL const mlfab__parts_push *mlfab__push_functions(void);
 
-#endif /* MLFAB_WITH_PUSH */
-
-/* ==============================================================================================
- * core/api/calls_push.c
- * ============================================================================================== */
-#if MLFAB_WITH_PUSH
-/* calls_push.c - the model, pushes and pulls: the calls of a node, and those of a context. The worker checks the members
+/* ==== core/api/calls_push.c - the model, pushes and pulls: the calls of a node, and those of a context. The worker checks the members
  * of a call (../worker/worker.h). */
-
-#include <errno.h>
-#include <stdio.h>
 
 /* --- a node --- */
 
@@ -64332,90 +62874,10 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
   SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
          .timeout_ns = timeout_ns);
 }
-
-/* --- saving --- */
-
-/* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
- * flat model, where every element is aligned. Returns its bytes. */
-static size_t transfer_save_header(const mlfab__layout *layout, char *text, size_t room) {
-  size_t at = 0;
-  for (uint32_t i = 0; i < layout->ntensors; i++) {
-    const mlfab__tensor *t = &layout->tensors[i];
-    const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
-    int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
-                     "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
-                     i ? "," : "{", t->id, name, (unsigned long long)t->count,
-                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
-    at += (size_t)n;
-  }
-  if (text) memcpy(text + at, "}", 2);
-  return at + 1;
-}
-
-MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
-  CONTEXT_CHECK(ctx);
-  if (!path) return mlfab__context_null(ctx, "save: path");
-  mlfab__context_enter(ctx);
-  const mlfab__worker *worker = ctx->node->parts->worker;
-  mlfab_error *last = &ctx->node->requests.last;
-  int code = 0;
-  if (!worker || !worker->stands || worker->define.options.ghost) {
-    code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
-    mlfab__context_leave(ctx);
-    return code;
-  }
-  const mlfab__layout *layout = &worker->layout;
-  size_t header = transfer_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
-  size_t bytes = 8 + padded + layout->bytes;
-  uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
-  mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
-  if (!file || !bufs) code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "save: out of memory");
-  if (!code) {
-    for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
-    transfer_save_header(layout, (char *)file + 8, padded + 1);
-    memset(file + 8 + header, ' ', padded - header);
-    for (uint32_t i = 0; i < layout->ntensors; i++) {
-      const mlfab__tensor *t = &layout->tensors[i];
-      bufs[i].tensor = t->id;
-      bufs[i].count = t->count;
-      bufs[i].data = file + 8 + padded + t->offset;
-    }
-    const mlfab_call pull = {
-        .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
-    code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
-  }
-  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
-  errno = 0;
-  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
-  pthread_mutex_lock(&ctx->lock);
-  if (failed)
-    code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
-                       number ? mlfab__reason(number) : "env.store failed");
-  mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
-  mlfab__free_aligned(&ctx->env, file, bytes + 1);
-  mlfab__context_leave(ctx);
-  return code;
-}
 #endif /* MLFAB_WITH_PUSH */
 
-/* ==============================================================================================
- * core/api/shared.c
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* shared.c - a context: collectives in memory that workers of one host share (the arena).
- *
- * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
- * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
- * waits for its turn. It runs without the lock; while it waits for the other workers, it asks at times whether the
- * communicator has ended it. The call's signature and the epoch make all workers choose alike. Where another worker's
- * call of this
- * number does not block, the communicator says so, and all workers use frames. */
-
-/* ==============================================================================================
- * core/api/calls_coll.h
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* calls_coll.h - how a collective is passed to the communicator. */
+/* ==== core/api/calls_coll.h - how a collective is passed to the communicator. */
 
 /* A collective in the communicator's form. call.outside: it has a number, and its caller runs it in the arena when
  * mlfab__comm_outside says so. */
@@ -64446,9 +62908,14 @@ MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
 /* The functions for a context. */
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void);
 
-#endif /* MLFAB_WITH_COLL */
-
-/* core/api/shared.c goes on. */
+/* ==== core/api/shared.c - a context: collectives in memory that workers of one host share (the arena).
+ *
+ * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
+ * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
+ * waits for its turn. It runs without the lock; while it waits for the other workers, it asks at times whether the
+ * communicator has ended it. The call's signature and the epoch make all workers choose alike. Where another worker's
+ * call of this
+ * number does not block, the communicator says so, and all workers use frames. */
 
 /* One thread's call. Calls run in the order of their numbers. */
 struct mlfab__context_turn {
@@ -64590,13 +63057,8 @@ MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
   static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map};
   return &functions;
 }
-#endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/api/calls_coll.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* calls_coll.c - collectives: reads the options of a call. The communicator checks the rest (comm.h). */
+/* ==== core/api/calls_coll.c - collectives: reads the options of a call. The communicator checks the rest (comm.h). */
 
 /* --- a node --- */
 
@@ -64864,11 +63326,8 @@ MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t
 }
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/api/calls_partial.c
- * ============================================================================================== */
 #if MLFAB_WITH_PARTIAL
-/* calls_partial.c - partial reductions. */
+/* ==== core/api/calls_partial.c - partial reductions. */
 
 static int partial_visit(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
@@ -64944,11 +63403,8 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 }
 #endif /* MLFAB_WITH_PARTIAL */
 
-/* ==============================================================================================
- * core/api/calls_stochastic.c
- * ============================================================================================== */
 #if MLFAB_WITH_STOCHASTIC
-/* calls_stochastic.c - stochastic reductions. */
+/* ==== core/api/calls_stochastic.c - stochastic reductions. */
 
 static int stochastic_visit(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
@@ -65022,11 +63478,8 @@ MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
 }
 #endif /* MLFAB_WITH_STOCHASTIC */
 
-/* ==============================================================================================
- * core/api/calls_dag.c
- * ============================================================================================== */
 #if MLFAB_WITH_DAG
-/* calls_dag.c - a context: task graphs (user_dag.c).
+/* ==== core/api/calls_dag.c - a context: task graphs (user_dag.c).
  *
  * A compute function runs under the lock, in the thread that drives the context. It may trigger operations:
  * `dag_inside`
@@ -65225,11 +63678,14 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
 }
 #endif /* MLFAB_WITH_DAG */
 
-/* ==============================================================================================
- * core/api/calls_sched.c
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* calls_sched.c - changing a fabric's schedule, and describing its plan. */
+/* ==== core/api/calls_sched.h - the check of a schedule, for those who compose. */
+
+/* The schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error);
+
+/* ==== core/api/calls_sched.c - changing a fabric's schedule, and describing its plan. */
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error) {
@@ -65345,11 +63801,8 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
 }
 #endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * core/api/calls_sparse.c
- * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* calls_sparse.c - filters, sparse updates, the cached model. */
+/* ==== core/api/calls_sparse.c - filters, sparse updates, the cached model. */
 
 static int sparse_visit(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -65407,11 +63860,8 @@ MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uin
 }
 #endif /* MLFAB_WITH_SPARSE */
 
-/* ==============================================================================================
- * core/api/calls_reshard.c
- * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* calls_reshard.c - moving slices between servers. */
+/* ==== core/api/calls_reshard.c - moving slices between servers. */
 
 MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -65425,11 +63875,8 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
 }
 #endif /* MLFAB_WITH_RESHARD */
 
-/* ==============================================================================================
- * core/api/calls_checkpoint.c
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* calls_checkpoint.c - checkpoints. */
+/* ==== core/api/calls_checkpoint.c - checkpoints, and weights that are saved in a file. */
 
 MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -65465,13 +63912,74 @@ MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
 }
 
 MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
+
+/* --- saving --- */
+
+/* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
+ * flat model, where every element is aligned. Returns its bytes. */
+static size_t calls_save_header(const mlfab__layout *layout, char *text, size_t room) {
+  size_t at = 0;
+  for (uint32_t i = 0; i < layout->ntensors; i++) {
+    const mlfab__tensor *t = &layout->tensors[i];
+    const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
+    int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
+                     "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+                     i ? "," : "{", t->id, name, (unsigned long long)t->count,
+                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
+    at += (size_t)n;
+  }
+  if (text) memcpy(text + at, "}", 2);
+  return at + 1;
+}
+
+MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
+  CONTEXT_CHECK(ctx);
+  if (!path) return mlfab__context_null(ctx, "save: path");
+  mlfab__context_enter(ctx);
+  const mlfab__worker *worker = ctx->node->parts->worker;
+  mlfab_error *last = &ctx->node->requests.last;
+  int code = 0;
+  if (!worker || !worker->stands || worker->define.options.ghost) {
+    code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
+    mlfab__context_leave(ctx);
+    return code;
+  }
+  const mlfab__layout *layout = &worker->layout;
+  size_t header = calls_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
+  size_t bytes = 8 + padded + layout->bytes;
+  uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
+  mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
+  if (!file || !bufs) code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "save: out of memory");
+  if (!code) {
+    for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
+    calls_save_header(layout, (char *)file + 8, padded + 1);
+    memset(file + 8 + header, ' ', padded - header);
+    for (uint32_t i = 0; i < layout->ntensors; i++) {
+      const mlfab__tensor *t = &layout->tensors[i];
+      bufs[i].tensor = t->id;
+      bufs[i].count = t->count;
+      bufs[i].data = file + 8 + padded + t->offset;
+    }
+    const mlfab_call pull = {
+        .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
+    code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
+  }
+  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
+  errno = 0;
+  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
+  pthread_mutex_lock(&ctx->lock);
+  if (failed)
+    code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
+                       number ? mlfab__reason(number) : "env.store failed");
+  mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
+  mlfab__free_aligned(&ctx->env, file, bytes + 1);
+  mlfab__context_leave(ctx);
+  return code;
+}
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/api/calls_lend.c
- * ============================================================================================== */
 #if MLFAB_WITH_LEND
-/* calls_lend.c - views. */
+/* ==== core/api/calls_lend.c - views. */
 
 MLFAB__INTERNAL int mlfab__calls_lend(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
@@ -65510,20 +64018,14 @@ MLFAB_API int mlfab_view_release(mlfab *ctx, mlfab_view *view) {
 }
 #endif /* MLFAB_WITH_LEND */
 
-/* ==============================================================================================
- * core/api/safetensors.c
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* safetensors.c - reads tensors from a safetensors file, which mlfab_save or another program has written.
+/* ==== core/api/safetensors.c - reads tensors from a safetensors file, which mlfab_save or another program has written.
  *
  * The file: u64 length of the header; the header, a JSON object from names to {"dtype", "shape", "data_offsets"}; the
  * data. The reader takes any JSON object whose values have these members, in any order, and skips other members. The
  * text of the header comes from outside: `end` bounds every step, and nesting is bounded.
  *
  * Names are compared as they stand in the file: a name that is written with an escape matches no name. */
-
-#include <errno.h>
-#include <stdio.h>
 
 enum { SAFETENSORS_HEADER = 64 << 20, SAFETENSORS_DEPTH = 16 };
 
@@ -65801,11 +64303,8 @@ MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, ui
 }
 #endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/api/direct_table.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL || MLFAB_WITH_DEVICE
-/* direct_table.h - what staging.c asks of direct.c, where both are compiled in. */
+/* ==== core/api/direct_table.h - what staging.c asks of direct.c, where both are compiled in. */
 
 /* The state of a collective that may go from device to device. */
 enum mlfab__direct_told {
@@ -65844,22 +64343,13 @@ typedef struct mlfab__context_direct {
 
 #endif /* MLFAB_WITH_COLL || MLFAB_WITH_DEVICE */
 
-/* ==============================================================================================
- * core/api/staging.h
- * ============================================================================================== */
 #if MLFAB_WITH_DEVICE
-/* staging.h - calls on device memory (mlfab.h, section 14). */
+/* ==== core/api/staging.h - calls on device memory (mlfab.h, section 14). */
 
 /* Refuses device memory until a device is attached, in programs that have code for one. */
 MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
 
-#endif /* MLFAB_WITH_DEVICE */
-
-/* ==============================================================================================
- * core/api/staging.c
- * ============================================================================================== */
-#if MLFAB_WITH_DEVICE
-/* staging.c - a context: calls whose buffers are in device memory (mlfab.h, section 14).
+/* ==== core/api/staging.c - a context: calls whose buffers are in device memory (mlfab.h, section 14).
  *
  * For: copying what a call reads to an image in pinned memory, beginning the call on the image, copying back what it has
  * written; in the order in which the calls were made. Not for: kernels, or what a device is: that is a table.
@@ -65900,9 +64390,6 @@ MLFAB__INTERNAL void mlfab__staging_guard(mlfab *ctx);
  *
  * Source: the order on a stream is that of CUDA's programming guide (asynchronous concurrent execution); the papers have no
  * devices. */
-
-#include <stdio.h>
-#include <stdlib.h>
 
 enum {
   STAGING_CALLS = 64,
@@ -67102,11 +65589,8 @@ MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *
 }
 #endif /* MLFAB_WITH_DEVICE */
 
-/* ==============================================================================================
- * core/api/direct.h
- * ============================================================================================== */
 #if MLFAB_WITH_COLL && MLFAB_WITH_DEVICE
-/* direct.h - collectives of device memory from device to device (mlfab.h, section 14). */
+/* ==== core/api/direct.h - collectives of device memory from device to device (mlfab.h, section 14). */
 
 struct mlfab__direct_host;
 
@@ -67128,13 +65612,7 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
 MLFAB__INTERNAL int mlfab__direct_share_poll(mlfab *ctx, void *share);
 MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, int *shared_p);
 
-#endif /* MLFAB_WITH_COLL && MLFAB_WITH_DEVICE */
-
-/* ==============================================================================================
- * core/api/direct.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL && MLFAB_WITH_DEVICE
-/* direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab.h, section 14).
+/* ==== core/api/direct.c - a context: collectives of device memory among workers of one host, from device to device (mlfab.h, section 14).
  *
  * For: agreeing that all members can (mlfab_device_share), and calls whose members read each other's device memory. Not for: the
  * order of calls, requests, copies by the host: that is staging.c, which asks here (mlfab__context_direct).
@@ -67165,8 +65643,6 @@ MLFAB__INTERNAL int mlfab__direct_share_end(mlfab *ctx, mlfab__direct_share *a, 
  * Bits: those of the host's blocking collectives in shared memory: added in the order of members, by one member each element.
  *
  * Source: reduce-scatter and allgather over directly readable memory, as NCCL's and MVAPICH's for one node; the papers have no devices. */
-
-#include <stdio.h>
 
 enum {
   DIRECT_MOST = MLFAB_DEVICE_SHARE_MOST, /* members */
@@ -68011,34 +66487,21 @@ MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t time
 }
 #endif /* MLFAB_WITH_COLL && MLFAB_WITH_DEVICE */
 
-/* ==============================================================================================
- * transports/tcp.h
- * ============================================================================================== */
-/* tcp.h - the links of the TCP transport, for all of its files. See tcp.c. */
+/* ==== transports/tcp.h - the links of the TCP transport, for all of its files. See tcp.c. */
 
 #if MLFAB_WITH_TCP
 
 #include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/un.h>
-#include <time.h>
-#include <unistd.h>
 
 /* 0 builds the variant for other systems on Linux too, for tests. */
 #ifndef MLFAB_TCP_EPOLL
@@ -68294,11 +66757,7 @@ static inline uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
 
 #endif /* MLFAB_WITH_TCP */
 
-
-/* ==============================================================================================
- * transports/tcp.c
- * ============================================================================================== */
-/* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
+/* ==== transports/tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
  * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket
  * must belong to one user, or to root. Does not: encrypt, authenticate beyond that, read frames beyond
@@ -70525,11 +68984,8 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
 
 #endif
 
-/* ==============================================================================================
- * transports/tcp_measure.c
- * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* tcp_measure.c - what this host's network carries: rates of links and of the interface. For the scheduler.
+/* ==== transports/tcp_measure.c - what this host's network carries: rates of links and of the interface. For the scheduler.
  *
  * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
  * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
@@ -70843,10 +69299,7 @@ MLFAB__INTERNAL int mlfab__tcp_measure(void *opaque, uint64_t now_ns, mlfab_meas
 #endif
 #endif /* MLFAB_WITH_SCHED */
 
-/* ==============================================================================================
- * transports/shm_file.h
- * ============================================================================================== */
-/* shm_file.h - memory that processes of one host share: what the transport and collectives have in common. */
+/* ==== transports/shm_file.h - memory that processes of one host share: what the transport and collectives have in common. */
 
 /* From linux/futex.h, which is missing where the kernel's headers are not installed. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
@@ -70864,20 +69317,12 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
                                      uint64_t from);
 #endif
 
-
-/* ==============================================================================================
- * transports/shm_file.c
- * ============================================================================================== */
-/* shm_file.c - memory that processes of one host share: its files and mappings. */
+/* ==== transports/shm_file.c - memory that processes of one host share: its files and mappings. */
 
 #if MLFAB_WITH_SHM
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals) {
   struct rlimit most;
@@ -70915,11 +69360,8 @@ MLFAB__INTERNAL void *mlfab__shm_map(void *at, uint64_t bytes, int protection, i
 
 #endif
 
-/* ==============================================================================================
- * transports/shm_memory.h
- * ============================================================================================== */
 #if MLFAB_WITH_LEND || MLFAB_WITH_COLL
-/* shm_memory.h - memory of this process that other processes of the host may map, for the transport and collectives. See
+/* ==== transports/shm_memory.h - memory of this process that other processes of the host may map, for the transport and collectives. See
  * core/base/shm_memory.h. */
 
 enum {
@@ -70963,13 +69405,7 @@ MLFAB__INTERNAL void mlfab__shm_memory_unmap(mlfab__shm_memory *memory, const ui
                                              uint64_t bytes);
 #endif
 
-#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * transports/shm_memory.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
-/* shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
+/* ==== transports/shm_memory.c - memory of this process that other processes of the host may map. See core/base/shm_memory.h.
  *
  * Pages of a guarded area are renewed into one file for all of the area, at the same offsets, until some are renewed again: so an
  * area has few files, however many stretches are renewed.
@@ -70984,11 +69420,8 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 
 #else
 
-#include <assert.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 enum { SHM_MEMORY_PIECES = 2 * MLFAB__SHM_FILES };
 
@@ -71449,26 +69882,15 @@ MLFAB__INTERNAL const mlfab__shm_memory_table *mlfab__shm_memory_functions(void)
 #endif
 #endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * transports/shm_link.c
- * ============================================================================================== */
-/* shm_link.c - what a link of the shared-memory transport writes: rings, bells, life lines. See shm.h, and shm.c. */
-
-/* ==============================================================================================
- * transports/shm.h
- * ============================================================================================== */
-/* shm.h - what the files of the shared-memory transport have in common: shm.c has the contracts of rings, bells and links.
+/* ==== transports/shm.h - what the files of the shared-memory transport have in common: shm.c has the contracts of rings, bells and links.
  *
  * shm_link.c writes to rings and life lines, shm_lend.c has references and the pool, shm.c everything else. */
 
 typedef struct mlfab__shm_lend mlfab__shm_lend;
 
 #if MLFAB_WITH_SHM
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
-#include <time.h>
 
 #define SHM_LINE 64u
 #define SHM_CONTROL 65536u /* a multiple of every page size in use */
@@ -71652,7 +70074,7 @@ MLFAB__INTERNAL void mlfab__shm_publish(struct shm *t, struct shm_link *link, co
 MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t token);
 #endif
 
-/* transports/shm_link.c goes on. */
+/* ==== transports/shm_link.c - what a link of the shared-memory transport writes: rings, bells, life lines. See shm.h, and shm.c. */
 
 #if MLFAB_WITH_SHM
 
@@ -71660,7 +70082,6 @@ MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t toke
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 MLFAB__INTERNAL void mlfab__shm_fence(struct shm *t) {
 #if MLFAB__TSAN
@@ -71857,11 +70278,8 @@ MLFAB__INTERNAL void mlfab__shm_sent(struct shm *t, uint32_t link, uint64_t toke
 
 #endif
 
-/* ==============================================================================================
- * transports/shm_lend.h
- * ============================================================================================== */
 #if MLFAB_WITH_LEND
-/* shm_lend.h - memory that the shared-memory transport lends to peers, or borrows from them. See shm_lend.c. */
+/* ==== transports/shm_lend.h - memory that the shared-memory transport lends to peers, or borrows from them. See shm_lend.c. */
 
 #if MLFAB_WITH_SHM
 
@@ -71951,13 +70369,7 @@ struct shm_lender {
 
 #endif
 
-#endif /* MLFAB_WITH_LEND */
-
-/* ==============================================================================================
- * transports/shm_lend.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND
-/* shm_lend.c - the shared-memory transport: references to memory that is lent, and the pool for small rings. See shm.h, and
+/* ==== transports/shm_lend.c - the shared-memory transport: references to memory that is lent, and the pool for small rings. See shm.h, and
  * shm.c for records, rings and life lines.
  *
  * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
@@ -71977,12 +70389,7 @@ struct shm_lender {
 
 #if MLFAB_WITH_SHM
 
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 /* ---- files of the peer ---- */
 
@@ -72442,10 +70849,7 @@ MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void) {
 #endif
 #endif /* MLFAB_WITH_LEND */
 
-/* ==============================================================================================
- * transports/shm.c
- * ============================================================================================== */
-/* shm.c - carries frames between processes of one host through shared memory.
+/* ==== transports/shm.c - carries frames between processes of one host through shared memory.
  *
  * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
  * delivered in place, and no system call is made while both sides are awake. It does not reach other hosts, does not
@@ -72519,11 +70923,7 @@ MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void) {
 const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #else
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
-#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -72532,7 +70932,6 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 /* Words are shared between processes, so atomics must not use locks. */
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
@@ -73510,11 +71909,8 @@ const mlfab_transport *mlfab_transport_shm(void) {
 
 #endif
 
-/* ==============================================================================================
- * transports/shm_coll.c
- * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* shm_coll.c - collectives of the processes of one host, in shared memory.
+/* ==== transports/shm_coll.c - collectives of the processes of one host, in shared memory.
  *
  * For blocking calls of members that map each other's memory: one copy of the data that the others need,
  * one of the results, no frames and, while all are awake, no system calls. It does not choose the members,
@@ -73529,20 +71925,12 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 
 #else
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define SHM_COLL_MAGIC UINT64_C(0x32414e4552414c4d) /* also the version of this layout */
 #define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1)      /* of a word; the epoch is above */
@@ -74490,11 +72878,8 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 #endif
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * transports/mpi.h
- * ============================================================================================== */
 #if MLFAB_WITH_MPI
-/* mpi.h - what a context needs of MPI before it opens the transport: the world of processes and their roles. */
+/* ==== transports/mpi.h - what a context needs of MPI before it opens the transport: the world of processes and their roles. */
 
 #if MLFAB_WITH_MPI /* otherwise unused */
 /* Completes a configuration whose `transports` has MLFAB_USE_MPI: rank, workers, servers, roles and coordinator follow
@@ -74505,13 +72890,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error);
 #endif
 
-#endif /* MLFAB_WITH_MPI */
-
-/* ==============================================================================================
- * transports/mpi.c
- * ============================================================================================== */
-#if MLFAB_WITH_MPI
-/* mpi.c - carries frames between the processes of an MPI job by its point-to-point messages.
+/* ==== transports/mpi.c - carries frames between the processes of an MPI job by its point-to-point messages.
  *
  * For jobs that mpirun or srun starts: every network that the MPI library knows (InfiniBand, RDMA, shared memory) is
  * reached through it. It uses a duplicate of the communicator, so that no message of the program meets one of these. It
@@ -74583,14 +72962,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
 
 #include <mpi.h>
 
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 #if MPI_VERSION < 3
 #error "MLFAB_WITH_MPI needs MPI 3.0"
@@ -76272,10 +74644,7 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 #endif
 #endif /* MLFAB_WITH_MPI */
 
-/* ==============================================================================================
- * core/open/build_info.c
- * ============================================================================================== */
-/* build_info.c - what was compiled in, as a text. Top floor: it names all switches. */
+/* ==== core/open/build_info.c - what was compiled in, as a text. Top floor: it names all switches. */
 #if MLFAB_WITH_CBLAS
 #include <cblas.h>
 #endif
@@ -76322,15 +74691,15 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 #endif
 
 /* Every switch; `of` is BUILD_ON or BUILD_OFF. */
-#define BUILD_SWITCHES(of)                                                                        \
-  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_PUSH, " push")              \
-      of(MLFAB_WITH_COLL, " coll") of(MLFAB_WITH_PARTIAL, " partial")                             \
-          of(MLFAB_WITH_STOCHASTIC, " stochastic") of(MLFAB_WITH_DAG, " dag")                     \
-              of(MLFAB_WITH_SCHED, " sched") of(MLFAB_WITH_SPARSE, " sparse")                     \
-                  of(MLFAB_WITH_RESHARD, " reshard") of(MLFAB_WITH_GROWTH, " growth")             \
-                      of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")             \
-                          of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
-                              of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
+#define BUILD_SWITCHES(of)                                                                       \
+  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_PUSH, " push")             \
+      of(MLFAB_WITH_COLL, " coll") of(MLFAB_WITH_PARTIAL, " partial")                            \
+          of(MLFAB_WITH_STOCHASTIC, " stochastic") of(MLFAB_WITH_DAG, " dag")                    \
+              of(MLFAB_WITH_SCHED, " sched") of(MLFAB_WITH_SPARSE, " sparse")                    \
+                  of(MLFAB_WITH_RESHARD, " reshard") of(MLFAB_WITH_GROWTH, " growth")            \
+                      of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys") of(        \
+                          MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
+                          of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
 
 MLFAB_API const char *mlfab_build_info(void) {
   return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(
@@ -76340,22 +74709,13 @@ MLFAB_API const char *mlfab_build_info(void) {
               BUILD_OFF(MLFAB_WITH_CBLAS, " cblas") "; compiled by " BUILD_COMPILER;
 }
 
-/* ==============================================================================================
- * core/open/areas.h
- * ============================================================================================== */
 #if MLFAB_WITH_LEND || MLFAB_WITH_COLL
-/* areas.h - memory of a context that other processes of the host may map. */
+/* ==== core/open/areas.h - memory of a context that other processes of the host may map. */
 
 /* NULL when MLFAB_WITH_SHM is 0. */
 MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void);
 
-#endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/open/areas.c
- * ============================================================================================== */
-#if MLFAB_WITH_LEND || MLFAB_WITH_COLL
-/* areas.c - memory of a context that other processes of the host may map: of mlfab_alloc, and of a server's model. Top floor: the
+/* ==== core/open/areas.c - memory of a context that other processes of the host may map: of mlfab_alloc, and of a server's model. Top floor: the
  * file that knows the memory of transports and the roles that use it. */
 
 #if MLFAB_WITH_LEND
@@ -76394,30 +74754,17 @@ MLFAB__INTERNAL const mlfab__context_areas *mlfab__areas_functions(void) {
 }
 #endif /* MLFAB_WITH_LEND || MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/open/dirs.h
- * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
-/* dirs.h - directories that a configuration names, for votes and for checkpoints. */
+/* ==== core/open/dirs.h - directories that a configuration names, for votes and for checkpoints. */
 
 /* Can they be used? asks: the process asks for a number, and makes no checkpoint. *doubt_p: an errno that is to be logged.
  * Errors: IO, CONFIG. */
 MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int *doubt_p,
                                       mlfab_error *error);
 
-#endif /* MLFAB_WITH_CHECKPOINT */
+/* ==== core/open/dirs.c - directories that a configuration names. See dirs.h. */
 
-/* ==============================================================================================
- * core/open/dirs.c
- * ============================================================================================== */
-#if MLFAB_WITH_CHECKPOINT
-/* dirs.c - directories that a configuration names. See dirs.h. */
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* A voter that cannot keep its votes is of no use when the others need it, which may be much later. */
 static int dirs_votes(const mlfab_config *c, mlfab_error *error) {
@@ -76477,13 +74824,8 @@ MLFAB__INTERNAL int mlfab__dirs_check(const mlfab_config *config, int asks, int 
   int code = dirs_votes(config, error);
   return code || asks ? code : dirs_checkpoints(config, doubt_p, error);
 }
-#endif /* MLFAB_WITH_CHECKPOINT */
 
-/* ==============================================================================================
- * core/open/compose.c
- * ============================================================================================== */
-/* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
-#if MLFAB_WITH_CHECKPOINT
+/* ==== core/open/compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
 #endif
 #if MLFAB_WITH_COLL
 #endif
@@ -76639,16 +74981,16 @@ static int compose_worker(mlfab_node *node) {
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
 #endif
 #if MLFAB_WITH_SCHED
-  if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
+  if (!code && aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
-  code = mlfab__sparse_worker_attach(parts->worker);
+  if (!code) code = mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_REPLICA
   if (node->config.replicas) mlfab__losses_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
-  code = mlfab__reshard_worker_attach(parts->worker);
+  if (!code) code = mlfab__reshard_worker_attach(parts->worker);
 #endif
   return code;
 }
@@ -76710,7 +75052,7 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts->push = mlfab__push_functions();
 #endif
 #if MLFAB_WITH_GROWTH
-  code = mlfab__growth_attach(node);
+  if (!code) code = mlfab__growth_attach(node);
 #endif
 #if MLFAB_WITH_KEYS
   if (!code && node->config.key[0]) code = mlfab__guard_attach(node);
@@ -76767,11 +75109,8 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   return 0;
 }
 
-/* ==============================================================================================
- * core/open/join.h
- * ============================================================================================== */
 #if MLFAB_WITH_GROWTH
-/* join.h - opens a context of a process that has no number (config.join). */
+/* ==== core/open/join.h - opens a context of a process that has no number (config.join). */
 
 /* Steps of open.c: finds the key; opens, and waits until the fabric is complete (`ask`: or server 0 has told a number); wipes the
  * key. */
@@ -76785,13 +75124,7 @@ typedef struct mlfab__open_steps {
 MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__open_steps *steps,
                                      mlfab **ctx_p, mlfab_error *error_p);
 
-#endif /* MLFAB_WITH_GROWTH */
-
-/* ==============================================================================================
- * core/open/join.c
- * ============================================================================================== */
-#if MLFAB_WITH_GROWTH
-/* join.c - opens a context of a process that has no number. See join.h. */
+/* ==== core/open/join.c - opens a context of a process that has no number. See join.h. */
 
 enum { JOIN_ATTEMPTS = 8 };
 
@@ -76832,10 +75165,7 @@ MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__op
 }
 #endif /* MLFAB_WITH_GROWTH */
 
-/* ==============================================================================================
- * core/open/open.c
- * ============================================================================================== */
-/* open.c - opens a context over the transports that are compiled in. Top floor: the one file that names them; a context
+/* ==== core/open/open.c - opens a context over the transports that are compiled in. Top floor: the one file that names them; a context
  * is given tables.
  *
  * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
@@ -76885,12 +75215,7 @@ MLFAB__INTERNAL int mlfab__open_join(const mlfab_config *config, const mlfab__op
 #define OPEN_OBSERVER NULL
 #endif
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
@@ -77209,9 +75534,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   return 0;
 }
 
-/* ==============================================================================================
- * what is left out
- * ============================================================================================== */
+/* ==== absent parts =========================================================================== */
 /* A function of an absent part returns UNSUPPORTED. Its error text, if it has one, names the switch. */
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -77244,7 +75567,6 @@ ABSENT_CTX(mlfab_pull_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
 ABSENT_CTX(mlfab_push_status, NO_PUSH, uint64_t seq, int *status_p)
 ABSENT_CTX(mlfab_set_sync, NO_PUSH, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
     uint64_t timeout_ns)
-ABSENT_CTX(mlfab_save, NO_PUSH, const char *path)
 ABSENT_CALL(mlfab__calls_push, NO_PUSH)
 #endif
 
@@ -77287,6 +75609,7 @@ ABSENT_CTX(mlfab_checkpoint_start, NO_CHECKPOINT, const mlfab_checkpoint_options
     mlfab_checkpoint_info *info_p, mlfab_request *request_p)
 ABSENT_CTX(mlfab_restore, NO_CHECKPOINT, const char *dir)
 ABSENT_CTX(mlfab_restored, NO_CHECKPOINT, mlfab_checkpoint_info *info_p)
+ABSENT_CTX(mlfab_save, NO_CHECKPOINT, const char *path)
 ABSENT_CALL(mlfab__calls_checkpoint, NO_CHECKPOINT)
 ABSENT_TABLE(MLFAB_API const mlfab_files *mlfab_files_system(void))
 ABSENT_CTX(mlfab_load, NO_CHECKPOINT, const char *path, const mlfab_buf *bufs, uint32_t n,

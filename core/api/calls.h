@@ -54,5 +54,4 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_lend;
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 
-
 #endif

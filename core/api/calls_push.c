@@ -5,9 +5,6 @@
 #include "../server/server.h"
 #include "../worker/worker.h"
 
-#include <errno.h>
-#include <stdio.h>
-
 /* --- a node --- */
 
 /* Ghost tensors need transports that carry them. */
@@ -161,68 +158,4 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
                              uint64_t timeout_ns) {
   SUBMIT(SET_SYNC, NULL, .options = sync, .server = server, .tensor = tensor,
          .timeout_ns = timeout_ns);
-}
-
-/* --- saving --- */
-
-/* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
- * flat model, where every element is aligned. Returns its bytes. */
-static size_t transfer_save_header(const mlfab__layout *layout, char *text, size_t room) {
-  size_t at = 0;
-  for (uint32_t i = 0; i < layout->ntensors; i++) {
-    const mlfab__tensor *t = &layout->tensors[i];
-    const char *name = t->dtype == MLFAB_F32 ? "F32" : t->dtype == MLFAB_F64 ? "F64" : "I64";
-    int n = snprintf(text ? text + at : NULL, text ? room - at : 0,
-                     "%s\"%u\":{\"dtype\":\"%s\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
-                     i ? "," : "{", t->id, name, (unsigned long long)t->count,
-                     (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
-    at += (size_t)n;
-  }
-  if (text) memcpy(text + at, "}", 2);
-  return at + 1;
-}
-
-MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
-  CONTEXT_CHECK(ctx);
-  if (!path) return mlfab__context_null(ctx, "save: path");
-  mlfab__context_enter(ctx);
-  const mlfab__worker *worker = ctx->node->parts->worker;
-  mlfab_error *last = &ctx->node->requests.last;
-  int code = 0;
-  if (!worker || !worker->stands || worker->define.options.ghost) {
-    code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
-    mlfab__context_leave(ctx);
-    return code;
-  }
-  const mlfab__layout *layout = &worker->layout;
-  size_t header = transfer_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
-  size_t bytes = 8 + padded + layout->bytes;
-  uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
-  mlfab_buf *bufs = mlfab__alloc_array(&ctx->env, layout->ntensors, sizeof *bufs);
-  if (!file || !bufs) code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "save: out of memory");
-  if (!code) {
-    for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
-    transfer_save_header(layout, (char *)file + 8, padded + 1);
-    memset(file + 8 + header, ' ', padded - header);
-    for (uint32_t i = 0; i < layout->ntensors; i++) {
-      const mlfab__tensor *t = &layout->tensors[i];
-      bufs[i].tensor = t->id;
-      bufs[i].count = t->count;
-      bufs[i].data = file + 8 + padded + t->offset;
-    }
-    const mlfab_call pull = {
-        .size = sizeof pull, .kind = MLFAB_CALL_PULL, .bufs = bufs, .n = layout->ntensors};
-    code = mlfab__submit(ctx, &pull, 1, NULL, NULL);
-  }
-  pthread_mutex_unlock(&ctx->lock); /* others go on while it writes */
-  errno = 0;
-  int failed = !code && ctx->hooks.store(ctx->hooks.user, path, file, bytes), number = errno;
-  pthread_mutex_lock(&ctx->lock);
-  if (failed)
-    code = MLFAB__FAIL(last, MLFAB_ERR_IO, "save: '%.200s' cannot be written: %s", path,
-                       number ? mlfab__reason(number) : "env.store failed");
-  mlfab__free(&ctx->env, bufs, layout->ntensors * sizeof *bufs);
-  mlfab__free_aligned(&ctx->env, file, bytes + 1);
-  mlfab__context_leave(ctx);
-  return code;
 }

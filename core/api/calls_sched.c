@@ -1,4 +1,6 @@
 /* calls_sched.c - changing a fabric's schedule, and describing its plan. */
+#include "calls_sched.h"
+
 #include "../sched/sched_role.h"
 #include "complete.h"
 #include "context.h"

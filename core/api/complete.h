@@ -17,8 +17,5 @@ MLFAB__INTERNAL int mlfab__config_stray(char *const *variables, uint32_t *at_p, 
  * several ranks and nothing says which one this is, or when a launcher has started several workers and nobody has said
  * where they meet. */
 MLFAB__INTERNAL int mlfab__config_has_address(const mlfab_config *config, mlfab_error *error);
-/* calls_sched.c: the schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error);
 
 #endif

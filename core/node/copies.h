@@ -37,7 +37,7 @@
 #include "node.h"
 
 typedef struct mlfab__copies {
-  char standby_why[128];                     /* what a copy that does not serve tells callers */
+  char standby_why[128]; /* what a copy that does not serve tells callers */
   /* Has this copy its lease (../replica/vote.h)? Without it, it may have been stopped and replaced, and its
    * workers may be with the other copy: it declares none dead. NULL: always. */
   int (*leased)(void *copy, uint64_t now_ns);

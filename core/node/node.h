@@ -528,10 +528,10 @@ struct mlfab_node {
   mlfab__place *places;      /* by server; then of the replicas; then of the scheduler that votes */
   mlfab__route *routes;      /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  mlfab__caller *callers;  /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links; /* by server: its link to our server role */
-  uint32_t *voter_links;   /* by voter: its link to ours; voters only */
-  mlfab__between *between; /* NULL: no role uses links between workers */
+  mlfab__caller *callers;    /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links;   /* by server: its link to our server role */
+  uint32_t *voter_links;     /* by voter: its link to ours; voters only */
+  mlfab__between *between;   /* NULL: no role uses links between workers */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;

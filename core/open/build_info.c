@@ -46,15 +46,15 @@
 #endif
 
 /* Every switch; `of` is BUILD_ON or BUILD_OFF. */
-#define BUILD_SWITCHES(of)                                                                        \
-  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_PUSH, " push")              \
-      of(MLFAB_WITH_COLL, " coll") of(MLFAB_WITH_PARTIAL, " partial")                             \
-          of(MLFAB_WITH_STOCHASTIC, " stochastic") of(MLFAB_WITH_DAG, " dag")                     \
-              of(MLFAB_WITH_SCHED, " sched") of(MLFAB_WITH_SPARSE, " sparse")                     \
-                  of(MLFAB_WITH_RESHARD, " reshard") of(MLFAB_WITH_GROWTH, " growth")             \
-                      of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")             \
-                          of(MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
-                              of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
+#define BUILD_SWITCHES(of)                                                                       \
+  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_PUSH, " push")             \
+      of(MLFAB_WITH_COLL, " coll") of(MLFAB_WITH_PARTIAL, " partial")                            \
+          of(MLFAB_WITH_STOCHASTIC, " stochastic") of(MLFAB_WITH_DAG, " dag")                    \
+              of(MLFAB_WITH_SCHED, " sched") of(MLFAB_WITH_SPARSE, " sparse")                    \
+                  of(MLFAB_WITH_RESHARD, " reshard") of(MLFAB_WITH_GROWTH, " growth")            \
+                      of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys") of(        \
+                          MLFAB_WITH_CHECKPOINT, " checkpoint") of(MLFAB_WITH_DEVICE, " device") \
+                          of(MLFAB_WITH_TELEMETRY, " telemetry") of(MLFAB_WITH_LEND, " lend")
 
 MLFAB_API const char *mlfab_build_info(void) {
   return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(

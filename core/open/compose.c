@@ -46,6 +46,7 @@
 #include "../reshard/reshard.h"
 #endif
 #if MLFAB_WITH_SCHED
+#include "../api/calls_sched.h"
 #include "../sched/sched_role.h"
 #endif
 #if MLFAB_WITH_SCHED || MLFAB_WITH_COLL
@@ -181,16 +182,16 @@ static int compose_worker(mlfab_node *node) {
   parts->worker->restores = parts->checkpoint->resume[0] != 0;
 #endif
 #if MLFAB_WITH_SCHED
-  if (aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
+  if (!code && aggregator) code = mlfab__hops_begin(&aggregator->hops, parts->worker);
 #endif
 #if MLFAB_WITH_SPARSE
-  code = mlfab__sparse_worker_attach(parts->worker);
+  if (!code) code = mlfab__sparse_worker_attach(parts->worker);
 #endif
 #if MLFAB_WITH_REPLICA
   if (node->config.replicas) mlfab__losses_attach(parts->worker);
 #endif
 #if MLFAB_WITH_RESHARD
-  code = mlfab__reshard_worker_attach(parts->worker);
+  if (!code) code = mlfab__reshard_worker_attach(parts->worker);
 #endif
   return code;
 }
@@ -252,7 +253,7 @@ static int compose(mlfab_node *node, mlfab_error *error) {
   node->parts->push = mlfab__push_functions();
 #endif
 #if MLFAB_WITH_GROWTH
-  code = mlfab__growth_attach(node);
+  if (!code) code = mlfab__growth_attach(node);
 #endif
 #if MLFAB_WITH_KEYS
   if (!code && node->config.key[0]) code = mlfab__guard_attach(node);

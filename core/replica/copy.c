@@ -307,6 +307,21 @@ static void copy_suspend(mlfab__copy *c) {
   copy_event(c, MLFAB_EVENT_STANDS_BY, MLFAB_ERR_PEER_DEAD, text);
 }
 
+/* Finishes what is being applied, forgets updates and pulls of all workers, and decides nothing until `asleep` is 0. */
+static void copy_sleep(mlfab__server *server, uint64_t now_ns) {
+  while (server->apply.applying == MLFAB__APPLY_UPDATE ||
+         server->apply.applying == MLFAB__APPLY_ROUND) {
+    if (server->apply.applying == MLFAB__APPLY_UPDATE)
+      mlfab__apply_go_on(server, UINT64_MAX);
+    else
+      mlfab__round_apply(server, UINT64_MAX);
+  }
+  server->asleep = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    if (server->peers[w].connected) mlfab__server_lost(server, w, now_ns);
+  }
+}
+
 /* The other copy serves. */
 static void copy_yield(mlfab__copy *c) {
   char text[64];
@@ -320,7 +335,7 @@ static void copy_yield(mlfab__copy *c) {
   mlfab__mirror_stand_by(c->mirror);
   c->arrived = 0;
   mlfab__copy_stand_by(c->node, text);
-  mlfab__server_sleep(c->server, c->node->now_ns);
+  copy_sleep(c->server, c->node->now_ns);
   mlfab__keeper_alone(c->server);
   mlfab__keeper_freeze(c->server, 1);
   copy_say_has(c);

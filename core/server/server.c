@@ -600,20 +600,6 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   if (server->due) mlfab__server_advance(server);
 }
 
-MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns) {
-  while (server->apply.applying == MLFAB__APPLY_UPDATE ||
-         server->apply.applying == MLFAB__APPLY_ROUND) {
-    if (server->apply.applying == MLFAB__APPLY_UPDATE)
-      mlfab__apply_go_on(server, UINT64_MAX);
-    else
-      mlfab__round_apply(server, UINT64_MAX);
-  }
-  server->asleep = 1;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    if (server->peers[w].connected) mlfab__server_lost(server, w, now_ns);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns) {
   server->now_ns = now_ns;
   if (server->asleep) return;

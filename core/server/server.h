@@ -549,9 +549,6 @@ MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, 
 /* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns);
-/* A copy does not serve any more: finishes what is being applied, forgets updates and pulls of all workers, and decides
- * nothing until `asleep` is 0 again. */
-MLFAB__INTERNAL void mlfab__server_sleep(mlfab__server *server, uint64_t now_ns);
 /* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. */
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns);

@@ -131,7 +131,7 @@ typedef struct mlfab__fetch { /* a pull */
   void (*arrives)(const struct mlfab__fetch *fetch, uint64_t offset, uint64_t bytes);
   void (*arrives_fn)(void *user, const void *at, uint64_t bytes);
   void *arrives_user;
-  struct mlfab__worker_view *view; /* of the viewer: that this pull makes; or NULL */
+  struct mlfab__worker_view *view;         /* of the viewer: that this pull makes; or NULL */
   const struct mlfab__worker_cache *cache; /* it goes through the cache of the model; or NULL */
 } mlfab__fetch;
 

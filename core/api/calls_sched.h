@@ -1,0 +1,11 @@
+/* calls_sched.h - the check of a schedule, for those who compose. */
+#ifndef MLFAB__CALLS_SCHED_H
+#define MLFAB__CALLS_SCHED_H
+
+#include "calls.h"
+
+/* The schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error);
+
+#endif
