@@ -96,7 +96,7 @@ NEEDS = {"core/replica/votes": ["REPLICA", "CHECKPOINT"], "core/coll/attend": ["
 PROFILES = {"minimal": ["PUSH", "KEYS"], "coll": ["COLL", "MPI"], "core": ["PUSH", "SCHED", "SPARSE", "KEYS", "REPLICA"]}
 # The most lines of the whole and of each profile. A ceiling only falls, in the commit that makes the lines fall. A feature that
 # needs room makes that room first.
-CEILINGS = {"": 75726, "core": 46933, "coll": 29117, "minimal": 26845}
+CEILINGS = {"": 75706, "core": 46911, "coll": 29090, "minimal": 26821}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.
@@ -356,8 +356,8 @@ STUBS = """\
 
 
 def wrap(text, between):
-    """Lines of at most 100 characters, broken between words that `between` separates."""
-    lines = textwrap.wrap(text.replace(" ", "\0").replace(between.replace(" ", "\0"), between), 100,
+    """Lines of at most 128 characters, broken between words that `between` separates."""
+    lines = textwrap.wrap(text.replace(" ", "\0").replace(between.replace(" ", "\0"), between), 128,
                           subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
 

@@ -75554,29 +75554,23 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
 #if !MLFAB_WITH_PUSH
 ABSENT_NODE(mlfab_node_push_status, NO_PUSH, uint64_t seq, int *status_p)
 ABSENT_CTX(mlfab_tensor_add, NO_PUSH, uint32_t id, int dtype, uint64_t count)
-ABSENT_CTX(mlfab_model_start, NO_PUSH, const mlfab_model_options *options, const mlfab_buf *bufs,
-    uint32_t n)
-ABSENT_CTX(mlfab_push, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
-    const mlfab_push_options *options, mlfab_result *result_p)
-ABSENT_CTX(mlfab_push_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
-    const mlfab_push_options *options, mlfab_request *request_p)
-ABSENT_CTX(mlfab_pull, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
-    const mlfab_pull_options *options, mlfab_result *result_p)
-ABSENT_CTX(mlfab_pull_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n,
-    const mlfab_pull_options *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_model_start, NO_PUSH, const mlfab_model_options *options, const mlfab_buf *bufs, uint32_t n)
+ABSENT_CTX(mlfab_push, NO_PUSH, const mlfab_buf *bufs, uint32_t n, const mlfab_push_options *options, mlfab_result *result_p)
+ABSENT_CTX(mlfab_push_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n, const mlfab_push_options *options,
+    mlfab_request *request_p)
+ABSENT_CTX(mlfab_pull, NO_PUSH, const mlfab_buf *bufs, uint32_t n, const mlfab_pull_options *options, mlfab_result *result_p)
+ABSENT_CTX(mlfab_pull_start, NO_PUSH, const mlfab_buf *bufs, uint32_t n, const mlfab_pull_options *options,
+    mlfab_request *request_p)
 ABSENT_CTX(mlfab_push_status, NO_PUSH, uint64_t seq, int *status_p)
-ABSENT_CTX(mlfab_set_sync, NO_PUSH, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
-    uint64_t timeout_ns)
+ABSENT_CTX(mlfab_set_sync, NO_PUSH, const mlfab_sync *sync, uint32_t server, uint32_t tensor, uint64_t timeout_ns)
 ABSENT_CALL(mlfab__calls_push, NO_PUSH)
 #endif
 
 #define NO_SCHED "scheduling (MLFAB_WITH_SCHED is 0)"
 #if !MLFAB_WITH_SCHED
-ABSENT_MUTE(mlfab_node_explain, NO_SCHED, const mlfab_node *node, char *text, size_t room,
-    size_t *bytes_p)
+ABSENT_MUTE(mlfab_node_explain, NO_SCHED, const mlfab_node *node, char *text, size_t room, size_t *bytes_p)
 ABSENT_NODE(mlfab_node_set_link, NO_SCHED, double in, double out, uint64_t now_ns)
-ABSENT_NODE(mlfab_node_set_other_traffic, NO_SCHED, double in, double out, double speed,
-    uint64_t now_ns)
+ABSENT_NODE(mlfab_node_set_other_traffic, NO_SCHED, double in, double out, double speed, uint64_t now_ns)
 ABSENT_CTX(mlfab_set_schedule, NO_SCHED, const mlfab_schedule *schedule)
 ABSENT_CTX(mlfab_explain, NO_SCHED, char *text, size_t room, size_t *bytes_p)
 ABSENT_CALL(mlfab__calls_sched, NO_SCHED)
@@ -75585,10 +75579,10 @@ ABSENT_MUTE(mlfab__tcp_measure, NO_SCHED, void *opaque, uint64_t now_ns, mlfab_m
 
 #define NO_SPARSE "filters and sparse updates (MLFAB_WITH_SPARSE is 0)"
 #if !MLFAB_WITH_SPARSE
-ABSENT_CTX(mlfab_push_sparse, NO_SPARSE, uint32_t tensor, const uint64_t *indices,
-    const void *values, uint64_t count, const mlfab_push_options *options, mlfab_result *result_p)
-ABSENT_CTX(mlfab_push_sparse_start, NO_SPARSE, uint32_t tensor, const uint64_t *indices,
-    const void *values, uint64_t count, const mlfab_push_options *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_push_sparse, NO_SPARSE, uint32_t tensor, const uint64_t *indices, const void *values, uint64_t count,
+    const mlfab_push_options *options, mlfab_result *result_p)
+ABSENT_CTX(mlfab_push_sparse_start, NO_SPARSE, uint32_t tensor, const uint64_t *indices, const void *values, uint64_t count,
+    const mlfab_push_options *options, mlfab_request *request_p)
 ABSENT_CTX(mlfab_set_filter, NO_SPARSE, uint32_t tensor, const mlfab_filter *filter)
 ABSENT_NODE(mlfab_node_cached, NO_SPARSE, uint32_t tensor, const void **data_p, uint64_t *count_p)
 ABSENT_CTX(mlfab_cached, NO_SPARSE, uint32_t tensor, const void **data_p, uint64_t *count_p)
@@ -75603,23 +75597,20 @@ ABSENT_CALL(mlfab__calls_reshard, NO_RESHARD)
 
 #define NO_CHECKPOINT "checkpoints (MLFAB_WITH_CHECKPOINT is 0)"
 #if !MLFAB_WITH_CHECKPOINT
-ABSENT_CTX(mlfab_checkpoint, NO_CHECKPOINT, const mlfab_checkpoint_options *options,
-    mlfab_checkpoint_info *info_p)
-ABSENT_CTX(mlfab_checkpoint_start, NO_CHECKPOINT, const mlfab_checkpoint_options *options,
-    mlfab_checkpoint_info *info_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_checkpoint, NO_CHECKPOINT, const mlfab_checkpoint_options *options, mlfab_checkpoint_info *info_p)
+ABSENT_CTX(mlfab_checkpoint_start, NO_CHECKPOINT, const mlfab_checkpoint_options *options, mlfab_checkpoint_info *info_p,
+    mlfab_request *request_p)
 ABSENT_CTX(mlfab_restore, NO_CHECKPOINT, const char *dir)
 ABSENT_CTX(mlfab_restored, NO_CHECKPOINT, mlfab_checkpoint_info *info_p)
 ABSENT_CTX(mlfab_save, NO_CHECKPOINT, const char *path)
 ABSENT_CALL(mlfab__calls_checkpoint, NO_CHECKPOINT)
 ABSENT_TABLE(MLFAB_API const mlfab_files *mlfab_files_system(void))
-ABSENT_CTX(mlfab_load, NO_CHECKPOINT, const char *path, const mlfab_buf *bufs, uint32_t n,
-    const char *const *names)
+ABSENT_CTX(mlfab_load, NO_CHECKPOINT, const char *path, const mlfab_buf *bufs, uint32_t n, const char *const *names)
 #endif
 
 #define NO_DEVICE "device memory (MLFAB_WITH_DEVICE is 0)"
 #if !MLFAB_WITH_DEVICE
-ABSENT_CTX(mlfab_device_attach, NO_DEVICE, const mlfab_device *device, void *self,
-    uint64_t staging_bytes)
+ABSENT_CTX(mlfab_device_attach, NO_DEVICE, const mlfab_device *device, void *self, uint64_t staging_bytes)
 #endif
 
 #define NO_TELEMETRY "telemetry (MLFAB_WITH_TELEMETRY is 0)"
@@ -75629,37 +75620,30 @@ ABSENT_CTX(mlfab_metrics, NO_TELEMETRY, int format, char *text, size_t room, siz
 
 #define NO_COLL "collectives (MLFAB_WITH_COLL is 0)"
 #if !MLFAB_WITH_COLL
-ABSENT_CTX(mlfab_broadcast, NO_COLL, int32_t root, void *data, uint64_t bytes,
-    const mlfab_collective *options)
-ABSENT_CTX(mlfab_broadcast_start, NO_COLL, int32_t root, void *data, uint64_t bytes,
-    const mlfab_collective *options, mlfab_request *request_p)
-ABSENT_CTX(mlfab_allreduce, NO_COLL, void *data, uint64_t count, int dtype,
-    const mlfab_collective *options)
+ABSENT_CTX(mlfab_broadcast, NO_COLL, int32_t root, void *data, uint64_t bytes, const mlfab_collective *options)
+ABSENT_CTX(mlfab_broadcast_start, NO_COLL, int32_t root, void *data, uint64_t bytes, const mlfab_collective *options,
+    mlfab_request *request_p)
+ABSENT_CTX(mlfab_allreduce, NO_COLL, void *data, uint64_t count, int dtype, const mlfab_collective *options)
 ABSENT_CTX(mlfab_allreduce_mean, NO_COLL, float *data, uint64_t count)
-ABSENT_CTX(mlfab_allreduce_list, NO_COLL, const mlfab_vec *bufs, uint32_t n, int dtype,
-    const mlfab_collective *options)
-ABSENT_CTX(mlfab_allreduce_start, NO_COLL, const mlfab_vec *bufs, uint32_t n, int dtype,
-    const mlfab_collective *options, mlfab_request *request_p)
-ABSENT_CTX(mlfab_reduce_scatter, NO_COLL, void *data, const uint64_t *counts, int dtype,
-    const mlfab_collective *options)
-ABSENT_CTX(mlfab_reduce_scatter_start, NO_COLL, void *data, const uint64_t *counts, int dtype,
-    const mlfab_collective *options, mlfab_request *request_p)
-ABSENT_CTX(mlfab_allgather, NO_COLL, void *data, const uint64_t *counts, int dtype,
-    const mlfab_collective *options)
-ABSENT_CTX(mlfab_allgather_start, NO_COLL, void *data, const uint64_t *counts, int dtype,
-    const mlfab_collective *options, mlfab_request *request_p)
+ABSENT_CTX(mlfab_allreduce_list, NO_COLL, const mlfab_vec *bufs, uint32_t n, int dtype, const mlfab_collective *options)
+ABSENT_CTX(mlfab_allreduce_start, NO_COLL, const mlfab_vec *bufs, uint32_t n, int dtype, const mlfab_collective *options,
+    mlfab_request *request_p)
+ABSENT_CTX(mlfab_reduce_scatter, NO_COLL, void *data, const uint64_t *counts, int dtype, const mlfab_collective *options)
+ABSENT_CTX(mlfab_reduce_scatter_start, NO_COLL, void *data, const uint64_t *counts, int dtype, const mlfab_collective *options,
+    mlfab_request *request_p)
+ABSENT_CTX(mlfab_allgather, NO_COLL, void *data, const uint64_t *counts, int dtype, const mlfab_collective *options)
+ABSENT_CTX(mlfab_allgather_start, NO_COLL, void *data, const uint64_t *counts, int dtype, const mlfab_collective *options,
+    mlfab_request *request_p)
 ABSENT_CTX(mlfab_present, NO_COLL, uint32_t *ranks, uint32_t room, uint32_t *count_p)
 ABSENT_CALL(mlfab__calls_coll, NO_COLL)
 #endif
 
 #define NO_PARTIAL "partial collectives (MLFAB_WITH_PARTIAL is 0)"
 #if !MLFAB_WITH_PARTIAL
-ABSENT_CTX(mlfab_partial_open, NO_PARTIAL, uint64_t count, int dtype,
-    const mlfab_partial_options *options, uint32_t *id_p)
-ABSENT_CTX(mlfab_partial_reduce, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns,
-    mlfab_partial_info *info_p)
-ABSENT_CTX(mlfab_partial_start, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns,
-    mlfab_partial_info *info_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_partial_open, NO_PARTIAL, uint64_t count, int dtype, const mlfab_partial_options *options, uint32_t *id_p)
+ABSENT_CTX(mlfab_partial_reduce, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns, mlfab_partial_info *info_p)
+ABSENT_CTX(mlfab_partial_start, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns, mlfab_partial_info *info_p,
+    mlfab_request *request_p)
 ABSENT_CTX(mlfab_partial_flush, NO_PARTIAL, uint32_t id, void *data, uint64_t timeout_ns)
 ABSENT_CTX(mlfab_partial_close, NO_PARTIAL, uint32_t id)
 ABSENT_CALL(mlfab__calls_partial, NO_PARTIAL)
@@ -75667,16 +75651,15 @@ ABSENT_CALL(mlfab__calls_partial, NO_PARTIAL)
 
 #define NO_STOCHASTIC "stochastic reductions (MLFAB_WITH_STOCHASTIC is 0)"
 #if !MLFAB_WITH_STOCHASTIC
-ABSENT_MUTE(mlfab_graph_build, NO_STOCHASTIC, uint32_t kind, uint32_t nodes, uint32_t degree,
-    uint64_t seed, mlfab_edge *edges, uint32_t room, uint32_t *edges_p)
-ABSENT_ERROR(mlfab_graph_check, NO_STOCHASTIC, const mlfab_edge *edges, uint32_t n, uint32_t nodes,
-    mlfab_graph_info *info_p, mlfab_error *error_p)
-ABSENT_CTX(mlfab_stochastic_open, NO_STOCHASTIC, uint64_t count, int dtype,
-    const mlfab_stochastic_options *options, uint32_t *id_p)
-ABSENT_CTX(mlfab_stochastic_reduce, NO_STOCHASTIC, uint32_t id, void *data, uint64_t timeout_ns,
-    mlfab_stochastic_info *info_p)
-ABSENT_CTX(mlfab_stochastic_start, NO_STOCHASTIC, uint32_t id, void *data, uint64_t timeout_ns,
-    mlfab_stochastic_info *info_p, mlfab_request *request_p)
+ABSENT_MUTE(mlfab_graph_build, NO_STOCHASTIC, uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed, mlfab_edge *edges,
+    uint32_t room, uint32_t *edges_p)
+ABSENT_ERROR(mlfab_graph_check, NO_STOCHASTIC, const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
+    mlfab_error *error_p)
+ABSENT_CTX(mlfab_stochastic_open, NO_STOCHASTIC, uint64_t count, int dtype, const mlfab_stochastic_options *options,
+    uint32_t *id_p)
+ABSENT_CTX(mlfab_stochastic_reduce, NO_STOCHASTIC, uint32_t id, void *data, uint64_t timeout_ns, mlfab_stochastic_info *info_p)
+ABSENT_CTX(mlfab_stochastic_start, NO_STOCHASTIC, uint32_t id, void *data, uint64_t timeout_ns, mlfab_stochastic_info *info_p,
+    mlfab_request *request_p)
 ABSENT_CTX(mlfab_stochastic_close, NO_STOCHASTIC, uint32_t id)
 ABSENT_CALL(mlfab__calls_stochastic, NO_STOCHASTIC)
 #endif
@@ -75684,14 +75667,12 @@ ABSENT_CALL(mlfab__calls_stochastic, NO_STOCHASTIC)
 #define NO_DAG "task graphs of the user's own (MLFAB_WITH_DAG is 0)"
 #if !MLFAB_WITH_DAG
 ABSENT_CTX(mlfab_dag_create, NO_DAG, mlfab_dag **dag_p)
-ABSENT_MUTE(mlfab_dag_send, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
-    uint64_t bytes, uint32_t *op_p)
-ABSENT_MUTE(mlfab_dag_recv, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
-    uint64_t bytes, uint32_t *op_p)
-ABSENT_MUTE(mlfab_dag_recv_reduce, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
-    uint64_t count, int dtype, int op, uint32_t *op_p)
-ABSENT_MUTE(mlfab_dag_compute, NO_DAG, mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
+ABSENT_MUTE(mlfab_dag_send, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data, uint64_t bytes,
     uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_recv, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes, uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_recv_reduce, NO_DAG, mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t count, int dtype,
+    int op, uint32_t *op_p)
+ABSENT_MUTE(mlfab_dag_compute, NO_DAG, mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user, uint32_t *op_p)
 ABSENT_MUTE(mlfab_dag_nop, NO_DAG, mlfab_dag *dag, uint32_t *op_p)
 ABSENT_MUTE(mlfab_dag_after, NO_DAG, mlfab_dag *dag, uint32_t op, uint32_t dependency)
 ABSENT_MUTE(mlfab_dag_set, NO_DAG, mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags)
@@ -75708,10 +75689,9 @@ ABSENT_TABLE(MLFAB_API const mlfab_transport *mlfab_transport_mpi(void))
 
 #define NO_LEND "views and shared areas (MLFAB_WITH_LEND is 0)"
 #if !MLFAB_WITH_LEND
-ABSENT_CTX(mlfab_pull_view, NO_LEND, const mlfab_buf *bufs, uint32_t n,
-    const mlfab_pull_options *options, mlfab_view *view_p)
-ABSENT_CTX(mlfab_pull_view_start, NO_LEND, const mlfab_buf *bufs, uint32_t n,
-    const mlfab_pull_options *options, mlfab_view *view_p, mlfab_request *request_p)
+ABSENT_CTX(mlfab_pull_view, NO_LEND, const mlfab_buf *bufs, uint32_t n, const mlfab_pull_options *options, mlfab_view *view_p)
+ABSENT_CTX(mlfab_pull_view_start, NO_LEND, const mlfab_buf *bufs, uint32_t n, const mlfab_pull_options *options,
+    mlfab_view *view_p, mlfab_request *request_p)
 ABSENT_CTX(mlfab_view_release, NO_LEND, mlfab_view *view)
 ABSENT_CALL(mlfab__calls_lend, NO_LEND)
 ABSENT_TABLE(MLFAB__INTERNAL const mlfab__shm_lend *mlfab__shm_lend_table(void))
