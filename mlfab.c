@@ -145,10 +145,11 @@
 #ifndef MLFAB_WITH_DEVICE
 #define MLFAB_WITH_DEVICE MLFAB_WITH_PUSH
 #endif
-#if !MLFAB_WITH_PUSH && (MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_RESHARD || \
-                         MLFAB_WITH_GROWTH || MLFAB_WITH_CHECKPOINT || MLFAB_WITH_DEVICE || \
-                         MLFAB_WITH_LEND)
-#error "MLFAB_WITH_SCHED, _SPARSE, _RESHARD, _GROWTH, _CHECKPOINT, _DEVICE and _LEND need MLFAB_WITH_PUSH"
+#if !MLFAB_WITH_PUSH &&                                                                  \
+    (MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE || MLFAB_WITH_RESHARD || MLFAB_WITH_GROWTH || \
+     MLFAB_WITH_CHECKPOINT || MLFAB_WITH_DEVICE || MLFAB_WITH_LEND)
+#error \
+    "MLFAB_WITH_SCHED, _SPARSE, _RESHARD, _GROWTH, _CHECKPOINT, _DEVICE and _LEND need MLFAB_WITH_PUSH"
 #endif
 #ifndef MLFAB_WITH_TELEMETRY
 #define MLFAB_WITH_TELEMETRY 1
@@ -26414,15 +26415,15 @@ MLFAB__INTERNAL int mlfab__plain_finite(const mlfab__comm *comm, const mlfab__co
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
       if (!mlfab__elements_finite(call->dtype, call->vecs[i].data,
-                                call->vecs[i].count * unit / mlfab__plain_width(call)))
+                                  call->vecs[i].count * unit / mlfab__plain_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
-  return mlfab__elements_finite(call->dtype,
-                              (const uint8_t *)call->vecs[0].data + from * mlfab__plain_width(call),
-                              call->counts[comm->rank]);
+  return mlfab__elements_finite(
+      call->dtype, (const uint8_t *)call->vecs[0].data + from * mlfab__plain_width(call),
+      call->counts[comm->rank]);
 }
 
 MLFAB__INTERNAL void mlfab__plain_take_inputs(const mlfab__comm *comm,
@@ -66726,13 +66727,6 @@ static inline int tcp_is_loopback(const tcp_endpoint *end) {
   return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-static inline int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
-  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
-  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
-  return a->at.any.sa_family == AF_INET6 &&
-         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
-}
-
 #if defined(__linux__) && defined(TCP_INFO)
 /* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
  * Kernels before 4.10 return less. */
@@ -69029,6 +69023,13 @@ typedef struct tcp_meter {
   double nominal;
   char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
 } tcp_meter;
+
+static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
+  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
+  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
+  return a->at.any.sa_family == AF_INET6 &&
+         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
+}
 
 static tcp_meter *tcp_meter_of(const tcp_self *self) { return (tcp_meter *)(void *)self->gauge; }
 

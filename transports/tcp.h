@@ -254,13 +254,6 @@ static inline int tcp_is_loopback(const tcp_endpoint *end) {
   return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-static inline int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
-  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
-  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
-  return a->at.any.sa_family == AF_INET6 &&
-         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
-}
-
 #if defined(__linux__) && defined(TCP_INFO)
 /* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
  * Kernels before 4.10 return less. */

@@ -44,6 +44,13 @@ typedef struct tcp_meter {
   char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
 } tcp_meter;
 
+static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
+  if (a->at.any.sa_family != b->at.any.sa_family) return 0;
+  if (a->at.any.sa_family == AF_INET) return a->at.v4.sin_addr.s_addr == b->at.v4.sin_addr.s_addr;
+  return a->at.any.sa_family == AF_INET6 &&
+         !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
+}
+
 static tcp_meter *tcp_meter_of(const tcp_self *self) { return (tcp_meter *)(void *)self->gauge; }
 
 /* Finds the interface with this address, unless it is loopback. */

@@ -299,15 +299,15 @@ MLFAB__INTERNAL int mlfab__plain_finite(const mlfab__comm *comm, const mlfab__co
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
       if (!mlfab__elements_finite(call->dtype, call->vecs[i].data,
-                                call->vecs[i].count * unit / mlfab__plain_width(call)))
+                                  call->vecs[i].count * unit / mlfab__plain_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
-  return mlfab__elements_finite(call->dtype,
-                              (const uint8_t *)call->vecs[0].data + from * mlfab__plain_width(call),
-                              call->counts[comm->rank]);
+  return mlfab__elements_finite(
+      call->dtype, (const uint8_t *)call->vecs[0].data + from * mlfab__plain_width(call),
+      call->counts[comm->rank]);
 }
 
 MLFAB__INTERNAL void mlfab__plain_take_inputs(const mlfab__comm *comm,

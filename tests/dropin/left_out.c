@@ -47,18 +47,13 @@ static void no_push(mlfab *ctx) {
   const char *push = "pushes and pulls (MLFAB_WITH_PUSH is 0)";
   float x[4] = {0};
   mlfab_buf buf = {0, 0, x, 4};
-  const void *data = NULL;
-  uint64_t count = 0;
   int status = 0;
   mlfab_sync sync = {.size = sizeof sync};
-  mlfab_view view = {.size = sizeof view};
   REFUSED(mlfab_tensor_add(ctx, 0, MLFAB_F32, 4), push);
   REFUSED(mlfab_model_start(ctx, NULL, &buf, 1), push);
   REFUSED(mlfab_push(ctx, &buf, 1, NULL, NULL), push);
   REFUSED(mlfab_push_status(ctx, 1, &status), push);
   REFUSED(mlfab_pull(ctx, &buf, 1, NULL, NULL), push);
-  REFUSED(mlfab_pull_view(ctx, &buf, 1, NULL, &view), push);
-  REFUSED(mlfab_cached(ctx, 0, &data, &count), push);
   REFUSED(mlfab_set_sync(ctx, &sync, MLFAB_ALL, MLFAB_ALL, 0), push);
   int code = mlfab_barrier(ctx, NULL);
   if (!code) code = mlfab_flush(ctx, 0);
