@@ -8,7 +8,7 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _PUSH (models, pushes and pulls), _COLL
  * (collectives; with it _PARTIAL, _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters),
- * _RESHARD (moving slices), _GROWTH (processes that join later), _KEYS (authenticated links), _CHECKPOINT, _REPLICA
+ * _GROWTH (processes that join later), _RESHARD (moving slices; needs _GROWTH), _KEYS (authenticated links), _CHECKPOINT, _REPLICA
  * (replicas of servers; needs _SCHED), _DEVICE (device memory), _TELEMETRY, _LEND (views and shared areas). An absent
  * function returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|coll|core` writes a shorter file. Define
  * MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
@@ -106,11 +106,14 @@
 #ifndef MLFAB_WITH_SPARSE
 #define MLFAB_WITH_SPARSE MLFAB_WITH_PUSH
 #endif
-#ifndef MLFAB_WITH_RESHARD
-#define MLFAB_WITH_RESHARD MLFAB_WITH_PUSH
-#endif
 #ifndef MLFAB_WITH_GROWTH
 #define MLFAB_WITH_GROWTH MLFAB_WITH_PUSH
+#endif
+#ifndef MLFAB_WITH_RESHARD
+#define MLFAB_WITH_RESHARD MLFAB_WITH_GROWTH
+#endif
+#if MLFAB_WITH_RESHARD && !MLFAB_WITH_GROWTH
+#error "MLFAB_WITH_RESHARD needs MLFAB_WITH_GROWTH"
 #endif
 #ifndef MLFAB_WITH_CHECKPOINT
 #define MLFAB_WITH_CHECKPOINT MLFAB_WITH_PUSH
@@ -2750,6 +2753,43 @@ WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_M
 
 #undef N
 #endif /* MLFAB_WITH_SCHED || MLFAB_WITH_COLL */
+
+#if MLFAB_WITH_REPLICA
+/* ==== core/wire/kept_wire.h - records of server 0 that its other copy has, too (../node/mirrored.h). Layer 4. */
+
+typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
+  uint32_t joined, fresh, hand, incarnation;
+  uint64_t nonce;
+  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
+} mlfab__peer_state;
+
+typedef struct mlfab__barrier_state {
+  uint64_t over;
+} mlfab__barrier_state;
+
+typedef struct mlfab__barrier_worker_state {
+  uint32_t gone, done, left, guest, wants, late, among;
+  uint64_t base, asked, progress;
+} mlfab__barrier_worker_state;
+
+MLFAB__WIRE_DECLARE(peer_state)
+MLFAB__WIRE_DECLARE(barrier_state)
+MLFAB__WIRE_DECLARE(barrier_worker_state)
+
+/* ==== core/wire/kept_wire.c - the fields of these records. See kept_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(peer_state,
+  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
+WIRE_META(barrier_state, N(over))
+WIRE_META(barrier_worker_state,
+  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
+/* clang-format on */
+
+#undef N
+#endif /* MLFAB_WITH_REPLICA */
 
 /* ==== core/wire/crc.c - CRC32C (Castagnoli), of headers, payloads and records. Layer 1. See wire.h.
  *
@@ -12334,13 +12374,6 @@ typedef struct mlfab__copies {
   int peers_known; /* by the other copy that served before */
 } mlfab__copies;
 
-typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
-  uint32_t joined, fresh, hand, incarnation;
-  uint64_t nonce;
-  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
-} mlfab__peer_state;
-MLFAB__WIRE_DECLARE(peer_state)
-
 MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void);
 /* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,
  * so that they call the other copy. Call it from a role. */
@@ -12780,13 +12813,6 @@ MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void) {
  * Invariants. (1) A node is told its incarnation (WELCOME) only when the other copy knows it: so a copy of server 0 that
  * takes over admits every process that was welcomed, refuses those that were replaced, and issues no incarnation twice.
  * (2) What roles were told of a worker (greeted, gone) is at the same mark as what they have made of it. */
-
-#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
-/* clang-format off */
-WIRE_META(peer_state,
-  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
-/* clang-format on */
-#undef N
 
 /* WELCOME to the process that has this number now, if it still waits. */
 static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, uint32_t bytes) {
@@ -16232,7 +16258,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
       break;
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
-      break;
       break;
     case MLFAB__PULL_FAIL:
       mlfab__pull_failed(worker, server, frame, now_ns);
@@ -28573,30 +28598,10 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
 #if MLFAB_WITH_REPLICA
 /* ==== core/coll/barrier_kept.h - barriers at both copies of server 0 (../node/mirrored.h). */
 
-typedef struct mlfab__barrier_state {
-  uint64_t over;
-} mlfab__barrier_state;
-
-typedef struct mlfab__barrier_worker_state {
-  uint32_t gone, done, left, guest, wants, late, among;
-  uint64_t base, asked, progress;
-} mlfab__barrier_worker_state;
-
-MLFAB__WIRE_DECLARE(barrier_state)
-MLFAB__WIRE_DECLARE(barrier_worker_state)
-
 /* Adds the part, if servers have replicas. */
 MLFAB__INTERNAL void mlfab__barrier_keep(struct mlfab_node *node, mlfab__barrier_server *server);
 
 /* ==== core/coll/barrier_kept.c - barriers at both copies of server 0: record 0, and one for each worker. See barrier_kept.h. */
-
-#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
-/* clang-format off */
-WIRE_META(barrier_state, N(over))
-WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
-/* clang-format on */
-#undef N
 
 static void barrier_touched(mlfab__barrier_server *server, uint32_t worker) {
   mlfab__touched(server->touch, 0);
@@ -29332,6 +29337,8 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
     membership->entries[w].lost = 0;
     if (!membership->entries[w].asked || membership->entries[w].joins) continue;
     membership->entries[w].asked = 0;
+    membership->entries[w].joins =
+        membership->entries[w].fresh; /* nobody waits for one that has met nobody */
     membership->entries[w].over_owed = membership->epoch;
     membership->entries[w].over_well = 0;
     membership_post_over(membership, w);
@@ -30173,7 +30180,7 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
   const mlfab__membership_entry was = *entry;
   memset(entry, 0, sizeof *entry);
   entry->alive = 1;
-  entry->well = was.well;
+  entry->well = was.well && !was.incarnation; /* its former process left in good order */
   entry->joins = was.well || was.incarnation;
   entry->lost = was.lost;
   entry->incarnation = incarnation;
@@ -58146,6 +58153,8 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
     return complete_config_error(error, "the rank of the scheduler process must be 0");
   /* Without a scheduler its default counts; else compose.c has it checked. */
   if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
+  if (c->schedule.delay_bound == 0)
+    return complete_config_error(error, "schedule.delay_bound is 0: all updates would be dropped");
   /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
@@ -59701,7 +59710,8 @@ struct mlfab {
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
-  const struct mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
+  const struct mlfab__context_direct *direct;         /* NULL: mlfab_device_share was not called */
+  void (*direct_close)(struct mlfab *ctx, int child); /* with `direct` */
   struct mlfab__direct *shares;
   /* Memory that other processes of the host may map, and collectives in it. */
   const mlfab__context_areas *areas;            /* NULL: no transport has one */
@@ -60818,6 +60828,7 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
+  if (ctx->direct_close) ctx->direct_close(ctx, child); /* it has no device */
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
     ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);
@@ -66313,6 +66324,7 @@ static void direct_close(mlfab *ctx, int child) {
   mlfab__free(&ctx->env, d, sizeof *d);
   ctx->shares = NULL;
   ctx->direct = NULL;
+  ctx->direct_close = NULL;
 }
 
 static const mlfab__context_direct direct_functions = {
@@ -66377,6 +66389,7 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
   a->busy = MLFAB_NO_RANK;
   if (!ctx->shares) ctx->shares = mlfab__alloc(&ctx->env, sizeof *ctx->shares);
   if (ctx->shares) ctx->direct = &direct_functions;
+  if (ctx->shares) ctx->direct_close = direct_close;
   if (ctx->shares) a->list = mlfab__alloc(&ctx->env, workers * sizeof *a->list);
   if (!a->list) return MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "device_share: out of memory");
   ctx->shares->epoch = 0;
@@ -71381,8 +71394,11 @@ static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   if (link->state != SHM_UP) return shm_meet(t, link, event);
   if (t->lend != NULL)
     t->lend->hear(t, link);
-  else
-    mlfab__shm_lose(t, link, recv(link->fd, &said, 1, MSG_DONTWAIT) > 0 ? MLFAB_ERR_FRAME : 0);
+  else {
+    ssize_t n = recv(link->fd, &said, 1, MSG_DONTWAIT);
+    if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+      mlfab__shm_lose(t, link, n > 0 ? MLFAB_ERR_FRAME : 0);
+  }
   return 0;
 }
 
@@ -75549,6 +75565,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
 #define ABSENT_MUTE(name, text, ...) ABSENT(name, MLFAB_ERR_UNSUPPORTED, __VA_ARGS__)
 #define ABSENT_CALL(name, text) \
   MLFAB__INTERNAL int name(const mlfab__call_in *in) { return mlfab__error_without(in->error, text); }
+#define ABSENT_OWN(name, ...) MLFAB__INTERNAL int name(__VA_ARGS__) { return MLFAB_ERR_UNSUPPORTED; }
 #define ABSENT_TABLE(declaration) declaration { return NULL; }
 
 #define NO_PUSH "pushes and pulls (MLFAB_WITH_PUSH is 0)"
@@ -75575,7 +75592,7 @@ ABSENT_NODE(mlfab_node_set_other_traffic, NO_SCHED, double in, double out, doubl
 ABSENT_CTX(mlfab_set_schedule, NO_SCHED, const mlfab_schedule *schedule)
 ABSENT_CTX(mlfab_explain, NO_SCHED, char *text, size_t room, size_t *bytes_p)
 ABSENT_CALL(mlfab__calls_sched, NO_SCHED)
-ABSENT_MUTE(mlfab__tcp_measure, NO_SCHED, void *opaque, uint64_t now_ns, mlfab_measure *measure_p)
+ABSENT_OWN(mlfab__tcp_measure, void *opaque, uint64_t now_ns, mlfab_measure *measure_p)
 #endif
 
 #define NO_SPARSE "filters and sparse updates (MLFAB_WITH_SPARSE is 0)"

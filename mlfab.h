@@ -154,10 +154,10 @@
  *    MLFAB_WITH_DAG                   task graphs of operations
  *    MLFAB_WITH_SCHED                 the scheduler, aggregators, measured links
  *    MLFAB_WITH_SPARSE                filters, sparse updates, version tags
- *    MLFAB_WITH_RESHARD               moving slices between servers
+ *    MLFAB_WITH_RESHARD               moving slices between servers; needs MLFAB_WITH_GROWTH
  *    MLFAB_WITH_GROWTH                processes that join the running fabric (join, workers_max, servers_max)
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
- *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
+ *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load, mlfab_save
  *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED, and for vote_dir
  *                                     MLFAB_WITH_CHECKPOINT
  *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (section 14)

@@ -535,8 +535,11 @@ static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   if (link->state != SHM_UP) return shm_meet(t, link, event);
   if (t->lend != NULL)
     t->lend->hear(t, link);
-  else
-    mlfab__shm_lose(t, link, recv(link->fd, &said, 1, MSG_DONTWAIT) > 0 ? MLFAB_ERR_FRAME : 0);
+  else {
+    ssize_t n = recv(link->fd, &said, 1, MSG_DONTWAIT);
+    if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+      mlfab__shm_lose(t, link, n > 0 ? MLFAB_ERR_FRAME : 0);
+  }
   return 0;
 }
 

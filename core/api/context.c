@@ -843,6 +843,7 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   if (ctx->stager) ctx->stager->free(ctx, child);
+  if (ctx->direct_close) ctx->direct_close(ctx, child); /* it has no device */
   if (child && ctx->node && ctx->node->parts && ctx->node->parts->push)
     ctx->node->parts->push->disown(ctx->node->parts);
   mlfab_node_close(&ctx->node);

@@ -201,7 +201,8 @@ struct mlfab {
   mlfab__telemetry *telemetry;             /* NULL: not asked for */
   const mlfab__context_stager *stager;     /* NULL: no device is attached */
   struct mlfab__staging *staging;
-  const struct mlfab__context_direct *direct; /* NULL: mlfab_device_share was not called */
+  const struct mlfab__context_direct *direct;         /* NULL: mlfab_device_share was not called */
+  void (*direct_close)(struct mlfab *ctx, int child); /* with `direct` */
   struct mlfab__direct *shares;
   /* Memory that other processes of the host may map, and collectives in it. */
   const mlfab__context_areas *areas;            /* NULL: no transport has one */

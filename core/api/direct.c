@@ -703,6 +703,7 @@ static void direct_close(mlfab *ctx, int child) {
   mlfab__free(&ctx->env, d, sizeof *d);
   ctx->shares = NULL;
   ctx->direct = NULL;
+  ctx->direct_close = NULL;
 }
 
 static const mlfab__context_direct direct_functions = {
@@ -767,6 +768,7 @@ MLFAB__INTERNAL int mlfab__direct_share_begin(mlfab *ctx, mlfab__direct_share *a
   a->busy = MLFAB_NO_RANK;
   if (!ctx->shares) ctx->shares = mlfab__alloc(&ctx->env, sizeof *ctx->shares);
   if (ctx->shares) ctx->direct = &direct_functions;
+  if (ctx->shares) ctx->direct_close = direct_close;
   if (ctx->shares) a->list = mlfab__alloc(&ctx->env, workers * sizeof *a->list);
   if (!a->list) return MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "device_share: out of memory");
   ctx->shares->epoch = 0;

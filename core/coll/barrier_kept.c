@@ -1,16 +1,6 @@
 /* barrier_kept.c - barriers at both copies of server 0: record 0, and one for each worker. See barrier_kept.h. */
 #include "barrier_kept.h"
 
-#include "../wire/codec.h"
-
-#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
-/* clang-format off */
-WIRE_META(barrier_state, N(over))
-WIRE_META(barrier_worker_state,
-  N(gone) N(done) N(left) N(guest) N(wants) N(late) N(among) N(base) N(asked) N(progress))
-/* clang-format on */
-#undef N
-
 static void barrier_touched(mlfab__barrier_server *server, uint32_t worker) {
   mlfab__touched(server->touch, 0);
   mlfab__touched(server->touch, 1 + worker);

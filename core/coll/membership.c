@@ -245,6 +245,8 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
     membership->entries[w].lost = 0;
     if (!membership->entries[w].asked || membership->entries[w].joins) continue;
     membership->entries[w].asked = 0;
+    membership->entries[w].joins =
+        membership->entries[w].fresh; /* nobody waits for one that has met nobody */
     membership->entries[w].over_owed = membership->epoch;
     membership->entries[w].over_well = 0;
     membership_post_over(membership, w);
@@ -1086,7 +1088,7 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
   const mlfab__membership_entry was = *entry;
   memset(entry, 0, sizeof *entry);
   entry->alive = 1;
-  entry->well = was.well;
+  entry->well = was.well && !was.incarnation; /* its former process left in good order */
   entry->joins = was.well || was.incarnation;
   entry->lost = was.lost;
   entry->incarnation = incarnation;

@@ -33,6 +33,7 @@
 #ifndef MLFAB__COPIES_H
 #define MLFAB__COPIES_H
 
+#include "../wire/kept_wire.h"
 #include "mirrored.h"
 #include "node.h"
 
@@ -50,13 +51,6 @@ typedef struct mlfab__copies {
   mlfab__touch *peers_touch;
   int peers_known; /* by the other copy that served before */
 } mlfab__copies;
-
-typedef struct mlfab__peer_state { /* a node (mlfab__peer), and as a worker (mlfab__caller) */
-  uint32_t joined, fresh, hand, incarnation;
-  uint64_t nonce;
-  uint32_t seen, hand_seen, dead, left; /* seen: its incarnation in HELLO */
-} mlfab__peer_state;
-MLFAB__WIRE_DECLARE(peer_state)
 
 MLFAB__INTERNAL const mlfab__copies_table *mlfab__copies_of_servers(void);
 /* This copy serves from now on, under this term: it answers callers. Or it does not: hangs up on them, for this reason,

@@ -10,13 +10,6 @@
 
 #include "../wire/codec.h"
 
-#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
-/* clang-format off */
-WIRE_META(peer_state,
-  N(joined) N(fresh) N(hand) N(incarnation) N(nonce) N(seen) N(hand_seen) N(dead) N(left))
-/* clang-format on */
-#undef N
-
 /* WELCOME to the process that has this number now, if it still waits. */
 static void peers_post(void *self, uint32_t id, uint8_t type, const void *meta, uint32_t bytes) {
   mlfab_node *node = self;

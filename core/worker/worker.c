@@ -825,7 +825,6 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
     case MLFAB__MODEL:
       mlfab__pull_model(worker, server, frame, now_ns);
       break;
-      break;
     case MLFAB__PULL_FAIL:
       mlfab__pull_failed(worker, server, frame, now_ns);
       break;

@@ -5,9 +5,8 @@
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
 #include "core/wire/peer_wire.h"
-#include "core/coll/barrier_kept.h"
+#include "core/wire/kept_wire.h"
 #include "core/coll/coll_wire.h"
-#include "core/node/copies.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
 
