@@ -58153,8 +58153,6 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
     return complete_config_error(error, "the rank of the scheduler process must be 0");
   /* Without a scheduler its default counts; else compose.c has it checked. */
   if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
-  if (c->schedule.delay_bound == 0)
-    return complete_config_error(error, "schedule.delay_bound is 0: all updates would be dropped");
   /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
@@ -74907,6 +74905,9 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
         error, MLFAB_ERR_UNSUPPORTED,
         "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
         "were left out (MLFAB_WITH_PUSH is 0)");
+  if (!MLFAB_WITH_SCHED && config->schedule.delay_bound == 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "configuration: schedule.delay_bound is 0: all updates would be dropped");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "

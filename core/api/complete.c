@@ -37,8 +37,6 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
     return complete_config_error(error, "the rank of the scheduler process must be 0");
   /* Without a scheduler its default counts; else compose.c has it checked. */
   if (c->schedule.size == 0) mlfab_schedule_init(&c->schedule);
-  if (c->schedule.delay_bound == 0)
-    return complete_config_error(error, "schedule.delay_bound is 0: all updates would be dropped");
   /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;

@@ -91,6 +91,9 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
         error, MLFAB_ERR_UNSUPPORTED,
         "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
         "were left out (MLFAB_WITH_PUSH is 0)");
+  if (!MLFAB_WITH_SCHED && config->schedule.delay_bound == 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "configuration: schedule.delay_bound is 0: all updates would be dropped");
   if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
