@@ -13424,7 +13424,11 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* What waits for this server fails: it is dead. */
+/* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
+ * which have no bytes, are forgotten. */
+MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* The server is dead: calls that wait for it fail. */
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The change of consistency does not wait for this server any more. */
 MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
@@ -13495,9 +13499,8 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                       uint64_t now_ns);
-/* For `routes`. token: below 2^32. settle: ends the update once it is over. bulk: the next
- * granted bytes of a part, for a frame on this port's link; 0: no packet is granted whole. rewind: nothing of the part was
- * sent, or the bytes that were sent are void. advance: what became due. */
+/* token: below 2^32. settle: ends the update once it is over. bulk: the next granted bytes of a part, for a frame on this
+ * port's link; 0: no packet is granted whole. rewind: nothing of the part was sent, or the sent bytes are void. */
 MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
                                            const mlfab__outgoing *update);
 MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
@@ -13518,11 +13521,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* settle: ends the update once it is over. parts_begin: determines the servers that get a part. After slices have moved it is called
- * again: bulks still lent come back under the same token, and a late grant of an aggregator has an old number. parts_end: call it
- * when the update's bytes are known. */
-MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
-                                        uint64_t now_ns);
+/* begin: determines the servers that get a part. After slices have moved it is called again: bulks still lent come back under the
+ * same token, and a late grant of an aggregator has an old number. end: call it when the update's bytes are known. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error);
 MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update);
@@ -13555,13 +13555,9 @@ MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* For `routes`. find: the pull of this request, or NULL. take: takes in a MODEL frame from the server or a hop; FRAME if it does not
- * match the pull; MEMORY. part_done: a server's part is complete. */
-MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
 MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                      const mlfab__model *model, const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
-                                           uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
@@ -13575,12 +13571,8 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* The pull of this request, or NULL. */
-MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
 /* Does a filter change the bytes of this buffer? */
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
-/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
-MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 /* Ends an update with this code: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);
@@ -14492,6 +14484,22 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
     uint8_t state = update->parts[server].state;
     if (state != MLFAB__PART_ANNOUNCED && state != MLFAB__PART_QUEUED) continue;
     push_decide(worker, update, server, MLFAB_ERR_PEER_DEAD, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
+      --*push_under_way(&worker->streams[server], update);
+    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
+    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
+      part->state = MLFAB__PART_NONE;
+    mlfab__push_settle(worker, update, now_ns);
   }
 }
 
@@ -16210,10 +16218,30 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
   mlfab__worker_advance(worker, now_ns);
 }
 
+MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  worker->streams[server].up = 0;
+  worker->streams[server].absent = 1;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_spare(worker, server, now_ns);
+  mlfab__worker_change_spare(worker, server, now_ns);
+}
+
+/* Without moves a server that has no slices never gets some. Server 0 is never spared. */
+static int worker_spares(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  const uint32_t *at = worker->layout.owned_at;
+  if (server == 0 || !worker->stands || at[server] < at[server + 1]) return 0;
+  mlfab__worker_spare(worker, server, now_ns);
+  worker->due = 1;
+  mlfab__worker_advance(worker, now_ns);
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
-  if (worker->mover && worker->mover->spares(worker, server, now_ns)) return;
+  if (worker->mover ? worker->mover->spares(worker, server, now_ns)
+                    : worker_spares(worker, server, now_ns))
+    return;
   mlfab__push_lost(worker, server, now_ns);
   mlfab__worker_bereave(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
@@ -17126,8 +17154,9 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
-/* Sends a HELLO_ACK that answers no HELLO. */
-MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
+/* Fills in a HELLO_ACK. was_dead: 2: only the credit counts; 3: it answers no HELLO. */
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+                                             mlfab__hello_ack *ack);
 
 /* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push);
@@ -17263,8 +17292,8 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
 static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
   return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
 }
-/* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
+/* A pull asks for a view, and has it if the code is 0; else the pull has failed. Returns the code. */
+MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull *pull, int code);
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
@@ -19801,8 +19830,7 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
-/* A pull asks for a view, and has it if the code is 0; else the pull has failed. */
-static int serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
+MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
   if (!code) return 0;
   mlfab__serve_fail(server, pull->worker, pull->request, code,
                     code == MLFAB_ERR_LIMIT    ? "too many views are out"
@@ -19816,7 +19844,7 @@ MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pul
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
   if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL &&
-      serve_view(server, pull, server->lender->pin(server, pull)))
+      mlfab__serve_view(server, pull, server->lender->pin(server, pull)))
     return;
   if (server->policy && !pull->view) server->policy->pull_goes(server, pull);
   server->port.ready(server->port.self, pull->worker);
@@ -20007,9 +20035,9 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
-  if (view && serve_view(server, pull,
-                         server->lender ? server->lender->ask(server, pull, in.epoch)
-                                        : MLFAB_ERR_UNSUPPORTED))
+  if (view && mlfab__serve_view(server, pull,
+                                server->lender ? server->lender->ask(server, pull, in.epoch)
+                                               : MLFAB_ERR_UNSUPPORTED))
     return;
   if (sparse && sparse->keep(server, pull, &in)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
@@ -20060,24 +20088,6 @@ MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
 static uint32_t serve_lent(const mlfab__server *server) {
   uint32_t chunks = SERVE_LENT / server->config->chunk_bytes;
   return chunks < 2 ? 2 : chunks;
-}
-
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
-  mlfab__serve_walk walk = {NULL, 0};
-  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
-  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
-    if (!mlfab__server_goes(pull)) continue;
-    if (pull->view && !server->lender->pinned(pull) &&
-        serve_view(server, pull, server->lender->pin(server, pull)))
-      continue;
-    server->port.ready(server->port.self, pull->worker);
-    pull->offered = 1;
-    if (pull->view) continue;
-    if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
-    uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
-    mlfab__blocks_pin(server, pull,
-                      server->store.local[mlfab__layout_slice_at(&server->layout, at)]);
-  }
 }
 
 /* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
@@ -20425,8 +20435,8 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
-static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
-                             mlfab__hello_ack *ack) {
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+                                             mlfab__hello_ack *ack) {
   /* 2: only the credit counts. */
   uint64_t pushed = server->peers[worker].pushed;
   const mlfab__window *window =
@@ -20449,14 +20459,6 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   memcpy(ack->applied, window->applied, sizeof ack->applied);
   memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
   ack->taken = server->windows.windows[worker].taken;
-}
-
-MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
-  mlfab__hello_ack ack;
-  /* Slices with another consistency model may have arrived. */
-  if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
-  server_hello_ack(server, worker, 3, &ack);
-  MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
 }
 
 MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
@@ -20502,7 +20504,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   if (server->policy) server->policy->station(server, worker);
-  server_hello_ack(server, worker, was_dead, ack);
+  mlfab__server_hello_ack(server, worker, was_dead, ack);
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__clock_tell(server, worker);
   mlfab__server_advance(server);
   return 0;
@@ -20718,7 +20720,7 @@ static void server_stands(mlfab__server *server) {
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
-      server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
+      mlfab__server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
@@ -46843,9 +46845,7 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, cons
                                               mlfab_request *request_p, mlfab_error *error);
 
 /* recut.c: the layout has other owners. push, pull: divide undecided updates, and pulls, anew. change: sends a change of
- * consistency to all servers again. spare: forgets the parts at a server that has gone without slices: they had no bytes. */
-MLFAB__INTERNAL void mlfab__push_spare(struct mlfab__worker *worker, uint32_t server,
-                                       uint64_t now_ns);
+ * consistency to all servers again. */
 MLFAB__INTERNAL void mlfab__push_recut(struct mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_recut(struct mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_change_again(struct mlfab__worker *worker);
@@ -47685,6 +47685,15 @@ static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
   server->nchanges = kept;
 }
 
+/* Sends a HELLO_ACK that answers no HELLO. */
+static void reshard_server_tell(mlfab__server *server, uint32_t worker) {
+  mlfab__hello_ack ack;
+  /* Slices with another consistency model may have arrived. */
+  if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
+  mlfab__server_hello_ack(server, worker, 3, &ack);
+  MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
+}
+
 static void reshard_server_stop(mlfab__server *server, uint32_t worker,
                                 const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
@@ -47697,7 +47706,7 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
   peer->drained = stop.kind == MLFAB__STOP_DRAINED;
   if (stop.kind != MLFAB__STOP_DRAINED) {
     reshard_server_stop_worker(server, worker);
-    mlfab__server_tell(server, worker);
+    reshard_server_tell(server, worker);
   }
   mlfab__clock_members(server);
   mlfab__server_advance(server);
@@ -47709,7 +47718,7 @@ static void reshard_server_hold(mlfab__server *server) {
   if (server->save.hooks) server->save.hooks->stop(server);
   for (uint32_t w = 0; w < server->workers; w++) {
     reshard_server_stop_worker(server, w);
-    if (server->peers[w].connected && !server->peers[w].stopped) mlfab__server_tell(server, w);
+    if (server->peers[w].connected && !server->peers[w].stopped) reshard_server_tell(server, w);
   }
 }
 
@@ -48035,7 +48044,7 @@ static void reshard_server_end(mlfab__server *server) {
     peer->stopped = 0;
     peer->drained = 0;
     /* RESUME may have arrived before the answer that put the worker off. */
-    if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
+    if (peer->put_off && peer->connected) reshard_server_tell(server, w);
   }
   mlfab__clock_members(server);
   server->queue.place_due = 1;
@@ -48386,22 +48395,6 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
 
 /* ==== core/reshard/recut.c - the worker role: what a layout with other owners does to updates, pulls and changes of consistency. See reshard.h. */
 
-MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  uint8_t slots[MLFAB__WORKER_UPDATES];
-  uint32_t n = worker->norder;
-  memcpy(slots, worker->order, n);
-  for (uint32_t i = 0; i < n; i++) {
-    mlfab__outgoing *update = &worker->updates[slots[i]];
-    mlfab__part *part = &update->parts[server];
-    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
-      --worker->streams[server].small[(update->flags & MLFAB__PUSH_DURABLE) != 0];
-    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
-    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
-      part->state = MLFAB__PART_NONE;
-    mlfab__push_settle(worker, update, now_ns);
-  }
-}
-
 MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   mlfab_error error;
@@ -48589,11 +48582,8 @@ static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t
     return 1;
   }
   if (reshard_worker_owns(worker, server)) return 0;
-  stream->up = 0;
-  stream->absent = worker->moving->servers[server].late = 1;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_spare(worker, server, now_ns);
-  mlfab__worker_change_spare(worker, server, now_ns);
+  worker->moving->servers[server].late = 1;
+  mlfab__worker_spare(worker, server, now_ns);
   reshard_worker_without(worker, server, now_ns);
   return 1;
 }
@@ -54825,6 +54815,8 @@ MLFAB__INTERNAL void mlfab__keeper_alone(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
 /* Has anything been decided since that moment, or since the last one that was sent? Then another one is due. */
 MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
+/* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
 
 /* ==== core/replica/keeper.c - what a server with a replica may apply, answer and show. See keeper.h. */
 
@@ -55028,6 +55020,24 @@ static enum mlfab__shows keeper_shows(const mlfab__server *server) {
   return keeper_frozen(server)           ? MLFAB__SHOWS_NOTHING
          : keeper_hides(server->keeping) ? MLFAB__SHOWS_PINNED
                                          : MLFAB__SHOWS_ALL;
+}
+
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+  mlfab__serve_walk walk = {NULL, 0};
+  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if (!mlfab__server_goes(pull)) continue;
+    if (pull->view && !server->lender->pinned(pull) &&
+        mlfab__serve_view(server, pull, server->lender->pin(server, pull)))
+      continue;
+    server->port.ready(server->port.self, pull->worker);
+    pull->offered = 1;
+    if (pull->view) continue;
+    if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
+    uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
+    mlfab__blocks_pin(server, pull,
+                      server->store.local[mlfab__layout_slice_at(&server->layout, at)]);
+  }
 }
 
 static void keeper_ready(mlfab__server *server) {
@@ -59775,8 +59785,6 @@ MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
 /* Begins a call: as mlfab__node_submit, but where a device is attached its buffers may be in device memory. */
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared);
-/* Sleeps without the lock's being given up: while a context is freed. */
-MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns);
 /* 1 when a request is done and its buffers are the caller's, or when there is no such request. */
 MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id);
 /* Carries out the actions that a call caused. Returns `code`. */
@@ -60965,11 +60973,6 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 }
 
 /* --- closing --- */
-
-MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns) {
-  struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-  nanosleep(&t, NULL);
-}
 
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
@@ -65476,12 +65479,13 @@ static const mlfab_device *staging_device(const mlfab *ctx, void **self_p) {
 static void staging_free(mlfab *ctx, int child) {
   staging *s = ctx->staging;
   const uint64_t until = mlfab__add_sat(mlfab__context_now(ctx), 2 * ctx->heartbeat_ns);
+  const struct timespec pause = {0, STAGING_PAUSE_NS};
   while (s->first) {
     staging_call *c = s->first;
     s->behind = 0;
     /* In a child the device is the parent's. */
     while (!child && !staging_quiet(ctx, c) && !ctx->simulated && mlfab__context_now(ctx) < until) {
-      mlfab__context_pause(STAGING_PAUSE_NS);
+      nanosleep(&pause, NULL); /* with the lock: the context is being freed */
       s->behind = 0;
     }
     if (child) {

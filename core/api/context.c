@@ -983,11 +983,6 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 /* --- closing --- */
 
-MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns) {
-  struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-  nanosleep(&t, NULL);
-}
-
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
   const mlfab_node *node = ctx->node;

@@ -268,8 +268,6 @@ MLFAB__INTERNAL int mlfab__context_cancel(mlfab *ctx, mlfab_request id);
 /* Begins a call: as mlfab__node_submit, but where a device is attached its buffers may be in device memory. */
 MLFAB__INTERNAL int mlfab__context_begin(mlfab *ctx, const mlfab_call *call, int waits,
                                          mlfab_request *request_p, mlfab__collective *shared);
-/* Sleeps without the lock's being given up: while a context is freed. */
-MLFAB__INTERNAL void mlfab__context_pause(uint64_t ns);
 /* 1 when a request is done and its buffers are the caller's, or when there is no such request. */
 MLFAB__INTERNAL int mlfab__context_is_over(const mlfab *ctx, mlfab_request id);
 /* Carries out the actions that a call caused. Returns `code`. */

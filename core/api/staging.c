@@ -47,6 +47,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum {
   STAGING_CALLS = 64,
@@ -1123,12 +1124,13 @@ static const mlfab_device *staging_device(const mlfab *ctx, void **self_p) {
 static void staging_free(mlfab *ctx, int child) {
   staging *s = ctx->staging;
   const uint64_t until = mlfab__add_sat(mlfab__context_now(ctx), 2 * ctx->heartbeat_ns);
+  const struct timespec pause = {0, STAGING_PAUSE_NS};
   while (s->first) {
     staging_call *c = s->first;
     s->behind = 0;
     /* In a child the device is the parent's. */
     while (!child && !staging_quiet(ctx, c) && !ctx->simulated && mlfab__context_now(ctx) < until) {
-      mlfab__context_pause(STAGING_PAUSE_NS);
+      nanosleep(&pause, NULL); /* with the lock: the context is being freed */
       s->behind = 0;
     }
     if (child) {

@@ -205,6 +205,24 @@ static enum mlfab__shows keeper_shows(const mlfab__server *server) {
                                          : MLFAB__SHOWS_ALL;
 }
 
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
+  mlfab__serve_walk walk = {NULL, 0};
+  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if (!mlfab__server_goes(pull)) continue;
+    if (pull->view && !server->lender->pinned(pull) &&
+        mlfab__serve_view(server, pull, server->lender->pin(server, pull)))
+      continue;
+    server->port.ready(server->port.self, pull->worker);
+    pull->offered = 1;
+    if (pull->view) continue;
+    if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
+    uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
+    mlfab__blocks_pin(server, pull,
+                      server->store.local[mlfab__layout_slice_at(&server->layout, at)]);
+  }
+}
+
 static void keeper_ready(mlfab__server *server) {
   mlfab__serve_offer(server);
   mlfab__server_advance(server);

@@ -94,5 +94,7 @@ MLFAB__INTERNAL void mlfab__keeper_alone(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__keeper_freeze(mlfab__server *server, int frozen);
 /* Has anything been decided since that moment, or since the last one that was sent? Then another one is due. */
 MLFAB__INTERNAL int mlfab__keeper_behind(const mlfab__server *server);
+/* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
+MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
 
 #endif

@@ -147,9 +147,7 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, cons
                                               mlfab_request *request_p, mlfab_error *error);
 
 /* recut.c: the layout has other owners. push, pull: divide undecided updates, and pulls, anew. change: sends a change of
- * consistency to all servers again. spare: forgets the parts at a server that has gone without slices: they had no bytes. */
-MLFAB__INTERNAL void mlfab__push_spare(struct mlfab__worker *worker, uint32_t server,
-                                       uint64_t now_ns);
+ * consistency to all servers again. */
 MLFAB__INTERNAL void mlfab__push_recut(struct mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_recut(struct mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_change_again(struct mlfab__worker *worker);

@@ -173,6 +173,15 @@ static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
   server->nchanges = kept;
 }
 
+/* Sends a HELLO_ACK that answers no HELLO. */
+static void reshard_server_tell(mlfab__server *server, uint32_t worker) {
+  mlfab__hello_ack ack;
+  /* Slices with another consistency model may have arrived. */
+  if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
+  mlfab__server_hello_ack(server, worker, 3, &ack);
+  MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
+}
+
 static void reshard_server_stop(mlfab__server *server, uint32_t worker,
                                 const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
@@ -185,7 +194,7 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
   peer->drained = stop.kind == MLFAB__STOP_DRAINED;
   if (stop.kind != MLFAB__STOP_DRAINED) {
     reshard_server_stop_worker(server, worker);
-    mlfab__server_tell(server, worker);
+    reshard_server_tell(server, worker);
   }
   mlfab__clock_members(server);
   mlfab__server_advance(server);
@@ -197,7 +206,7 @@ static void reshard_server_hold(mlfab__server *server) {
   if (server->save.hooks) server->save.hooks->stop(server);
   for (uint32_t w = 0; w < server->workers; w++) {
     reshard_server_stop_worker(server, w);
-    if (server->peers[w].connected && !server->peers[w].stopped) mlfab__server_tell(server, w);
+    if (server->peers[w].connected && !server->peers[w].stopped) reshard_server_tell(server, w);
   }
 }
 
@@ -523,7 +532,7 @@ static void reshard_server_end(mlfab__server *server) {
     peer->stopped = 0;
     peer->drained = 0;
     /* RESUME may have arrived before the answer that put the worker off. */
-    if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
+    if (peer->put_off && peer->connected) reshard_server_tell(server, w);
   }
   mlfab__clock_members(server);
   server->queue.place_due = 1;

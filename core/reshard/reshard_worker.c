@@ -122,11 +122,8 @@ static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t
     return 1;
   }
   if (reshard_worker_owns(worker, server)) return 0;
-  stream->up = 0;
-  stream->absent = worker->moving->servers[server].late = 1;
-  mlfab__push_lost(worker, server, now_ns);
-  mlfab__push_spare(worker, server, now_ns);
-  mlfab__worker_change_spare(worker, server, now_ns);
+  worker->moving->servers[server].late = 1;
+  mlfab__worker_spare(worker, server, now_ns);
   reshard_worker_without(worker, server, now_ns);
   return 1;
 }

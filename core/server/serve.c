@@ -105,8 +105,7 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
-/* A pull asks for a view, and has it if the code is 0; else the pull has failed. */
-static int serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
+MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull *pull, int code) {
   if (!code) return 0;
   mlfab__serve_fail(server, pull->worker, pull->request, code,
                     code == MLFAB_ERR_LIMIT    ? "too many views are out"
@@ -120,7 +119,7 @@ MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pul
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
   if (pull->view && mlfab__server_shows(server) == MLFAB__SHOWS_ALL &&
-      serve_view(server, pull, server->lender->pin(server, pull)))
+      mlfab__serve_view(server, pull, server->lender->pin(server, pull)))
     return;
   if (server->policy && !pull->view) server->policy->pull_goes(server, pull);
   server->port.ready(server->port.self, pull->worker);
@@ -311,9 +310,9 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
     return;
   }
   mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
-  if (view && serve_view(server, pull,
-                         server->lender ? server->lender->ask(server, pull, in.epoch)
-                                        : MLFAB_ERR_UNSUPPORTED))
+  if (view && mlfab__serve_view(server, pull,
+                                server->lender ? server->lender->ask(server, pull, in.epoch)
+                                               : MLFAB_ERR_UNSUPPORTED))
     return;
   if (sparse && sparse->keep(server, pull, &in)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
@@ -364,24 +363,6 @@ MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
 static uint32_t serve_lent(const mlfab__server *server) {
   uint32_t chunks = SERVE_LENT / server->config->chunk_bytes;
   return chunks < 2 ? 2 : chunks;
-}
-
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server) {
-  mlfab__serve_walk walk = {NULL, 0};
-  if (mlfab__server_shows(server) != MLFAB__SHOWS_ALL) return;
-  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
-    if (!mlfab__server_goes(pull)) continue;
-    if (pull->view && !server->lender->pinned(pull) &&
-        serve_view(server, pull, server->lender->pin(server, pull)))
-      continue;
-    server->port.ready(server->port.self, pull->worker);
-    pull->offered = 1;
-    if (pull->view) continue;
-    if (pull->segments_used == 0 || pull->slice != MLFAB__NO_BLOCK) continue;
-    uint64_t at = pull->segments[pull->segment].offset + pull->in_segment;
-    mlfab__blocks_pin(server, pull,
-                      server->store.local[mlfab__layout_slice_at(&server->layout, at)]);
-  }
 }
 
 /* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */

@@ -122,8 +122,8 @@ static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   return (uint32_t)server->eager_bytes;
 }
 
-static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
-                             mlfab__hello_ack *ack) {
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+                                             mlfab__hello_ack *ack) {
   /* 2: only the credit counts. */
   uint64_t pushed = server->peers[worker].pushed;
   const mlfab__window *window =
@@ -146,14 +146,6 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   memcpy(ack->applied, window->applied, sizeof ack->applied);
   memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
   ack->taken = server->windows.windows[worker].taken;
-}
-
-MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
-  mlfab__hello_ack ack;
-  /* Slices with another consistency model may have arrived. */
-  if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
-  server_hello_ack(server, worker, 3, &ack);
-  MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
 }
 
 MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
@@ -199,7 +191,7 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   peer->accumulators = hello->accumulators;
   peer->host = hello->host;
   if (server->policy) server->policy->station(server, worker);
-  server_hello_ack(server, worker, was_dead, ack);
+  mlfab__server_hello_ack(server, worker, was_dead, ack);
   if (server->phase == MLFAB__MODEL_STANDS) mlfab__clock_tell(server, worker);
   mlfab__server_advance(server);
   return 0;
@@ -415,7 +407,7 @@ static void server_stands(mlfab__server *server) {
     if (!code) {
       /* The credit comes with the model. */
       mlfab__hello_ack ack;
-      server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
+      mlfab__server_hello_ack(server, w, 2, &ack); /* the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");

@@ -666,8 +666,9 @@ MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64
 static inline const mlfab__window *mlfab__server_window(mlfab__server *server, uint32_t worker) {
   return server->keeper ? server->keeper->window(server, worker) : &server->windows.windows[worker];
 }
-/* Sends a HELLO_ACK that answers no HELLO. */
-MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
+/* Fills in a HELLO_ACK. was_dead: 2: only the credit counts; 3: it answers no HELLO. */
+MLFAB__INTERNAL void mlfab__server_hello_ack(mlfab__server *server, uint32_t worker, int was_dead,
+                                             mlfab__hello_ack *ack);
 
 /* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push);
@@ -803,8 +804,8 @@ static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
 static inline enum mlfab__shows mlfab__server_shows(const mlfab__server *server) {
   return server->keeper ? server->keeper->shows(server) : MLFAB__SHOWS_ALL;
 }
-/* The next commit may be hidden: pins the next slice of each pull that goes, so that it gets on meanwhile. */
-MLFAB__INTERNAL void mlfab__serve_offer(mlfab__server *server);
+/* A pull asks for a view, and has it if the code is 0; else the pull has failed. Returns the code. */
+MLFAB__INTERNAL int mlfab__serve_view(mlfab__server *server, mlfab__server_pull *pull, int code);
 /* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
 /* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */

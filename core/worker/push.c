@@ -412,6 +412,22 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable)
+      --*push_under_way(&worker->streams[server], update);
+    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
+    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
+      part->state = MLFAB__PART_NONE;
+    mlfab__push_settle(worker, update, now_ns);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {

@@ -776,10 +776,30 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
   mlfab__worker_advance(worker, now_ns);
 }
 
+MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  worker->streams[server].up = 0;
+  worker->streams[server].absent = 1;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_spare(worker, server, now_ns);
+  mlfab__worker_change_spare(worker, server, now_ns);
+}
+
+/* Without moves a server that has no slices never gets some. Server 0 is never spared. */
+static int worker_spares(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  const uint32_t *at = worker->layout.owned_at;
+  if (server == 0 || !worker->stands || at[server] < at[server + 1]) return 0;
+  mlfab__worker_spare(worker, server, now_ns);
+  worker->due = 1;
+  mlfab__worker_advance(worker, now_ns);
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
-  if (worker->mover && worker->mover->spares(worker, server, now_ns)) return;
+  if (worker->mover ? worker->mover->spares(worker, server, now_ns)
+                    : worker_spares(worker, server, now_ns))
+    return;
   mlfab__push_lost(worker, server, now_ns);
   mlfab__worker_bereave(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);

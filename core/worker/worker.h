@@ -357,7 +357,11 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* What waits for this server fails: it is dead. */
+/* Nobody misses this server: it has no slices and has gone. It counts for nothing from now on, and parts of updates there,
+ * which have no bytes, are forgotten. */
+MLFAB__INTERNAL void mlfab__worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* The server is dead: calls that wait for it fail. */
 MLFAB__INTERNAL void mlfab__worker_bereave(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* The change of consistency does not wait for this server any more. */
 MLFAB__INTERNAL void mlfab__worker_change_spare(mlfab__worker *worker, uint32_t server,
@@ -428,9 +432,8 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                       uint64_t now_ns);
-/* For `routes`. token: below 2^32. settle: ends the update once it is over. bulk: the next
- * granted bytes of a part, for a frame on this port's link; 0: no packet is granted whole. rewind: nothing of the part was
- * sent, or the bytes that were sent are void. advance: what became due. */
+/* token: below 2^32. settle: ends the update once it is over. bulk: the next granted bytes of a part, for a frame on this
+ * port's link; 0: no packet is granted whole. rewind: nothing of the part was sent, or the sent bytes are void. */
 MLFAB__INTERNAL uint64_t mlfab__push_token(const mlfab__worker *worker,
                                            const mlfab__outgoing *update);
 MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
@@ -451,11 +454,8 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* settle: ends the update once it is over. parts_begin: determines the servers that get a part. After slices have moved it is called
- * again: bulks still lent come back under the same token, and a late grant of an aggregator has an old number. parts_end: call it
- * when the update's bytes are known. */
-MLFAB__INTERNAL void mlfab__push_settle(mlfab__worker *worker, mlfab__outgoing *update,
-                                        uint64_t now_ns);
+/* begin: determines the servers that get a part. After slices have moved it is called again: bulks still lent come back under the
+ * same token, and a late grant of an aggregator has an old number. end: call it when the update's bytes are known. */
 MLFAB__INTERNAL int mlfab__push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update,
                                             mlfab_error *error);
 MLFAB__INTERNAL void mlfab__push_parts_end(mlfab__worker *worker, mlfab__outgoing *update);
@@ -488,13 +488,9 @@ MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *
 MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* For `routes`. find: the pull of this request, or NULL. take: takes in a MODEL frame from the server or a hop; FRAME if it does not
- * match the pull; MEMORY. part_done: a server's part is complete. */
-MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
+/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
 MLFAB__INTERNAL int mlfab__pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                      const mlfab__model *model, const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__pull_part_done(mlfab__worker *worker, mlfab__fetch *fetch,
-                                           uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
 /* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
@@ -508,12 +504,8 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
 /* The model is dropped. */
 MLFAB__INTERNAL void mlfab__pull_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* The pull of this request, or NULL. */
-MLFAB__INTERNAL mlfab__fetch *mlfab__pull_find(mlfab__worker *worker, uint64_t request);
 /* Does a filter change the bytes of this buffer? */
 MLFAB__INTERNAL int mlfab__push_sifts(const mlfab__worker *worker, const mlfab_buf *buf);
-/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller to finish. */
-MLFAB__INTERNAL mlfab__request *mlfab__pull_stop(mlfab__worker *worker, mlfab__fetch *fetch);
 /* Ends an update with this code: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update, int code,
                                       uint64_t now_ns);

@@ -14,12 +14,15 @@ typedef struct fixture {
   float data[COUNT];
 } fixture;
 
-static void begin(fixture *f, uint32_t progress, uint64_t silent_death_ns, uint32_t sync) {
+/* active: servers that have slices; 0: all. */
+static void begin_active(fixture *f, uint32_t progress, uint64_t silent_death_ns, uint32_t sync,
+                         uint32_t active) {
   mlfab_model_options options;
   memset(f, 0, sizeof *f);
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.sync = sync;
+  options.active = active;
   world_init(&f->w, WORKERS, SERVERS, 1);
   f->w.config.heartbeat_ns = BEAT;
   f->w.config.progress = progress;
@@ -30,6 +33,10 @@ static void begin(fixture *f, uint32_t progress, uint64_t silent_death_ns, uint3
     OK(f->w.node[k], mlfab_tensor_add(f->w.node[k], 1, MLFAB_F32, COUNT));
     OK(f->w.node[k], mlfab_model_start(f->w.node[k], &options, &b, 1));
   }
+}
+
+static void begin(fixture *f, uint32_t progress, uint64_t silent_death_ns, uint32_t sync) {
+  begin_active(f, progress, silent_death_ns, sync, 0);
 }
 
 /* The fault starts now and lasts this long. */
@@ -97,6 +104,22 @@ TEST(test_stopped_server_dies) {
   begin(&f, 0, WORLD_MS, MLFAB_SYNC_ASYNC);
   uint64_t took = push_beside(&f, STOPPED, 100 * (uint64_t)WORLD_S, MLFAB_ERR_PEER_DEAD);
   assert_in_range(took, 4 * BEAT, 6 * BEAT);
+  world_close(&f.w);
+}
+
+/* A server without slices dies, and no call needs it. */
+TEST(test_server_without_slices_dies) {
+  fixture f;
+  begin_active(&f, 0, 0, MLFAB_SYNC_ASYNC, 1);
+  mlfab_buf b = {1, 0, f.data, COUNT};
+  assert_int_equal(mlfab_sim_crash(f.w.sim, WORKERS + 1), 0);
+  f.w.node[WORKERS + 1] = NULL;
+  mlfab_sim_run(f.w.sim, 10 * BEAT);
+  for (uint32_t k = 0; k < WORKERS; k++) {
+    OK(f.w.node[k], mlfab_push(f.w.node[k], &b, 1, NULL, NULL));
+    OK(f.w.node[k], mlfab_pull(f.w.node[k], &b, 1, NULL, NULL));
+  }
+  assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 1));
   world_close(&f.w);
 }
 

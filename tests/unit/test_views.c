@@ -4,6 +4,7 @@
  * Whatever is pushed, released and lost in whatever order, each reader that has not said that it is done sees the bytes of the
  * moment of its pull; and when all are done, no block is lost. */
 #include "core/base/rng.h"
+#include "core/replica/keeper.h"
 #include "core/kernels/kernels.h"
 #include "core/reshard/reshard.h"
 #include "core/lend/lend_wire.h"
@@ -889,7 +890,8 @@ static void renew_store(uint32_t attempt) {
   move(MLFAB__MOVE_INSTALL, attempt);
   assert_int_equal(f.server.epoch, attempt);
   for (uint32_t w = 0; w < W; w++) {
-    mlfab__server_tell(&f.server, w); /* which renews the credit */
+    mlfab__hello_ack ack;
+    mlfab__server_hello_ack(&f.server, w, 3, &ack); /* which renews the credit */
     f.generation[w] = f.server.peers[w].generation;
   }
 }
