@@ -245,8 +245,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
     membership->entries[w].lost = 0;
     if (!membership->entries[w].asked || membership->entries[w].joins) continue;
     membership->entries[w].asked = 0;
-    membership->entries[w].joins =
-        membership->entries[w].fresh; /* nobody waits for one that has met nobody */
+    membership->entries[w].joins = membership->entries[w].fresh; /* nobody waits for it */
     membership->entries[w].over_owed = membership->epoch;
     membership->entries[w].over_well = 0;
     membership_post_over(membership, w);
@@ -966,7 +965,7 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
 /* A worker that is no member takes no further part: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  int counted = entry->alive && !entry->done && !entry->member && !entry->joins;
+  int counted = entry->alive && !entry->done && !entry->member && !entry->joins && !entry->fresh;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
@@ -1146,7 +1145,8 @@ static void membership_insist(mlfab__membership *membership) {
   const mlfab_config *config = membership->config;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked || !entry->joins || entry->well) continue;
+    if (!entry->asked || !entry->joins || entry->well || membership_places(membership) == 0)
+      continue;
     entry->waited += config->heartbeat_ns / 4;
     if (membership->kept == 0 && entry->waited < config->timeout_ns / 10) continue;
     entry->joins = 0;

@@ -495,6 +495,21 @@ static void test_objects_of_the_dead(void **state) {
   talk_close(&t);
 }
 
+/* It is to be in the next epoch, which a death refuses: nobody waits for its next call. */
+static void test_refused_beside_a_death(void **state) {
+  (void)state;
+  one_returns(9);
+  freeze(2, 0);
+  w[1].calls = 0;
+  pass(62 * BEAT);
+  assert_true(w[0].verdict.code == MLFAB_ERR_AGAIN && w[0].in == 0 && w[2].overs == 0);
+  w[2].calls = 0;
+  die(1);
+  assert_int_equal(w[2].verdict.code, MLFAB_ERR_PEER_DEAD);
+  assert_true(w[0].in > 2 && w[0].members == 1);
+  talk_close(&t);
+}
+
 /* The epoch that has it ends before it begins: nobody waits for its next call. If its call has ended, too, it is not in the
  * next one. */
 static void test_ends_before_it_begins(void **state) {
@@ -852,6 +867,7 @@ int main(void) {
       cmocka_unit_test(test_verdicts),
       cmocka_unit_test(test_called_in_vain),
       cmocka_unit_test(test_objects_of_the_dead),
+      cmocka_unit_test(test_refused_beside_a_death),
       cmocka_unit_test(test_ends_before_it_begins),
       cmocka_unit_test(test_moved_too_late),
       cmocka_unit_test(test_differ),
