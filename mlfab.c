@@ -3328,8 +3328,8 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
 /* ==== core/kernels/kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
- * the same pass over memory. Not for: choosing what is added, or threads: a caller may
- * split the work.
+ * the same pass over memory. The caller chooses the arrays, and may split the
+ * work among threads.
  *
  * Invariants: an element of a result depends only on its operands and their order, never on the row,
  * alignment, position in the array or compiler flags: workers that compute the same sum must get the same
@@ -6548,7 +6548,7 @@ typedef struct mlfab__holder {
   uint32_t *w, *sum;
   uint8_t **s0, **s1; /* NULL where the store's are */
   uint32_t held;      /* number of positions that it has had */
-  int lost; /* some state was written to for want of memory: what it has is of no moment */
+  int lost; /* without memory for a copy some state was written to: it holds no moment any more */
 } mlfab__holder;
 
 /* Does a holder name the state that the store has at this position? */
@@ -7067,8 +7067,8 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among the calls of its worker. progress: the number of its updates, as rounds count them; updates that it
- * still owes to closed rounds are left out. pushes, barriers: whole updates and barriers that it has begun. */
+/* The place of a call among the calls of its worker. progress: number of the worker's updates as rounds count them, without
+ * those owed to closed rounds. pushes, barriers: begun by the worker; whole updates only. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;
@@ -10675,9 +10675,9 @@ MLFAB__INTERNAL void mlfab__mirrored_add(mlfab_node *node, const mlfab__mirrored
 /* ==== core/node/growth.h - a node: processes that come while the fabric runs. Layer 3.
  *
  * Workers. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
- * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
- * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
- * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ * (the founders), the servers and the scheduler have joined. A number that no process has had is to the roles
+ * of a server the number of a worker that has left (`gone` with MLFAB__NEVER_HERE). The process that takes it comes back.
+ * There is no other state. A process that does not know its number asks server 0 for one:
  *
  *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
  *      opens a node with that configuration --JOIN--> as any other process
@@ -12368,7 +12368,7 @@ typedef struct mlfab__copies {
   uint64_t served_ns;                            /* when it began to serve */
   mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
   uint32_t nmirrored;
-  /* peers.c: server 0. What the other copy must have before it is said: WELCOME. */
+  /* peers.c: server 0. WELCOME is said when the other copy knows the node. */
   mlfab__port joiners;
   mlfab__touch *peers_touch;
   int peers_known; /* by the other copy that served before */
@@ -12518,8 +12518,8 @@ static int copies_member(mlfab_node *node, uint32_t index, const mlfab__frame_in
   return 0;
 }
 
-/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
- * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
+/* Tells where this node is. A copy of server 0 that begins to serve does not know the workers' addresses, and a voter's process
+ * may have replaced another process. Only when HELLO was answered: a process whose number is claimed by two may say
  * nothing else (claim.c). */
 static void copies_say_where(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
@@ -13313,8 +13313,8 @@ typedef struct mlfab__worker_viewer {
 typedef struct mlfab__worker_routes {
   /* A server's frame: 1 if it is about routes. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame);
-  /* A part of an update. direct: the server grants bytes; do they go by its link? by: the worker that forwards it, or
-   * MLFAB__NO_NODE. lent: bulks that its hop's link has. leave: takes them back; from now on it goes by the server's link. */
+  /* A part of an update. direct: do granted bytes go by the server's link? by: the worker that forwards the part, or
+   * MLFAB__NO_NODE. lent: bulks on the hop's link. leave: takes them back; the part goes by the server's link from now on. */
   int (*direct)(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server);
   uint32_t (*by)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
   uint32_t (*lent)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
@@ -15341,8 +15341,8 @@ MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request requ
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user);
 
-/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
- * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
+/* The bytes of a buffer as large as its tensor, or as the model; else 0. *align_p: of its elements. A ghost has no bytes. Also
+ * before the model stands. */
 MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
                                                  uint32_t *align_p);
 /* The bytes of an element of this tensor; 0: there is no such tensor. */
@@ -16192,7 +16192,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  /* A copy of the server may not know what the former one has confirmed. */
+  /* A new copy of the server may lack updates that the former copy has confirmed. */
   int another = worker->copies && worker->copies(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands && stream->guest && worker->enters) {
@@ -18169,7 +18169,7 @@ MLFAB__INTERNAL void mlfab__clock_mirror(mlfab__server *server,
 /* ==== core/server/clock_copy.c - the server role: clocks as records. See clock_copy.h. */
 
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
- * what it has in an open round before the round is closed. */
+ * its own update before the round is closed. */
 static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -28095,9 +28095,9 @@ typedef struct mlfab__barrier_worker {
   int dead;    /* server 0 is */
   int leaving; /* this worker takes no further part */
   mlfab__counting counting;
-  /* newcomer: as in membership.h. wants: it has asked, and stands apart. held: it does not ask, since its collective waits.
-   * among: it takes part in collectives. passing: only others do, so it is a newcomer again after this barrier. late: a
-   * barrier has admitted it. */
+  /* Of this worker. newcomer: as in membership.h. wants: stands apart and has asked. held: does not ask, since its collective
+   * waits. among: takes part in collectives. passing: only others do; it is a newcomer again after this barrier. late:
+   * admitted by a barrier. */
   uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
   mlfab__mark mark; /* of the newest call */
   int32_t of;       /* with which HERE was said */
@@ -28702,7 +28702,7 @@ typedef struct mlfab__attend_worker {
   int dead, acked;      /* server 0 is dead; has heard of it */
 } mlfab__attend_worker;
 
-/* Add the rows, at a server and at a worker. The node owns what they make. Errors: MEMORY. */
+/* Add the rows, at a server and at a worker. The node owns the roles. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__attend_server_attach(struct mlfab_node *node);
 MLFAB__INTERNAL int mlfab__attend_attach(struct mlfab_node *node, mlfab__attend_worker **worker_p);
 /* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */
@@ -28949,8 +28949,9 @@ MLFAB__INTERNAL int mlfab__attend_attach(mlfab_node *node, mlfab__attend_worker 
  *
  * Returning. A process that takes the place of one that died returns: it joins in the same way. Nobody waits for it before its
  * first call, and then the members seek that call. But a program may have all agree anew after a failure, by calls that its loop does
- * not make; and nobody can close objects that were opened with the dead one, but their members. So if members have objects open, or have
- * not made its first call for a tenth of timeout_ns, the epoch ends with AGAIN, and the next one has it, whatever it calls.
+ * not make; and nobody can close objects that were opened with the dead one, but their members. So the epoch ends with
+ * AGAIN if members have objects open, or if they do not make its first call within a tenth of timeout_ns. The next epoch has it,
+ * whatever it calls.
  *
  * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
  * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that
@@ -29339,8 +29340,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
     membership->entries[w].lost = 0;
     if (!membership->entries[w].asked || membership->entries[w].joins) continue;
     membership->entries[w].asked = 0;
-    membership->entries[w].joins =
-        membership->entries[w].fresh; /* nobody waits for one that has met nobody */
+    membership->entries[w].joins = membership->entries[w].fresh; /* nobody waits for it */
     membership->entries[w].over_owed = membership->epoch;
     membership->entries[w].over_well = 0;
     membership_post_over(membership, w);
@@ -30060,7 +30060,7 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
 /* A worker that is no member takes no further part: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  int counted = entry->alive && !entry->done && !entry->member && !entry->joins;
+  int counted = entry->alive && !entry->done && !entry->member && !entry->joins && !entry->fresh;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
@@ -30240,7 +30240,8 @@ static void membership_insist(mlfab__membership *membership) {
   const mlfab_config *config = membership->config;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked || !entry->joins || entry->well) continue;
+    if (!entry->asked || !entry->joins || entry->well || membership_places(membership) == 0)
+      continue;
     entry->waited += config->heartbeat_ns / 4;
     if (membership->kept == 0 && entry->waited < config->timeout_ns / 10) continue;
     entry->joins = 0;
@@ -32376,7 +32377,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  *                                                        |  no scheduler, it is lost, or it is silent
  *                                                        +--for a heartbeat: an empty tree--> KNOWN
  *
- * Without a scheduler in the configuration no member asks. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
+ * Members ask if the configuration has a scheduler. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
  * tells is of ranks; server 0 checks it and tells it in the members' numbers.
  *
  * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,
@@ -43642,7 +43643,7 @@ typedef struct mlfab__packets {
   uint64_t shape; /* filtered: hash of its stretches */
 } mlfab__packets;
 
-/* What the group has of a worker. */
+/* The filters and packets of a worker. */
 struct mlfab__worker_packets {
   mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
   uint32_t nsieves;     /* number of residuals */
@@ -44034,7 +44035,7 @@ struct mlfab__sparse { /* a sparse update, as the caller passes it */
   uint64_t count;
 };
 
-/* What the group has of an update. */
+/* The packets of an update. */
 static mlfab__packets *sparse_push_of(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return &worker->packets->of[update - worker->updates];
 }
@@ -45617,8 +45618,8 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
 /* ==== core/lend/lend_wire.h - the frames of views. See wire.h. Layer 6. */
 
 /* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
- * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
+ * PULL_CANCEL for this request. The bulk is some of these bytes, and `at` counts from it, modulo 2^64. So the worker can read a
+ * run only if the bulk came as a reference to the file of the run (base/shm_memory.h). */
 typedef struct mlfab__view_run {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t at;
@@ -45631,8 +45632,8 @@ typedef struct mlfab__view {
   uint64_t request;
   uint64_t version; /* the largest of a slice */
   uint64_t file;    /* its number at the server */
-  uint32_t ask;   /* epoch of the PULL: what was told of an earlier one is void, it was cancelled */
-  uint32_t flags; /* MLFAB__MODEL_LAST */
+  uint32_t ask;     /* epoch of the PULL: answers to earlier epochs are void */
+  uint32_t flags;   /* MLFAB__MODEL_LAST */
   uint32_t runs;
   uint64_t oldest; /* the smallest version of a slice */
 } mlfab__view;
@@ -45685,7 +45686,7 @@ MLFAB__INTERNAL void mlfab__slab_give(mlfab__env *env, mlfab__slab *slab, uint8_
 
 /* ==== core/lend/slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
 
-/* Blocks of a new area, at least: pages that are not written to take no memory. */
+/* The least size of a new area: only written pages take memory. */
 enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };
@@ -46199,8 +46200,7 @@ MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
  *
  * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
  * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
- * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
- * copy.
+ * it is. If the blocks are not in shared memory, the server refuses with UNSUPPORTED, and the worker pulls a copy.
  *
  *    free --PULL--> ASKED --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
  *                      '--the pull has ended--> free  '--its link is lost--> LOST --all pages are renewed--> free
@@ -46208,8 +46208,8 @@ MLFAB__INTERNAL void mlfab__views_keep(mlfab__env *env, mlfab__store *store);
  * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
  * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
  *
- * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
- * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
+ * Invariants. A view that is OUT or LOST has a reference to a block for each time that it lists the block. `store` is the
+ * server's store, or a retired store, which has only blocks of views. A worker has at most
  * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
 
 enum { VIEW_RENEWS = 64 << 20, VIEW_RUNS = 65536 };
@@ -55599,7 +55599,7 @@ static void votes_read(mlfab__voters *voters) {
   mlfab__files_ask(&file->filer);
 }
 
-/* What the file has, if it is of this fabric. */
+/* Takes the votes of the file, if this fabric has written it. */
 static void votes_take(mlfab__voters *voters, const mlfab_io_event *event) {
   mlfab__file_record record;
   mlfab__votes_head votes;
@@ -59236,8 +59236,7 @@ enum {
   CALLS_EARLY = 4,    /* allowed before the fabric is complete */
   CALLS_OPENS = 8,    /* needs id_p */
   CALLS_BUFFERS = 16, /* borrows buffers */
-  CALLS_MEETS =
-      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
+  CALLS_MEETS = 32    /* other workers wait for it */
 };
 
 /* A call that is being submitted at node->now_ns. */
@@ -59247,7 +59246,7 @@ typedef struct mlfab__call_in {
   mlfab_request *request_p;
   mlfab_error *error;
   mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
-  /* Unless NULL: the call does not begin, and shows its buffers, as far as they are what they should be: extent.h. */
+  /* Unless NULL: the call does not begin. It shows its buffers as far as they fit: extent.h. */
   const struct mlfab__call_visit *visit;
   /* Unless NULL: the call does not begin, and never will, for this reason. Workers that wait for it are told. */
   const mlfab_error *forgone;
@@ -59256,7 +59255,7 @@ typedef struct mlfab__call_in {
 /* Carries out a call, or begins it: 0, or the code of *in->error. */
 typedef int mlfab__call_begin(const mlfab__call_in *in);
 
-/* Checks the call itself, not the members of its kind. 0, with what carries it out and its flags; or ARGUMENT. */
+/* Checks the call; the members of its kind are the role's to check. *begin_p carries it out. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_begin **begin_p,
                                        uint32_t *flags_p);
 
@@ -63694,7 +63693,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
 #if MLFAB_WITH_SCHED
 /* ==== core/api/calls_sched.h - the check of a schedule, for those who compose. */
 
-/* The schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
+/* The schedule with its defaults. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error);
 
@@ -64339,18 +64338,17 @@ typedef struct mlfab__context_direct {
    * which ends by itself, or 0. */
   int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
               mlfab_error *error);
-  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
-   * it, and it does not go by the host. */
+  /* 1: the stream has come to it, and it does not go by the host. Then only calls with a number in the communicator wait
+   * behind it. */
   int (*fenced)(const mlfab__direct_call *c);
-  const char *(*why)(
-      const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
-  /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
+  const char *(*why)(const mlfab__direct_call *c); /* its wait outside of meetings, in words */
+  /* It goes on no more. New work of the stream follows the work that this worker's device still does. */
   void (*leave)(mlfab *ctx, mlfab__direct_call *c);
   int (*quiet)(mlfab *ctx,
                mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
   void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
   void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
-  /* Of the context; the device is still there. */
+  /* Closes the context's shares, while the device is still there. */
   void (*close)(mlfab *ctx, int child);
 } mlfab__context_direct;
 
@@ -70210,7 +70208,7 @@ MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int c
   atomic_store(&link->gone, true);
 }
 
-/* There is room, or all that is lent has come back. What came back before, it sees when something else wakes it. */
+/* Wants to be woken when there is room, or when all lent bytes have come back. */
 MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
   if (link->refers != NULL) wants = t->lend->wants(link, wants);
@@ -70341,7 +70339,7 @@ struct shm_view {
   uint32_t borrowed;      /* frames delivered and not released */
 };
 
-/* What a link needs for references, from the first one on. */
+/* The references of a link, from the first reference on. */
 struct shm_refers {
   uint32_t lent_first, lent_count, lent_room; /* of `lent`, a ring */
   uint32_t tokens;           /* how many are lent with a token, that is not in the pool; */
@@ -70390,9 +70388,9 @@ struct shm_lender {
  *
  * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
  * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
- * the links that there are, if these are more. A ring that is smaller than 2.5 MiB carries no record of more than a
- * fourth of it, but for its head: the bulk of such a frame is copied into the sender's pool, and the record refers to
- * it. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
+ * the links that there are, if these are more. If a ring has less than 2.5 MiB, a record takes at
+ * most a fourth of it. The bulk of a larger frame is copied into the sender's pool, and the record refers to
+ * the copy. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
  * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
  * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
  *
@@ -70400,8 +70398,8 @@ struct shm_lender {
  * to the peer until its frame is released: tail has passed its record (`lent`, in the order of sending). The peer is
  * told of a file before the first record that refers to it is published, so it reads the life line when it finds an
  * unknown number. Each end has SHM_FILES places for the other's files; a place is used again when its file is
- * gone and nothing in it is lent. When the bytes become the caller's before they are released (detach, disconnect,
- * DOWN), their pages are renewed: the peer may be stopped while it reads, and goes on with the old ones. */
+ * gone and nothing in it is lent. If the caller gets the bytes back before their release (detach, disconnect, DOWN),
+ * their pages are renewed. A peer that was stopped while it read goes on with the old pages. */
 
 #if MLFAB_WITH_SHM
 
@@ -70471,7 +70469,7 @@ static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
 
 static void shm_lend_hear(struct shm *t, struct shm_link *link) { shm_hear(t, link, 0); }
 
-/* Where a record's bulk is, if it is a reference: the view, or NULL when the peer has not passed such bytes. */
+/* The view that has the bulk of a record with a reference; NULL: the peer has not passed such bytes. */
 static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
                                     const struct shm_reference *reference, uint32_t bytes) {
   for (int heard = 0; heard < 2; heard++) {
@@ -74909,6 +74907,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
         error, MLFAB_ERR_UNSUPPORTED,
         "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
         "were left out (MLFAB_WITH_PUSH is 0)");
+  if (!MLFAB_WITH_SCHED && config->order_by_rate)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: order_by_rate (MLFAB_ORDER_BY_RATE) needs measured links, "
+                       "which were left out (MLFAB_WITH_SCHED is 0)");
   if (!MLFAB_WITH_SCHED && config->schedule.delay_bound == 0)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "configuration: schedule.delay_bound is 0: all updates would be dropped");

@@ -3,9 +3,9 @@
  *
  * Size of a ring: 24 MiB by the number of neighbours, at least 128 KiB (shm_share). The connector tells its size, the
  * acceptor answers with the smaller one of both, which holds. The neighbours are the nodes that the options tell, or
- * the links that there are, if these are more. A ring that is smaller than 2.5 MiB carries no record of more than a
- * fourth of it, but for its head: the bulk of such a frame is copied into the sender's pool, and the record refers to
- * it. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
+ * the links that there are, if these are more. If a ring has less than 2.5 MiB, a record takes at
+ * most a fourth of it. The bulk of a larger frame is copied into the sender's pool, and the record refers to
+ * the copy. The pool is one file for all links of a node, of which the pages exist that have been in use at one time. A link
  * may have 512 KiB in it, or two frames, so a peer that does not read does not hold up others. When a link ends
  * whose peer may still read, its units are lost until the others are free, too: then the next pool begins.
  *
@@ -13,8 +13,8 @@
  * to the peer until its frame is released: tail has passed its record (`lent`, in the order of sending). The peer is
  * told of a file before the first record that refers to it is published, so it reads the life line when it finds an
  * unknown number. Each end has SHM_FILES places for the other's files; a place is used again when its file is
- * gone and nothing in it is lent. When the bytes become the caller's before they are released (detach, disconnect,
- * DOWN), their pages are renewed: the peer may be stopped while it reads, and goes on with the old ones. */
+ * gone and nothing in it is lent. If the caller gets the bytes back before their release (detach, disconnect, DOWN),
+ * their pages are renewed. A peer that was stopped while it read goes on with the old pages. */
 #include "shm_lend.h"
 
 #if MLFAB_WITH_SHM
@@ -90,7 +90,7 @@ static void shm_hear(struct shm *t, struct shm_link *link, uint64_t number) {
 
 static void shm_lend_hear(struct shm *t, struct shm_link *link) { shm_hear(t, link, 0); }
 
-/* Where a record's bulk is, if it is a reference: the view, or NULL when the peer has not passed such bytes. */
+/* The view that has the bulk of a record with a reference; NULL: the peer has not passed such bytes. */
 static struct shm_view *shm_look_up(struct shm *t, struct shm_link *link,
                                     const struct shm_reference *reference, uint32_t bytes) {
   for (int heard = 0; heard < 2; heard++) {

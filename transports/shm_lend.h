@@ -49,7 +49,7 @@ struct shm_view {
   uint32_t borrowed;      /* frames delivered and not released */
 };
 
-/* What a link needs for references, from the first one on. */
+/* The references of a link, from the first reference on. */
 struct shm_refers {
   uint32_t lent_first, lent_count, lent_room; /* of `lent`, a ring */
   uint32_t tokens;           /* how many are lent with a token, that is not in the pool; */

@@ -120,7 +120,7 @@ MLFAB__INTERNAL void mlfab__shm_lose(struct shm *t, struct shm_link *link, int c
   atomic_store(&link->gone, true);
 }
 
-/* There is room, or all that is lent has come back. What came back before, it sees when something else wakes it. */
+/* Wants to be woken when there is room, or when all lent bytes have come back. */
 MLFAB__INTERNAL void mlfab__shm_want(struct shm *t, struct shm_link *link) {
   uint64_t wants = atomic_load_explicit(&link->blocked, memory_order_relaxed) ? link->room : 0;
   if (link->refers != NULL) wants = t->lend->wants(link, wants);

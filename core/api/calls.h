@@ -14,8 +14,7 @@ enum {
   CALLS_EARLY = 4,    /* allowed before the fabric is complete */
   CALLS_OPENS = 8,    /* needs id_p */
   CALLS_BUFFERS = 16, /* borrows buffers */
-  CALLS_MEETS =
-      32 /* other workers wait for it; a step of a reduction that goes on without it does not */
+  CALLS_MEETS = 32    /* other workers wait for it */
 };
 
 /* A call that is being submitted at node->now_ns. */
@@ -25,7 +24,7 @@ typedef struct mlfab__call_in {
   mlfab_request *request_p;
   mlfab_error *error;
   mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
-  /* Unless NULL: the call does not begin, and shows its buffers, as far as they are what they should be: extent.h. */
+  /* Unless NULL: the call does not begin. It shows its buffers as far as they fit: extent.h. */
   const struct mlfab__call_visit *visit;
   /* Unless NULL: the call does not begin, and never will, for this reason. Workers that wait for it are told. */
   const mlfab_error *forgone;
@@ -34,7 +33,7 @@ typedef struct mlfab__call_in {
 /* Carries out a call, or begins it: 0, or the code of *in->error. */
 typedef int mlfab__call_begin(const mlfab__call_in *in);
 
-/* Checks the call itself, not the members of its kind. 0, with what carries it out and its flags; or ARGUMENT. */
+/* Checks the call; the members of its kind are the role's to check. *begin_p carries it out. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__calls_check(const mlfab__call_in *in, mlfab__call_begin **begin_p,
                                        uint32_t *flags_p);
 

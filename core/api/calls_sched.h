@@ -4,7 +4,7 @@
 
 #include "calls.h"
 
-/* The schedule with its defaults. Errors: ARGUMENT, with what is wrong. */
+/* The schedule with its defaults. Errors: ARGUMENT. */
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
                                              mlfab_error *error);
 

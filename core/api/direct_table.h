@@ -24,18 +24,17 @@ typedef struct mlfab__context_direct {
    * which ends by itself, or 0. */
   int (*step)(mlfab *ctx, mlfab__direct_call *c, int turn, mlfab_request *inner_p,
               mlfab_error *error);
-  /* 1: only calls that have a number in the communicator wait for it, not those behind it in general: the stream has come to
-   * it, and it does not go by the host. */
+  /* 1: the stream has come to it, and it does not go by the host. Then only calls with a number in the communicator wait
+   * behind it. */
   int (*fenced)(const mlfab__direct_call *c);
-  const char *(*why)(
-      const mlfab__direct_call *c); /* what it waits for outside of meetings, in words */
-  /* It goes on no more. What the stream is given from now on follows what this worker's device still does. */
+  const char *(*why)(const mlfab__direct_call *c); /* its wait outside of meetings, in words */
+  /* It goes on no more. New work of the stream follows the work that this worker's device still does. */
   void (*leave)(mlfab *ctx, mlfab__direct_call *c);
   int (*quiet)(mlfab *ctx,
                mlfab__direct_call *c);   /* 1: this worker's device does nothing more for it */
   void *(*fence)(mlfab__direct_call *c); /* hands over the fence before it, or NULL */
   void (*free)(mlfab *ctx, mlfab__direct_call *c, int child);
-  /* Of the context; the device is still there. */
+  /* Closes the context's shares, while the device is still there. */
   void (*close)(mlfab *ctx, int child);
 } mlfab__context_direct;
 

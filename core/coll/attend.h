@@ -35,7 +35,7 @@ typedef struct mlfab__attend_worker {
   int dead, acked;      /* server 0 is dead; has heard of it */
 } mlfab__attend_worker;
 
-/* Add the rows, at a server and at a worker. The node owns what they make. Errors: MEMORY. */
+/* Add the rows, at a server and at a worker. The node owns the roles. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__attend_server_attach(struct mlfab_node *node);
 MLFAB__INTERNAL int mlfab__attend_attach(struct mlfab_node *node, mlfab__attend_worker **worker_p);
 /* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */

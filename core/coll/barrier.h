@@ -54,9 +54,9 @@ typedef struct mlfab__barrier_worker {
   int dead;    /* server 0 is */
   int leaving; /* this worker takes no further part */
   mlfab__counting counting;
-  /* newcomer: as in membership.h. wants: it has asked, and stands apart. held: it does not ask, since its collective waits.
-   * among: it takes part in collectives. passing: only others do, so it is a newcomer again after this barrier. late: a
-   * barrier has admitted it. */
+  /* Of this worker. newcomer: as in membership.h. wants: stands apart and has asked. held: does not ask, since its collective
+   * waits. among: takes part in collectives. passing: only others do; it is a newcomer again after this barrier. late:
+   * admitted by a barrier. */
   uint8_t late, known, newcomer, admitted, told, wants, held, among, passing;
   mlfab__mark mark; /* of the newest call */
   int32_t of;       /* with which HERE was said */

@@ -59,8 +59,9 @@
  *
  * Returning. A process that takes the place of one that died returns: it joins in the same way. Nobody waits for it before its
  * first call, and then the members seek that call. But a program may have all agree anew after a failure, by calls that its loop does
- * not make; and nobody can close objects that were opened with the dead one, but their members. So if members have objects open, or have
- * not made its first call for a tenth of timeout_ns, the epoch ends with AGAIN, and the next one has it, whatever it calls.
+ * not make; and nobody can close objects that were opened with the dead one, but their members. So the epoch ends with
+ * AGAIN if members have objects open, or if they do not make its first call within a tenth of timeout_ns. The next epoch has it,
+ * whatever it calls.
  *
  * Newcomers. A process that came to a fabric which was there (a joiner, or one that replaces a dead worker) is a newcomer
  * until it has been in an epoch. Rounds, barriers and collectives admit it at one point: its first collective that

@@ -10,7 +10,7 @@
  *                                                        |  no scheduler, it is lost, or it is silent
  *                                                        +--for a heartbeat: an empty tree--> KNOWN
  *
- * Without a scheduler in the configuration no member asks. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
+ * Members ask if the configuration has a scheduler. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
  * tells is of ranks; server 0 checks it and tells it in the members' numbers.
  *
  * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,

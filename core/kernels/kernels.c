@@ -1,8 +1,8 @@
 /* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
  * For: adding a scaled update to weights, finding NaN and infinity in
- * the same pass over memory. Not for: choosing what is added, or threads: a caller may
- * split the work.
+ * the same pass over memory. The caller chooses the arrays, and may split the
+ * work among threads.
  *
  * Invariants: an element of a result depends only on its operands and their order, never on the row,
  * alignment, position in the array or compiler flags: workers that compute the same sum must get the same

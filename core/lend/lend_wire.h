@@ -5,8 +5,8 @@
 #include "../wire/wire.h"
 
 /* server -> worker: where its blocks have the bytes that a view asked for. The blocks stay as they are until the worker's
- * PULL_CANCEL for this request. `at`: from the frame's bulk, which is some of these bytes, modulo 2^64; so the worker can read
- * a run only if the transport sent the bulk as a reference to the file that contains the run (base/shm_memory.h). */
+ * PULL_CANCEL for this request. The bulk is some of these bytes, and `at` counts from it, modulo 2^64. So the worker can read a
+ * run only if the bulk came as a reference to the file of the run (base/shm_memory.h). */
 typedef struct mlfab__view_run {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t at;
@@ -19,8 +19,8 @@ typedef struct mlfab__view {
   uint64_t request;
   uint64_t version; /* the largest of a slice */
   uint64_t file;    /* its number at the server */
-  uint32_t ask;   /* epoch of the PULL: what was told of an earlier one is void, it was cancelled */
-  uint32_t flags; /* MLFAB__MODEL_LAST */
+  uint32_t ask;     /* epoch of the PULL: answers to earlier epochs are void */
+  uint32_t flags;   /* MLFAB__MODEL_LAST */
   uint32_t runs;
   uint64_t oldest; /* the smallest version of a slice */
 } mlfab__view;

@@ -1,7 +1,7 @@
 /* slab.c - memory of the host for the blocks of a server's shards. See slab.h. */
 #include "slab.h"
 
-/* Blocks of a new area, at least: pages that are not written to take no memory. */
+/* The least size of a new area: only written pages take memory. */
 enum { SLAB_LEAST_BYTES = 32 << 20, SLAB_LEAST = 64 };
 /* Blocks of more bytes begin at a page, so that renewing whole blocks divides none of them between files. */
 enum { SLAB_LARGE = 32768, SLAB_PAGE = 4096 };

@@ -2,8 +2,7 @@
  *
  * A pull that asks for a view waits for its condition as any other. Then the server pins all blocks that it asks for, and tells
  * where they are, in as many frames as files have some of them. A block with a reference is never written, so the view stays as
- * it is. Where the blocks are not in memory that processes share, the server refuses with UNSUPPORTED, and the worker pulls a
- * copy.
+ * it is. If the blocks are not in shared memory, the server refuses with UNSUPPORTED, and the worker pulls a copy.
  *
  *    free --PULL--> ASKED --pinned--> OUT --the worker's PULL_CANCEL, or it has left--> free
  *                      '--the pull has ended--> free  '--its link is lost--> LOST --all pages are renewed--> free
@@ -11,8 +10,8 @@
  * A worker whose link is lost may go on reading, and cannot be asked. So the pages of its views are renewed (base/shm_memory.h): it
  * keeps the old ones. That is done in ticks, VIEW_RENEWS bytes at a time.
  *
- * Invariants: a view that is OUT or LOST has one reference to each of its blocks, once for each time that it lists the block.
- * `store` is the server's store, or one that was retired: its blocks that views have, and nothing else. A worker has at most
+ * Invariants. A view that is OUT or LOST has a reference to a block for each time that it lists the block. `store` is the
+ * server's store, or a retired store, which has only blocks of views. A worker has at most
  * MLFAB_VIEWS_MAX views, so all of them keep no more memory than that many models a worker. */
 #include "views.h"
 

@@ -18,7 +18,7 @@ typedef struct mlfab__holder {
   uint32_t *w, *sum;
   uint8_t **s0, **s1; /* NULL where the store's are */
   uint32_t held;      /* number of positions that it has had */
-  int lost; /* some state was written to for want of memory: what it has is of no moment */
+  int lost; /* without memory for a copy some state was written to: it holds no moment any more */
 } mlfab__holder;
 
 /* Does a holder name the state that the store has at this position? */

@@ -132,8 +132,8 @@ static int copies_member(mlfab_node *node, uint32_t index, const mlfab__frame_in
   return 0;
 }
 
-/* Tells where this node is: a copy of server 0 that begins to serve does not know where workers are; and a voter may be a
- * process that has replaced another one. Only when HELLO was answered: a process whose number is claimed by two may say
+/* Tells where this node is. A copy of server 0 that begins to serve does not know the workers' addresses, and a voter's process
+ * may have replaced another process. Only when HELLO was answered: a process whose number is claimed by two may say
  * nothing else (claim.c). */
 static void copies_say_where(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];

@@ -46,7 +46,7 @@ typedef struct mlfab__copies {
   uint64_t served_ns;                            /* when it began to serve */
   mlfab__mirrored mirrored[MLFAB__MIRRORED_MAX]; /* parts that the other copy has, too */
   uint32_t nmirrored;
-  /* peers.c: server 0. What the other copy must have before it is said: WELCOME. */
+  /* peers.c: server 0. WELCOME is said when the other copy knows the node. */
   mlfab__port joiners;
   mlfab__touch *peers_touch;
   int peers_known; /* by the other copy that served before */

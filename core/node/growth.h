@@ -1,9 +1,9 @@
 /* growth.h - a node: processes that come while the fabric runs. Layer 3.
  *
  * Workers. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
- * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
- * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
- * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ * (the founders), the servers and the scheduler have joined. A number that no process has had is to the roles
+ * of a server the number of a worker that has left (`gone` with MLFAB__NEVER_HERE). The process that takes it comes back.
+ * There is no other state. A process that does not know its number asks server 0 for one:
  *
  *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
  *      opens a node with that configuration --JOIN--> as any other process

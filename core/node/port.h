@@ -95,8 +95,8 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
-/* The place of a call among the calls of its worker. progress: the number of its updates, as rounds count them; updates that it
- * still owes to closed rounds are left out. pushes, barriers: whole updates and barriers that it has begun. */
+/* The place of a call among the calls of its worker. progress: number of the worker's updates as rounds count them, without
+ * those owed to closed rounds. pushes, barriers: begun by the worker; whole updates only. */
 typedef struct mlfab__mark {
   uint64_t progress, pushes, barriers;
 } mlfab__mark;

@@ -91,6 +91,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
         error, MLFAB_ERR_UNSUPPORTED,
         "configuration: servers (MLFAB_SERVERS) above 1 need pushes and pulls, which "
         "were left out (MLFAB_WITH_PUSH is 0)");
+  if (!MLFAB_WITH_SCHED && config->order_by_rate)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: order_by_rate (MLFAB_ORDER_BY_RATE) needs measured links, "
+                       "which were left out (MLFAB_WITH_SCHED is 0)");
   if (!MLFAB_WITH_SCHED && config->schedule.delay_bound == 0)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "configuration: schedule.delay_bound is 0: all updates would be dropped");

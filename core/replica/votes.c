@@ -40,7 +40,7 @@ static void votes_read(mlfab__voters *voters) {
   mlfab__files_ask(&file->filer);
 }
 
-/* What the file has, if it is of this fabric. */
+/* Takes the votes of the file, if this fabric has written it. */
 static void votes_take(mlfab__voters *voters, const mlfab_io_event *event) {
   mlfab__file_record record;
   mlfab__votes_head votes;

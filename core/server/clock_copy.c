@@ -2,7 +2,7 @@
 #include "clock_copy.h"
 
 /* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
- * what it has in an open round before the round is closed. */
+ * its own update before the round is closed. */
 static uint64_t copy_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {

@@ -32,7 +32,7 @@ struct mlfab__sparse { /* a sparse update, as the caller passes it */
   uint64_t count;
 };
 
-/* What the group has of an update. */
+/* The packets of an update. */
 static mlfab__packets *sparse_push_of(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return &worker->packets->of[update - worker->updates];
 }

@@ -19,7 +19,7 @@ typedef struct mlfab__packets {
   uint64_t shape; /* filtered: hash of its stretches */
 } mlfab__packets;
 
-/* What the group has of a worker. */
+/* The filters and packets of a worker. */
 struct mlfab__worker_packets {
   mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
   uint32_t nsieves;     /* number of residuals */

@@ -19,8 +19,8 @@ MLFAB__INTERNAL void mlfab__push_lacks(mlfab__worker *worker, mlfab_request requ
 MLFAB__INTERNAL int mlfab__pull_watch(mlfab__worker *worker, mlfab_request request,
                                       mlfab__arrives_fn *fn, void *user);
 
-/* The bytes of a buffer that has the size of its tensor, or of the model, and of its elements; 0 where it has another size,
- * there is no such tensor, or the model has no bytes (ghost). Also before the model stands. */
+/* The bytes of a buffer as large as its tensor, or as the model; else 0. *align_p: of its elements. A ghost has no bytes. Also
+ * before the model stands. */
 MLFAB__INTERNAL uint64_t mlfab__worker_buf_bytes(const mlfab__worker *worker, const mlfab_buf *buf,
                                                  uint32_t *align_p);
 /* The bytes of an element of this tensor; 0: there is no such tensor. */

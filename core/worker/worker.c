@@ -750,7 +750,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  /* A copy of the server may not know what the former one has confirmed. */
+  /* A new copy of the server may lack updates that the former copy has confirmed. */
   int another = worker->copies && worker->copies(worker, server, ack);
   /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands && stream->guest && worker->enters) {

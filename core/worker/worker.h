@@ -246,8 +246,8 @@ typedef struct mlfab__worker_viewer {
 typedef struct mlfab__worker_routes {
   /* A server's frame: 1 if it is about routes. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame);
-  /* A part of an update. direct: the server grants bytes; do they go by its link? by: the worker that forwards it, or
-   * MLFAB__NO_NODE. lent: bulks that its hop's link has. leave: takes them back; from now on it goes by the server's link. */
+  /* A part of an update. direct: do granted bytes go by the server's link? by: the worker that forwards the part, or
+   * MLFAB__NO_NODE. lent: bulks on the hop's link. leave: takes them back; the part goes by the server's link from now on. */
   int (*direct)(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server);
   uint32_t (*by)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);
   uint32_t (*lent)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server);

@@ -86,6 +86,10 @@ int main(void) {
   config.replicas = config.dedicated = 0;
   config.scheduler = MLFAB_SCHEDULER_NONE;
   config.coordinator[0] = 0;
+  config.order_by_rate = 1;
+  code = mlfab_open(&config, &ctx, &error);
+  says("order_by_rate", code, error.text, "MLFAB_WITH_SCHED is 0");
+  config.order_by_rate = 0;
   config.transports = MLFAB_USE_MPI;
   code = mlfab_open(&config, &ctx, &error);
   says("transports", code, error.text, "MLFAB_WITH_MPI=0");
