@@ -377,13 +377,16 @@ def stub(name, arguments, text):
     return "ABSENT_%s(%s, %s, %s)" % (kind, name, text, arguments)
 
 
+def stays(profile):
+    """The switches that are on in every build of a profile: it has no part that stands for one of them."""
+    return {need[1:] for needs in NEEDS.values() for need in needs if need[0] == "!"} & set(PROFILES.get(profile, []))
+
+
 def replaced(parts, profile):
-    """The functions that a name stands for while it is off: rows (name, condition, parts). In a profile a switch stays
-    on if the part that stands for it while it is off is left out."""
-    stays = {need[1:] for needs in NEEDS.values() for need in needs} & set(PROFILES.get(profile, []))
+    """The functions that a name stands for while it is off: rows (name, condition, parts)."""
     files = [part for part in parts.values() if part.path.endswith(".c")]
     rows = [(name, "!MLFAB_WITH_" + name, [part for part in files if part.switches == [name] and not part.needs])
-            for name in SWITCHES if name not in stays]
+            for name in SWITCHES if name not in stays(profile)]
     for part in files:
         for i, name in enumerate(part.needs):
             if name in SWITCHES:
@@ -417,12 +420,13 @@ def stubs(parts, profile):
 def profile_prologue(profile):
     """Turns off the switches that a smaller file does not contain."""
     absent = ["MLFAB_WITH_" + name for name in SWITCHES if name not in PROFILES[profile]]
-    needed = ["MLFAB_WITH_" + name for name in PROFILES[profile] if any("!" + name in needs for needs in NEEDS.values())]
+    needed = ["MLFAB_WITH_" + name for name in sorted(stays(profile))]
     asked = wrap(" || ".join(["(defined(%s) && %s + 0)" % (name, name) for name in absent] +
                              ["(defined(%s) && !(%s + 0))" % (name, name) for name in needed]), " || ")
     return ('\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n#if %s\n'
             '#error "a switch does not fit the groups that are in this mlfab.c"\n#endif\n%s'
-            % (profile, " \\\n".join(asked), "".join("#define %s 0\n" % name for name in absent) + "".join("#undef %s\n#define %s 1\n" % (name, name) for name in needed)))
+            % (profile, " \\\n".join(asked), "".join("#define %s 0\n" % name for name in absent) +
+               "".join("#undef %s\n#define %s 1\n" % (name, name) for name in needed)))
 
 
 def title_line(text):
@@ -491,8 +495,6 @@ def join(parts, title, main_header, profile=None):
     """The text of an output file made of these parts, without those that the profile leaves out."""
     done = set()
     out = []
-    # A profile cannot do without these switches, so its parts need no condition.
-    surely = {name for name in PROFILES.get(profile, []) if any("!" + name in needs for needs in NEEDS.values())}
     left_out = {path for path, part in parts.items()
                 if profile and part.left_out(PROFILES[profile])}
 
@@ -556,7 +558,7 @@ def join(parts, title, main_header, profile=None):
             elif inlined:
                 result.append(inlined + "\n/* %s goes on. */\n" % part.path)
         text = "".join(result)
-        if part.switches and (part.needs or not surely & set(part.switches)):
+        if part.switches and (part.needs or not stays(profile) & set(part.switches)):
             text = "#if %s\n%s#endif /* %s */\n" % (part.condition(), text, part.condition())
         return "".join(before) + banner(part.path, text)
 
@@ -574,7 +576,7 @@ def join(parts, title, main_header, profile=None):
     text = "".join(out)
     if profile:
         known = {"MLFAB_WITH_" + name: 0 for name in SWITCHES if name not in PROFILES[profile]}
-        text = profile_prologue(profile) + decided(text, dict(known, **{"MLFAB_WITH_" + name: 1 for name in surely}))
+        text = profile_prologue(profile) + decided(text, dict(known, **{"MLFAB_WITH_" + name: 1 for name in stays(profile)}))
     return once(opening + text)
 
 
