@@ -16,12 +16,12 @@ cd "$folder" || exit 1
 number=0
 status=0
 
-# check NAME COMMAND...: passes when the command succeeds and prints nothing on stderr.
+# check NAME COMMAND...: passes when the command succeeds and prints nothing on stderr, but for a machine that was frozen.
 check() {
   number=$((number + 1))
   name=$1
   shift
-  if "$@" >out.txt 2>err.txt && [ ! -s err.txt ]; then
+  if "$@" >out.txt 2>err.txt && ! grep -qv "this process did not run for" err.txt; then
     echo "ok $number - $name"
   else
     echo "not ok $number - $name"
