@@ -1,4 +1,4 @@
-/* copy.c - a server and its replica. See copy.h. */
+/* copy.c - streams a server's state to its replica, receives such a stream, and takes over. See copy.h. */
 #include "copy.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@ enum { COPY_SUSPEND_BEATS = 6 };
 
 static mlfab__vote *copy_vote(mlfab__copy *c) { return &c->voters.shards[0].vote; }
 
-/* Are votes being cast yet? */
+/* Has the first vote begun? */
 static int copy_votes(const mlfab__copy *c) { return c->voters.phase == MLFAB__VOTERS_VOTE; }
 
 static void copy_event(const mlfab__copy *c, uint32_t kind, int code, const char *text) {
@@ -22,7 +22,7 @@ static const char *copy_name(uint32_t part) {
 
 /* --- sender --- */
 
-/* Ends the moment that is under way; the transport gives back what was lent to it. */
+/* Ends the moment under way; the transport gives back its loans. */
 static void copy_unsend(mlfab__copy *c) {
   for (uint32_t i = 0; i < MLFAB__COPY_LOANS; i++) {
     if (c->lent >> i & 1) c->port.detach(c->port.self, c->peer, 1 + i);
@@ -57,7 +57,7 @@ static void copy_send(mlfab__copy *c) {
   const mlfab__keeper *keeper = server->keeping;
   int waits =
       server->apply.applying != MLFAB__APPLY_NONE && server->apply.applying != MLFAB__APPLY_HELD;
-  /* A model that does not stand yet waits for first weights, or is loaded from a checkpoint. */
+  /* A model without first weights waits for them, or for a checkpoint. */
   int none = server->phase == MLFAB__NO_MODEL && server->layout.nslices == 0;
   waits |= !none && server->phase != MLFAB__MODEL_STANDS;
   if (c->phase != MLFAB__COPY_SERVES || !c->link_up || c->sends || c->lent || c->drops || waits ||
@@ -90,7 +90,7 @@ static void copy_send(mlfab__copy *c) {
 static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER || at.peer != c->peer || !c->ready) return 0;
-  /* END says that all is there: so all must have left, unspoilt. */
+  /* END says that the moment is complete: so all records must have left, unspoilt. */
   if (c->record.type == MLFAB__RECORD_END && c->lent) return 0;
   uint32_t slot = 0;
   while (slot < MLFAB__COPY_LOANS && (c->lent >> slot & 1)) slot++;
@@ -104,7 +104,7 @@ static int copy_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   frame->meta_bytes = MLFAB__MOMENT_FRAME_BYTES + c->record.meta_bytes;
   frame->bulk = c->record.bulk;
   frame->bulk_bytes = c->record.bulk_bytes;
-  /* The moment has one window for what is on a device. */
+  /* A moment has one buffer for bytes from a device. */
   frame->token = frame->bulk_bytes > 0 && !c->server->memory ? 1 + slot : 0;
   frame->slot = slot;
   return 1;
@@ -130,7 +130,7 @@ static void copy_returned(void *self, mlfab__at at, uint64_t token) {
   if (c->ready) c->port.ready(c->port.self, at.peer);
 }
 
-/* The other copy has the moment `number`. */
+/* Notes that the other copy has the moment `number`. */
 static void copy_arrived(mlfab__copy *c) {
   c->has = c->number;
   c->has_at = c->at;
@@ -142,7 +142,7 @@ static void copy_arrived(mlfab__copy *c) {
   c->joins = 0;
 }
 
-/* The other copy says which moment it has: the one that was sent, or, on a new link, the last one. */
+/* Takes the other copy's report of its moment: the one sent, or, on a new link, its last one. */
 static int copy_has(mlfab__copy *c, const mlfab__frame_in *frame) {
   mlfab__moment_has in;
   if (mlfab__decode_moment_has(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME;
@@ -153,8 +153,7 @@ static int copy_has(mlfab__copy *c, const mlfab__frame_in *frame) {
     copy_arrived(c);
   } else if (!c->sends) {
     if (!same) c->has = 0;
-  } else if (in.refused ==
-             c->number) { /* else it was said before it could hear of what is under way */
+  } else if (in.refused == c->number) { /* else the report is older than the moment under way */
     if (!same) c->has = 0;
     copy_unsend(c);
   }
@@ -170,7 +169,7 @@ static void copy_say_has(mlfab__copy *c) {
   MLFAB__POST(&c->port, c->peer, MLFAB__MOMENT_HAS, moment_has, &has);
 }
 
-/* What is being collected does not count. */
+/* Frees the partly collected moment. */
 static void copy_void(mlfab__copy *c) {
   c->number_in = 0;
   mlfab__collect_void(&c->collect);
@@ -195,7 +194,7 @@ static int copy_record(mlfab__copy *c, const mlfab__moment_frame *in,
     mlfab__log(&c->node->env, MLFAB_LOG_WARN, "%s", text);
     copy_void(c);
     copy_event(c, MLFAB_EVENT_IN_SYNC, code, text);
-    c->got = 0; /* the next one has to be full */
+    c->got = 0; /* the next moment has to be full */
     return code == MLFAB_ERR_MEMORY ? MLFAB_ERR_MEMORY : MLFAB_ERR_FRAME;
   }
   if (code == 0) return 1;
@@ -204,8 +203,8 @@ static int copy_record(mlfab__copy *c, const mlfab__moment_frame *in,
   return 1;
 }
 
-/* Does this copy take moments? Only of the copy that serves, as far as it knows, and while it does not ask to replace
- * it. */
+/* Does this copy take moments? Only from the serving copy, as far as it knows, and while it does not ask to replace
+ * that copy. */
 static int copy_takes(mlfab__copy *c) {
   const mlfab__vote *vote = copy_vote(c);
   return copy_votes(c) && c->phase == MLFAB__COPY_STANDS_BY && vote->known &&
@@ -220,7 +219,7 @@ static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
     return MLFAB_ERR_FRAME;
   c->heard_of = in.number;
   if (!copy_takes(c)) {
-    copy_void(c); /* its other records may come when this copy takes moments again */
+    copy_void(c); /* the rest may come when this copy takes moments again */
     return 1;
   }
   if (in.index == 0 && in.type == MLFAB__RECORD_END) {
@@ -251,7 +250,7 @@ static int copy_moment(mlfab__copy *c, const mlfab__frame_in *frame) {
 
 /* --- who serves --- */
 
-/* The workers that are away are not waited for. */
+/* Marks the absent workers, so that nobody waits for them. */
 static void copy_know_workers(mlfab__copy *c) {
   const mlfab__server *server = c->server;
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -262,7 +261,7 @@ static void copy_know_workers(mlfab__copy *c) {
   }
 }
 
-/* The mirror may know of workers that have gone what the last moment does not. */
+/* The mirror may know of workers that left after the last moment. */
 static void copy_tell_gone(mlfab__copy *c) {
   mlfab__server *server = c->server;
   for (uint32_t w = 0; w < server->workers && c->mirror; w++) {
@@ -297,7 +296,7 @@ static void copy_serve(mlfab__copy *c, const char *text) {
   mlfab__server_advance(c->server);
 }
 
-/* Workers have to look for the other copy. */
+/* Turns workers away, so that they look for the other copy. */
 static void copy_suspend(mlfab__copy *c) {
   char text[128];
   uint32_t parts[2] = {c->other, MLFAB__VOTER_WITNESS};
@@ -307,7 +306,7 @@ static void copy_suspend(mlfab__copy *c) {
   copy_event(c, MLFAB_EVENT_STANDS_BY, MLFAB_ERR_PEER_DEAD, text);
 }
 
-/* Finishes what is being applied, forgets updates and pulls of all workers, and decides nothing until `asleep` is 0. */
+/* Finishes running updates, forgets updates and pulls of all workers, and decides nothing until `asleep` is 0. */
 static void copy_sleep(mlfab__server *server, uint64_t now_ns) {
   while (server->apply.applying == MLFAB__APPLY_UPDATE ||
          server->apply.applying == MLFAB__APPLY_ROUND) {
@@ -322,7 +321,7 @@ static void copy_sleep(mlfab__server *server, uint64_t now_ns) {
   }
 }
 
-/* The other copy serves. */
+/* Stands by, because the other copy serves. */
 static void copy_yield(mlfab__copy *c) {
   char text[64];
   snprintf(text, sizeof text, "%s serves", copy_name(c->other));
@@ -366,7 +365,7 @@ static int copy_may_be_in_sync(mlfab__copy *c) {
          (vote->own.epoch > vote->decided.epoch && (vote->own.insync >> c->other & 1));
 }
 
-/* A record may name the other copy when it has the moment by which it joins, and all that workers were told. */
+/* Names the other copy in a record when it has the moment by which it joins, and all that workers were told. */
 static void copy_look_at_joining(mlfab__copy *c) {
   mlfab__vote *vote = copy_vote(c);
   int mirrored = mlfab__mirror_in_sync(c->mirror), wanted = vote->wanted >> c->other & 1;
@@ -391,7 +390,7 @@ static void copy_look_at_sync(mlfab__copy *c) {
   /* An empty copy counts as silent for the vote, until the first beat after it was filled. */
   int silent = mlfab__vote_silent(vote, c->other, now_ns) &&
                now_ns - c->heard_ns >= MLFAB__VOTE_SILENT_BEATS * c->node->config.heartbeat_ns;
-  /* It is another process than the one that was in sync. */
+  /* The other copy runs a new process, so not the one that was in sync. */
   int empty = c->link_up && c->has == 0 && !c->sends;
   if (keeper->phase == MLFAB__KEEPER_JOINING && (vote->decided.insync >> c->other & 1)) {
     mlfab__keeper_joined(c->server);
@@ -407,20 +406,20 @@ static void copy_look_at_sync(mlfab__copy *c) {
                : silent ? "the other copy is silent"
                         : "the other copy has lost its state");
   }
-  /* This also ends a drop from before this copy stood by: it serves again by a record that names it alone. */
+  /* This also ends a drop from before this copy stood by: it serves again by a record with its name alone. */
   if (!c->drops || copy_may_be_in_sync(c)) return;
   c->drops = 0;
   mlfab__keeper_alone(c->server);
 }
 
-/* There was no memory to keep a state of the moment under way: another one is sent a beat later. */
+/* Without memory for a state of the moment under way: sends another moment a beat later. */
 static void copy_look_at_loss(mlfab__copy *c) {
   if (c->sends != 1 || c->bare || !mlfab__moment_lost(&c->moment)) return;
   copy_unsend(c);
   c->retry_ns = c->node->now_ns + c->node->config.heartbeat_ns;
 }
 
-/* What the mirror, which looks next, has to know. */
+/* The mirror looks next, and needs these facts. */
 static void copy_tell_mirror(mlfab__copy *c) {
   const mlfab__vote *vote = copy_vote(c);
   int votes = copy_votes(c) && !c->stops;
@@ -432,7 +431,7 @@ static void copy_tell_mirror(mlfab__copy *c) {
   mlfab__mirror_know(c->mirror, &facts);
 }
 
-/* A worker that finds no copy to serve it tells its user why. */
+/* Tells users why their workers find no serving copy. */
 static void copy_tell_callers(mlfab__copy *c) {
   const mlfab__vote *vote = copy_vote(c);
   uint64_t now_ns = c->node->now_ns;
@@ -462,7 +461,7 @@ static void copy_look(mlfab__copy *c) {
   }
   if (c->phase != MLFAB__COPY_STANDS_BY && !serves) copy_yield(c);
   int takes = copy_takes(c);
-  if (takes && !c->takes) copy_say_has(c); /* what came before is lost */
+  if (takes && !c->takes) copy_say_has(c); /* earlier records are lost */
   c->takes = takes;
   if (c->phase == MLFAB__COPY_STANDS_BY) {
     copy_tell_callers(c);
@@ -474,7 +473,7 @@ static void copy_look(mlfab__copy *c) {
   copy_send(c);
 }
 
-/* After every event. */
+/* Runs after every event. */
 static void copy_settle(void *self) {
   copy_look(self);
   copy_tell_mirror(self);
@@ -497,7 +496,7 @@ static int copy_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
 static void copy_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__copy *c = self;
   (void)greeting;
-  /* Either link may have lost something: moments come on one, and are answered on the other. */
+  /* Either link may have lost something: moments arrive on one link, and are answered on the other. */
   if (at.peer == c->peer && c->phase == MLFAB__COPY_STANDS_BY) copy_say_has(c);
   if (at.kind == MLFAB__LINK_VOTER && at.peer == c->peer && c->ready)
     c->port.ready(c->port.self, c->peer);
@@ -516,7 +515,7 @@ static void copy_lost(void *self, mlfab__at at) {
   }
 }
 
-/* A voter has closed for good. */
+/* Called when a voter has closed for good. */
 static void copy_gone(void *self, mlfab__at at, int left) {
   mlfab__copy *c = self;
   if (at.kind != MLFAB__LINK_VOTER_IN || at.peer != c->peer || !left) return;
@@ -552,26 +551,26 @@ static uint64_t copy_deadline(const void *self) {
   return due_ns;
 }
 
-/* The model is freed. */
+/* Called when the model is freed. */
 static void copy_stop(void *self) {
   mlfab__copy *c = self;
-  if (c->voids) return; /* the model was that of a stream which is void now */
+  if (c->voids) return; /* the freed model came with a stream that is void now */
   c->voids = 1;
   copy_void(c);
   copy_unsend(c);
-  if (c->collect.memory) mlfab__collect_free(&c->collect); /* while the device's memory stands */
+  if (c->collect.memory) mlfab__collect_free(&c->collect); /* while the device's memory exists */
   c->has = 0;
   c->voids = 0;
 }
 
-/* May anything be answered? Not while the record names another copy that has nothing of the model. */
+/* May this copy answer anything? It may not while the record names another copy that lacks the model. */
 static int copy_leased(void *self, uint64_t now_ns) {
   mlfab__copy *c = self;
   int without = c->drops && c->server->keeping->phase == MLFAB__KEEPER_ALONE;
   return mlfab__vote_may_ack(copy_vote(c), now_ns) && !without;
 }
 
-/* There is a model, which the other copy does not have. */
+/* Called when there is a model that the other copy lacks. */
 static void copy_model(void *self) {
   mlfab__copy *c = self;
   if (c->phase == MLFAB__COPY_STANDS_BY) return;

@@ -1,9 +1,9 @@
-/* divergence.c - the divergence bound, and the ledger that keeps it: see divergence.h. */
+/* divergence.c - the divergence bound, and the ledger that keeps it. See divergence.h. */
 #include "divergence.h"
 
 #include <math.h>
 
-/* ---- arithmetic that rounds up, for numbers that are not negative ---- */
+/* ---- arithmetic that rounds up, for numbers >= 0 ---- */
 
 static double divergence_next(double x) {
   uint64_t bits;
@@ -18,7 +18,7 @@ static double divergence_add(double a, double b) {
   double large = a > b ? a : b, small = a > b ? b : a;
   double sum = mlfab__network_exact(large + small);
   if (!mlfab__finite(sum)) return sum;
-  /* What was lost is a double, as `large` is the larger one. */
+  /* The lost part is a double, as `large` is the larger number. */
   double lost = mlfab__network_exact(small - mlfab__network_exact(sum - large));
   return lost > 0 ? divergence_next(sum) : sum;
 }
@@ -27,7 +27,7 @@ static double divergence_times(double a, double b) {
   if (!(a > 0) || !(b > 0)) return 0;
   double product = mlfab__network_exact(a * b);
   if (!mlfab__finite(product)) return product;
-  if (product < 1e-280) return divergence_next(product); /* what was lost may be no double */
+  if (product < 1e-280) return divergence_next(product); /* perhaps no double holds the lost part */
   return fma(a, b, -product) > 0 ? divergence_next(product) : product;
 }
 
@@ -90,7 +90,7 @@ MLFAB__INTERNAL int mlfab__divergence_may_part(const mlfab__divergence *d, doubl
   return divergence_admits(d, norm, 1);
 }
 
-/* Makes each pair of neighbours one entry. */
+/* Merges each pair of neighbours into one entry. */
 static void divergence_merge(mlfab__divergence *d) {
   uint32_t pairs = d->n / 2;
   for (uint32_t i = 0; i < pairs; i++) {
@@ -131,8 +131,8 @@ MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double n
   return divergence_record(d, norm, 1);
 }
 
-/* Computes bound and history again from `base`. The old values stay where they are smaller: they hold, and
- * the new ones may be larger by the rounding of merged entries. */
+/* Computes bound and history again from `base`. Smaller old values stay: they are valid, and the rounding of merged
+ * entries may make the new ones larger. */
 static void divergence_sum(mlfab__divergence *d) {
   double history = d->base, bound = 0;
   for (uint32_t i = 0; i < d->n; i++) {

@@ -1,4 +1,4 @@
-/* keeper.c - what a server with a replica may apply, answer and show. See keeper.h. */
+/* keeper.c - decides which commits a server with a replica may apply, answer and show. See keeper.h. */
 #include "keeper.h"
 
 #include "../kernels/kernels.h"
@@ -20,7 +20,7 @@ static void keeper_free(mlfab__server *server) {
   server->keeper = NULL;
 }
 
-/* May nothing be said but what is durable? */
+/* May only durable updates be reported? */
 static int keeper_frozen(const mlfab__server *server) {
   const mlfab__keeper *keeper = server->keeping;
   return keeper->frozen || (keeper->leased && !keeper->leased(keeper->above, server->now_ns));
@@ -28,7 +28,7 @@ static int keeper_frozen(const mlfab__server *server) {
 
 /* --- commits --- */
 
-/* Is the last commit one that nobody may see before the replica has it? */
+/* Must nobody see the last commit before the replica has it? */
 static int keeper_hides(const mlfab__keeper *keeper) {
   return keeper->phase != MLFAB__KEEPER_ALONE && mlfab__finite(keeper->div_max) &&
          keeper->ledger.bound > keeper->div_max;
@@ -38,7 +38,7 @@ static double keeper_norm(const mlfab__commit *commit) {
   return mlfab__divergence_norm(commit->squares, commit->elements, commit->scale);
 }
 
-/* Momentum of slices that the commit leaves as they are does not decay. */
+/* A slice that the commit does not touch keeps its momentum undecayed. */
 static int keeper_part(const mlfab__keeper *keeper, const mlfab__commit *commit) {
   return commit->part && keeper->ledger.gamma > 0.0;
 }
@@ -55,7 +55,7 @@ static int keeper_may(mlfab__server *server, const mlfab__commit *commit) {
 static void keeper_committed(mlfab__server *server, const mlfab__commit *commit) {
   mlfab__keeper *keeper = server->keeping;
   double norm = keeper_norm(commit);
-  /* A norm that no double holds (of the largest numbers): the bound is infinite until the replica has it. */
+  /* A norm above the largest double: the bound is infinite until the replica has the commit. */
   if (!(norm < KEEPER_NORM_MOST)) norm = KEEPER_NORM_MOST;
   if (keeper_part(keeper, commit)) {
     mlfab__divergence_append_part(&keeper->ledger, norm);
@@ -64,7 +64,7 @@ static void keeper_committed(mlfab__server *server, const mlfab__commit *commit)
   }
 }
 
-/* The sum of the squares of a slice's sum; whether it has one. */
+/* Returns the sum of the squares of a slice's sum, and sets whether the slice has one. */
 static double keeper_squares(const mlfab__server *server, const mlfab__shard_slice *s,
                              int *summed_p) {
   const mlfab__store *store = &server->store;
@@ -136,7 +136,7 @@ static int keeper_defers(mlfab__server *server, uint32_t worker, uint32_t flags,
   mlfab__keeper_answer *more =
       mlfab__grow(server->env, keeper->answers, &keeper->room, keeper->nanswers + 1, sizeof *more);
   if (!more) {
-    /* It asks again on a new link. */
+    /* The worker asks again on a new link. */
     mlfab__server_drop(server, worker, MLFAB_ERR_MEMORY, "out of memory for an answer");
     return 1;
   }
@@ -174,8 +174,8 @@ static void keeper_withdrawn(mlfab__server *server, uint32_t worker, uint64_t se
   keeper_answer(server);
 }
 
-/* What a worker that calls again may rely on. If it has never asked for more and nothing is hidden, that is what is
- * decided. */
+/* Returns the window that a worker may rely on when it calls again. If it never asked for DURABLE and nothing is
+ * hidden, this is the window of decided updates. */
 static const mlfab__window *keeper_window(mlfab__server *server, uint32_t worker) {
   mlfab__keeper *keeper = server->keeping;
   const mlfab__window *window = &server->windows.windows[worker], *has = &keeper->has[worker];
@@ -230,7 +230,7 @@ static void keeper_ready(mlfab__server *server) {
 
 /* --- moments --- */
 
-/* |h| of momentum, or -1 where it is not known. */
+/* Returns |h| of momentum, or -1 if it is not known. */
 static double keeper_history(const mlfab__server *server) {
   const mlfab__store *store = &server->store;
   uint64_t elements = 0;
@@ -251,7 +251,7 @@ static double keeper_history(const mlfab__server *server) {
   return mlfab__divergence_norm(squares, elements, 1.0);
 }
 
-/* The bound counts from the moment that was sent. */
+/* Counts the bound from the moment that was sent. */
 static void keeper_acked(mlfab__keeper *keeper) {
   mlfab__divergence_acked(&keeper->ledger, keeper->sent_commits);
   mlfab__divergence_measured(&keeper->ledger, keeper->sent_commits, keeper->sent_history);
@@ -262,14 +262,14 @@ MLFAB__INTERNAL void mlfab__keeper_moment(mlfab__server *server, int joins) {
   keeper->sending = 1;
   keeper->sent_decisions = keeper->decisions;
   keeper->sent_commits = keeper->ledger.committed;
-  /* Measured once, the ledger's own estimate bounds it from then on. It is loose: a bound that is to be reached needs it
-   * measured each time. */
+  /* After one measurement the ledger's own estimate bounds |h|. The estimate is loose: a bound that commits reach needs
+   * a measurement at each moment. */
   int measures = joins || (keeper->div_max > 0.0 && mlfab__finite(keeper->div_max));
   keeper->sent_history = measures && keeper->ledger.gamma > 0.0 ? keeper_history(server) : -1.0;
   memcpy(keeper->sent, server->windows.windows, server->workers * sizeof *keeper->sent);
   if (!joins || keeper->phase != MLFAB__KEEPER_ALONE) return;
-  /* The replica will have all of this: from here on the bound counts. The momentum may be more than the commits here have
-   * made: what another copy or a file has handed over. */
+  /* The replica will have all of this: the bound counts from here on. The momentum may be more than the commits here
+   * have made, if another copy or a file handed some over. */
   double history = keeper->sent_history;
   if (!mlfab__finite(history)) history = mlfab__network_never();
   (void)mlfab__divergence_init(&keeper->ledger, keeper->ledger.gamma, keeper->div_max,

@@ -1,12 +1,12 @@
-/* losses.c - a worker whose server is replaced by its replica. See copy.h. */
+/* losses.c - counts the updates that a worker loses when a replica replaces its server. See copy.h. */
 #include "copy.h"
 
 #include "../worker/worker.h"
 
 #include <stdio.h>
 
-/* Another copy of the server serves: counts the updates that the former one applied and this one has not. They stay in
- * this worker's progress, so no round waits for them. */
+/* Called when another copy of the server serves: counts the updates that the former copy applied and this one lacks.
+ * They stay in this worker's progress, so no round waits for them. */
 static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack) {
   mlfab__stream *stream = &worker->streams[server];
   if (ack->term > stream->term && stream->taken > ack->taken) {
@@ -20,7 +20,7 @@ static int losses_count(mlfab__worker *worker, uint32_t server, const mlfab__hel
   }
   if (ack->term <= stream->term) return 0;
   stream->term = ack->term;
-  /* The former copy may have made commits that this one has not. */
+  /* The former copy may have made commits that this one lacks. */
   if (worker->cache) worker->cache->lost(worker, server);
   return 1;
 }

@@ -1,11 +1,11 @@
-/* mirror.c - server 0's other jobs at both of its copies. See mirror.h. */
+/* mirror.c - keeps the other copy of server 0's other jobs informed, and holds back frames meanwhile. See mirror.h. */
 #include "mirror.h"
 
 enum { MIRROR_LEAST_ITEMS = 64 };
 
 static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes);
 
-/* --- ports: what is not posted goes straight on --- */
+/* --- ports: a frame of another type goes straight on --- */
 
 static void mirror_ready(void *self, uint32_t peer) {
   const mlfab__mirror_part *part = self;
@@ -30,7 +30,7 @@ static void mirror_event(void *self, uint32_t kind, int32_t rank, int is_server,
 
 /* --- records --- */
 
-/* Keeps a copy of the bytes. 0, or MEMORY: then nothing is kept. */
+/* Keeps a copy of the bytes. Returns 0, or MEMORY: then it keeps nothing. */
 static int mirror_keep(mlfab__env *env, uint8_t **bytes_p, uint32_t *n_p, const uint8_t *bytes,
                        uint32_t n) {
   if (*n_p != n || !*bytes_p) {
@@ -49,7 +49,7 @@ static void mirror_lose(mlfab__env *env, uint8_t **bytes_p, uint32_t *n_p) {
   *n_p = 0;
 }
 
-/* The part that a record belongs to. */
+/* Returns the part that a record belongs to. */
 static mlfab__mirror_part *mirror_part_of(mlfab__mirror *mirror, uint32_t record) {
   uint32_t p = mirror->nparts - 1;
   while (mirror->parts[p].first > record) p--;
@@ -129,7 +129,7 @@ static int mirror_holds(const mlfab__mirror *mirror) {
   return mirror->facts.named || mirror->follows;
 }
 
-/* The words of a frame: those of the last one that waits if they are equal. NULL: no memory. */
+/* Returns the words of a frame: those of the last waiting frame if they are equal. NULL: no memory. */
 static mlfab__mirror_words *mirror_words(mlfab__mirror *mirror, uint8_t type, const void *meta,
                                          uint32_t bytes) {
   const mlfab__mirror_item *last =
@@ -145,7 +145,7 @@ static mlfab__mirror_words *mirror_words(mlfab__mirror *mirror, uint8_t type, co
   return words;
 }
 
-/* Room for one more item: 1, or 0. */
+/* Makes room for one more item: returns 1, or 0. */
 static int mirror_make_room(mlfab__mirror *mirror) {
   uint32_t n = mirror->end - mirror->begin;
   if (mirror->bytes + n * sizeof *mirror->items >= MLFAB__MIRROR_ROOM) {
@@ -167,7 +167,7 @@ static int mirror_make_room(mlfab__mirror *mirror) {
   return 1;
 }
 
-/* A part tells somebody something. */
+/* Called when a part sends a frame to somebody. */
 static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
   mlfab__mirror_part *part = self;
   mlfab__mirror *mirror = part->mirror;
@@ -190,14 +190,14 @@ static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *met
       .words = words, .part = (uint32_t)(part - mirror->parts), .peer = peer, .type = type};
 }
 
-/* Which mark the frames need that were posted since the last look. */
+/* Determines the mark that each frame posted since the last look needs. */
 static void mirror_judge(mlfab__mirror *mirror) {
   int changed = mirror->first == 0 || mirror->nlist > 0 || mirror->unmarked;
   for (; mirror->judged < mirror->end; mirror->judged++)
     mirror->items[mirror->judged].mark = mirror->number + (uint64_t)changed;
 }
 
-/* Posts what need not wait any more. */
+/* Posts the frames that need not wait any more. */
 static void mirror_release(mlfab__mirror *mirror) {
   int holds = mirror_holds(mirror);
   while (mirror->begin < mirror->judged && mirror->facts.leased) {
@@ -228,7 +228,7 @@ static void mirror_none_due(mlfab__mirror *mirror) {
   mirror->nlist = 0;
 }
 
-/* No stream is under way. */
+/* Ends: no stream is under way. */
 static void mirror_end_stream(mlfab__mirror *mirror) {
   if (mirror->serves) mirror_none_due(mirror);
   mirror->stream = 0;
@@ -241,13 +241,13 @@ static void mirror_begin_stream(mlfab__mirror *mirror, uint64_t now_ns) {
   mirror->stream = ++mirror->streams;
   mirror->begun_ns = now_ns;
   for (uint32_t p = 0; p < mirror->nparts; p++) mirror_untouch(&mirror->parts[p].touch);
-  /* From the last one on: the list is a stack. */
+  /* From the last to the first: the list is a stack. */
   for (uint32_t r = mirror->nrecords; r-- > 0;) {
     mirror_due(mirror, r);
   }
 }
 
-/* Is the record another one than was sent last? */
+/* Has the record changed since it was last sent? */
 static int mirror_changed(mlfab__mirror *mirror, uint32_t record) {
   const mlfab__mirror_record *known = &mirror->records[record];
   uint32_t n = mirror_encode(mirror, record, mirror->scratch);
@@ -348,7 +348,7 @@ static void mirror_say(mlfab__mirror *mirror) {
   MLFAB__POST(&mirror->out, mirror->peer, MLFAB__MIRROR_HAS, mirror_has, &has);
 }
 
-/* What is aside is void, and the stream is taken no longer. */
+/* Voids the staged records, and stops taking the stream. */
 static void mirror_void(mlfab__mirror *mirror) {
   for (uint32_t i = 0; i < mirror->nlist; i++) {
     mlfab__mirror_record *record = &mirror->records[mirror->list[i]];
@@ -380,11 +380,11 @@ static int mirror_take_record(mlfab__mirror *mirror, const mlfab__mirror_frame *
   mlfab__mirror_record *record = &mirror->records[part->first + head->record];
   if (!record->staged) mirror->list[mirror->nlist++] = part->first + head->record;
   if (!mirror_keep(mirror->env, &record->staged, &record->nstaged, body, n)) return 0;
-  mirror_void(mirror); /* no memory: it says so, and gets all again */
+  mirror_void(mirror); /* no memory: it says so, and then gets all records again */
   return 0;
 }
 
-/* Everything that is aside counts. */
+/* Makes the staged records valid. */
 static int mirror_take_mark(mlfab__mirror *mirror, const mlfab__mirror_frame *head) {
   if (head->record != 0 || head->number == 0 ||
       (!mirror->whole && mirror->nlist != mirror->nrecords))
@@ -436,7 +436,7 @@ MLFAB__INTERNAL int mlfab__mirror_hear(mlfab__mirror *mirror, const mlfab__frame
 
 /* --- who serves --- */
 
-/* Gives the parts the records of the last mark. They were checked. */
+/* Gives the parts the records of the last mark. The records were checked before. */
 static void mirror_apply(mlfab__mirror *mirror) {
   for (uint32_t p = 0; p < mirror->nparts; p++) {
     const mlfab__mirror_part *part = &mirror->parts[p];
@@ -453,7 +453,7 @@ static void mirror_apply(mlfab__mirror *mirror) {
 MLFAB__INTERNAL void mlfab__mirror_serve(mlfab__mirror *mirror, uint32_t term) {
   if (!mirror || mirror->serves) return;
   mirror_void(mirror);
-  mirror->serves = 1; /* what the parts say as they begin is told */
+  mirror->serves = 1; /* the frames that the parts send as they begin are posted */
   mirror->term = term;
   mirror->number = mirror->has = mirror->told = 0;
   mirror_end_stream(mirror);
@@ -473,7 +473,7 @@ MLFAB__INTERNAL void mlfab__mirror_stand_by(mlfab__mirror *mirror) {
 MLFAB__INTERNAL void mlfab__mirror_link(mlfab__mirror *mirror, int up) {
   mirror->link_up = up;
   if (mirror->serves) mirror_end_stream(mirror);
-  if (up && !mirror->serves && mirror->stream_in) mirror_say(mirror); /* it may have been lost */
+  if (up && !mirror->serves && mirror->stream_in) mirror_say(mirror); /* the last may be lost */
 }
 
 MLFAB__INTERNAL void mlfab__mirror_cut(mlfab__mirror *mirror) {

@@ -25,7 +25,7 @@ static void mirror_role_taken(void *self, mlfab__at at, const mlfab__frame_out *
   mlfab__mirror_taken(&role->mirror, frame, at.now_ns);
 }
 
-/* What waits for a worker is lost with its former link: before the parts greet it on this one. */
+/* Frames that wait for a worker are lost with its former link: drops them before the parts greet it on this link. */
 static int mirror_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__mirror_role *role = self;
   (void)greeting;

@@ -1,11 +1,11 @@
-/* vote.c - see vote.h. */
+/* vote.c - the votes on one shard: grants, leases, promotion. See vote.h. */
 #include "vote.h"
 
 static int vote_same(const mlfab__vote_record *a, const mlfab__vote_record *b) {
   return a->epoch == b->epoch && a->serves == b->serves && a->insync == b->insync;
 }
 
-/* Could a voter say this record? `none`: also no record at all. */
+/* Could a voter send this record? `none`: an empty record is possible, too. */
 static int vote_possible(const mlfab__vote_record *r, int none) {
   uint32_t copies = 1u << MLFAB__VOTER_A | 1u << MLFAB__VOTER_B;
   if (r->epoch == 0) return none;
@@ -18,11 +18,11 @@ static const mlfab__vote_record *vote_later(const mlfab__vote_record *a,
   return b->epoch > a->epoch ? b : a;
 }
 
-/* This record is decided. Of its epoch nothing else counts, whatever this voter had granted. */
+/* Notes that this record is decided. No other record of its epoch counts, whatever this voter had granted. */
 static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
   if (record->epoch <= vote->decided.epoch) return;
   vote->decided = *record;
-  if (record->serves != vote->self) vote->wanted = 0; /* what it wanted was for its own time */
+  if (record->serves != vote->self) vote->wanted = 0; /* its wish was for its own term */
   if (record->epoch >= vote->bond.epoch) vote->bond = *record;
   if (vote->floor < record->epoch) vote->floor = record->epoch;
   if (vote->own.epoch <= record->epoch) vote->asking = 0;
@@ -146,7 +146,7 @@ static void vote_propose(mlfab__vote *vote, uint32_t insync) {
   vote_grant(vote, &record, vote->self);
 }
 
-/* The copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
+/* Returns the copy that this one may replace when it is silent, or MLFAB__VOTERS: none. */
 static uint32_t vote_replaces(const mlfab__vote *vote) {
   const mlfab__vote_record *bond = vote_later(&vote->bond, &vote->heard);
   int may = bond->epoch > 0 && bond->serves != vote->self && (bond->insync >> vote->self & 1);
@@ -159,7 +159,7 @@ static int vote_may_replace(const mlfab__vote *vote, uint64_t now_ns) {
   return other < MLFAB__VOTERS && mlfab__vote_silent(vote, other, now_ns);
 }
 
-/* Some voter has granted an epoch beyond the one in force, or this one to another record. */
+/* Has some voter granted an epoch beyond the one in force, or this epoch to another record? */
 static int vote_passed(const mlfab__vote *vote, uint32_t epoch) {
   if (vote->asking && vote->outbid) return 1;
   for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
@@ -200,13 +200,13 @@ MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
 
 MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
   uint64_t due = vote->said_ns + vote->beat_ns;
-  /* Only a copy that may ask to serve has to act at once when the other one has become silent. */
+  /* Only a copy that may ask to serve must act as soon as the other copy is silent. */
   uint32_t other = vote_replaces(vote);
   if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking || vote->stores.epoch ||
       !vote->known || mlfab__vote_serves(vote) || other >= MLFAB__VOTERS || other == vote->self)
     return due;
   uint64_t silent_ns = vote->peers[other].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
-  /* Its link was not silent when it was looked at. */
+  /* The link was not silent at the last look. */
   if (silent_ns <= vote->looked_ns) silent_ns = vote->looked_ns + vote->beat_ns / 4;
   return mlfab__min(due, silent_ns);
 }
@@ -236,7 +236,7 @@ static void vote_asked(mlfab__vote *vote, uint32_t from, const mlfab__vote_messa
   }
 }
 
-/* A voter that has lost its memory takes over what the others know. */
+/* After a voter has lost its memory: it takes over the others' bonds and epochs. */
 static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_message *in) {
   if (vote->known || !in->known) return;
   vote->bond = *vote_later(&vote->bond, &in->bond);

@@ -1,7 +1,7 @@
-/* voter.c - the votes of a node. See voter.h. */
+/* voter.c - sends, stores and hears the votes of a node. See voter.h. */
 #include "voter.h"
 
-/* A voter's part in a shard, and its number in the node. */
+/* Returns the part of a voter in a shard, and its number in the node. */
 static uint32_t voter_part(const mlfab__voters *voters, uint32_t voter) {
   return voter / voters->node->config.servers; /* copy 0, copy 1, and behind both the scheduler */
 }

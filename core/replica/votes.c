@@ -1,4 +1,4 @@
-/* votes.c - the file of a voter. See votes.h. */
+/* votes.c - reads and writes the file of a voter. See votes.h. */
 #include "votes.h"
 
 #include <stdio.h>
@@ -69,7 +69,7 @@ static void votes_event(void *self, const mlfab_io_event *event) {
     mlfab__voters_begin(voters);
     return;
   }
-  if (file->filer.op.kind == MLFAB_FILE_ABORT) return; /* it may fail, too */
+  if (file->filer.op.kind == MLFAB_FILE_ABORT) return; /* the abort itself may fail, too */
   if (event->code) {
     if (!voters->retry_ns)
       mlfab__log(&voters->node->env, MLFAB_LOG_WARN, "votes: cannot write '%s': %s", file->path,

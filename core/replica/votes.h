@@ -1,10 +1,10 @@
-/* votes.h - the file of a voter: what it has granted, of all its shards, in the directory `vote_dir`. Layer 4.
+/* votes.h - the file of a voter in the directory `vote_dir`: its granted records, of all its shards. Layer 4.
  *
  *    CLEAN --a record to store--> DIRTY --writes--> WRITING --durable--> told; CLEAN or DIRTY
  *                                                      \--error--> DIRTY, again after a beat
  *
- * The file is a record of ../checkpoint/record.h (VOTES) with the number of the fabric: that of another fabric counts as
- * none. */
+ * The file is a record of ../checkpoint/record.h (VOTES) with the number of the fabric: the file of another fabric is
+ * ignored. */
 #ifndef MLFAB__VOTES_H
 #define MLFAB__VOTES_H
 

@@ -1,4 +1,4 @@
-/* witness.c - the scheduler's vote. See voter.h. */
+/* witness.c - the scheduler's vote: the role of a witness. See voter.h. */
 #include "voter.h"
 
 static int witness_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
