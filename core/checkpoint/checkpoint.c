@@ -9,20 +9,20 @@
 typedef struct mlfab__checkpoint {
   mlfab__server *server;
   mlfab_node *node;
-  mlfab__port across; /* to the other servers */
+  mlfab__port across; /* port to the other servers */
   mlfab__writer writer;
   mlfab__restore restore;
   mlfab__lead *lead;     /* at server 0 */
-  mlfab__filer files[3]; /* of lead, writer and restore */
+  mlfab__filer files[3]; /* files of lead, writer and restore */
 } mlfab__checkpoint;
 
-/* When the server has to call `due` next. */
+/* Sets when the server has to call `due` next. */
 static void checkpoint_arm(mlfab__checkpoint *c) {
   int pins = c->writer.phase == MLFAB__WRITER_PINS;
   c->server->save.at = pins ? 0 : c->lead ? c->lead->next_at : MLFAB__NEVER;
 }
 
-/* This server's shard is durable, or not. */
+/* Called when this server's shard is durable, or has failed. */
 static void checkpoint_written(void *self, const mlfab__checkpoint_shard *answer) {
   mlfab__checkpoint *c = self;
   if (c->lead) {
@@ -126,7 +126,7 @@ static void checkpoint_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__checkpoint *c = self;
   int fresh = at.kind == MLFAB__LINK_WORKER && greeting->fresh;
   if (fresh && c->lead) mlfab__lead_fresh(c->lead, at.peer);
-  /* The former process of worker 0 asked for a checkpoint; this one says so itself if it wants one, too. */
+  /* The former process of worker 0 asked for a checkpoint; the new one asks again if it wants one. */
   if (fresh && at.peer == 0 && c->restore.phase == MLFAB__RESTORE_IDLE) c->restore.dir[0] = 0;
   if (at.kind != MLFAB__LINK_RESHARD) return;
   if (c->lead) mlfab__lead_up(c->lead, at.peer);

@@ -2,7 +2,7 @@
  *
  * A server writes its shard (writer.h), server 0 leads (lead.h), and a new fabric begins as the newest whole checkpoint
  * (restore.h). record.h has the format of the files. Orders and their answers travel over the links between servers
- * (RESHARD); workers ask server 0. Files are the driver's (mlfab_node.h). */
+ * (RESHARD); workers ask server 0. The driver does the file I/O (mlfab_node.h). */
 #ifndef MLFAB__CHECKPOINT_H
 #define MLFAB__CHECKPOINT_H
 
@@ -13,23 +13,23 @@
 struct mlfab__server;
 struct mlfab__worker;
 
-typedef struct mlfab__checkpoint_role { /* a worker's */
+typedef struct mlfab__checkpoint_role { /* the role of a worker */
   mlfab__port port;                     /* peers are servers */
   const mlfab_config *config;
   struct mlfab__worker *worker;
   mlfab__requests *requests;
-  mlfab__checkpoint_ask ask; /* the last one */
-  mlfab_request request;     /* of that one, or 0 */
+  mlfab__checkpoint_ask ask; /* the last request */
+  mlfab_request request;     /* the caller's handle of that request, or 0 */
   mlfab_checkpoint_info *info;
-  char resume[MLFAB__TEXT_MAX]; /* worker 0: the directory to begin from, or "" */
+  char resume[MLFAB__TEXT_MAX]; /* worker 0: the directory to restore from, or "" */
 } mlfab__checkpoint_role;
 
-/* Add the rows. A worker's is added before the worker's own, so that what it says comes before DEFINE; `worker` is set
+/* Add the roles. A worker's is added before the worker's own, so that its frames come before DEFINE; `worker` is set
  * afterwards. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__checkpoint_attach(struct mlfab_node *node, struct mlfab__server *server);
 MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(struct mlfab_node *node,
                                                     mlfab__checkpoint_role **role_p);
-/* The calls. */
+/* start: begins a checkpoint. from: sets the directory to restore from. loaded: returns the restored checkpoint. */
 MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
                                             const mlfab_checkpoint_options *options,
                                             mlfab_checkpoint_info *info, uint64_t now_ns,

@@ -9,11 +9,11 @@
 typedef struct mlfab__checkpoint_ask { /* worker -> server 0: make a checkpoint */
   uint64_t ask;                        /* counts the worker's requests, from 1 */
   uint64_t timeout_ns;
-  uint32_t keep; /* 0: as server 0 is configured */
+  uint32_t keep; /* 0: server 0's own setting */
   char dir[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_ask;
 
-typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or why not */
+typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or has failed */
   uint64_t ask;
   int32_t code, rank;
   uint32_t is_server, servers;
@@ -23,25 +23,25 @@ typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or w
 
 typedef struct mlfab__checkpoint_order { /* server 0 -> server: write your shard */
   uint64_t number, set;                  /* set: as in record.h */
-  uint32_t index, shards;                /* of the shards this one is number `index` */
+  uint32_t index, shards;                /* shards: their number; index: number of this shard */
   char dir[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_order;
 
-typedef struct mlfab__checkpoint_shard { /* server -> server 0: its shard is durable, or why not */
+typedef struct mlfab__checkpoint_shard { /* server -> server 0: its shard is durable or failed */
   uint64_t number, set, bytes, version;
   uint32_t server, chain, epoch;
   int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_shard;
 
-typedef struct mlfab__checkpoint_resume { /* worker 0 -> server: the model will begin as the newest
-                                             checkpoint in `dir`; "": it will not */
+typedef struct mlfab__checkpoint_resume { /* worker 0 -> server: restore the model from the newest
+                                             checkpoint in `dir`; "": do not restore */
   char dir[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_resume;
 
 /* --- records --- */
 
-typedef struct mlfab__checkpoint_entry { /* of a manifest: one shard */
+typedef struct mlfab__checkpoint_entry { /* entry of a manifest: one shard */
   uint64_t bytes;
   uint32_t chain; /* checksum over the headers of all its records */
 } mlfab__checkpoint_entry;

@@ -54,7 +54,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
   role->info = info;
   role->ask.ask++;
   role->ask.keep = o.keep;
-  /* Server 0 gives up a little earlier, so that it can report whom it waited for. */
+  /* Server 0 gives up a little earlier, so that it can name the process that it waited for. */
   role->ask.timeout_ns = o.timeout_ns - o.timeout_ns / 8;
   snprintf(role->ask.dir, sizeof role->ask.dir, "%s", o.dir ? o.dir : "");
   checkpoint_worker_ask(role);

@@ -1,4 +1,4 @@
-/* collect.c - a copy of a server takes over its moments. See collect.h. */
+/* collect.c - a copy of a server collects the server's moments, and installs them. See collect.h. */
 #include "collect.h"
 
 #include "../server/clock_copy.h"
@@ -36,7 +36,7 @@ static void collect_drop(mlfab__collect *collect) {
   collect->positions = collect->nslices = collect->nworkers = collect->nwords = 0;
 }
 
-/* Room for a moment of this model; the last one may have been of another. */
+/* Allocates room for a moment of this model; the last moment may have come from another model. */
 static int collect_room(mlfab__collect *collect) {
   const mlfab__server *server = collect->server;
   const mlfab__store *store = &server->store;
@@ -136,7 +136,7 @@ static int collect_head(mlfab__collect *collect, const mlfab__checkpoint_head *h
   return 0;
 }
 
-/* Compares the definition with that of the model that stands. */
+/* Compares the definition with that of the current model. */
 static int collect_compare(const mlfab__collect *collect, const mlfab__define *define,
                            const mlfab__file_record *record, mlfab_error *error) {
   uint8_t own[MLFAB_META_MAX];
@@ -207,7 +207,7 @@ static int collect_peer(mlfab__collect *collect, const mlfab__checkpoint_peer *p
   return 0;
 }
 
-/* Blocks and states for a slice, of any content. Errors: MEMORY. */
+/* Allocates blocks and states for a slice; their content is undefined. Errors: MEMORY. */
 static int collect_place(mlfab__collect *collect, const mlfab__shard_slice *s) {
   mlfab__store *store = &collect->server->store;
   uint8_t **states[2] = {collect->s0, collect->s1};
@@ -239,7 +239,7 @@ static int collect_slice(mlfab__collect *collect, const mlfab__checkpoint_slice 
   return 0;
 }
 
-/* The store's places and the collected ones change roles. */
+/* Exchanges the store's places with the collected ones. */
 static void collect_exchange(mlfab__collect *collect) {
   mlfab__store *store = &collect->server->store;
   uint32_t *w = store->w, *sum = store->sum;
@@ -275,7 +275,7 @@ static int collect_image(mlfab__collect *collect, const mlfab__checkpoint_bytes 
   return 0;
 }
 
-/* Is all there? */
+/* Has everything arrived? */
 static int collect_end(mlfab__collect *collect, mlfab_error *error) {
   const mlfab__store *store = &collect->server->store;
   const char *text = NULL;
@@ -336,7 +336,7 @@ MLFAB__INTERNAL int mlfab__collect_take(mlfab__collect *collect, const mlfab__fi
 
 /* --- install --- */
 
-/* The state that was the store's is room for the next moment, unless somebody holds it. */
+/* The store's former state becomes room for the next moment, unless somebody holds it. */
 static void collect_install_state(mlfab__collect *collect, uint32_t p) {
   mlfab__store *store = &collect->server->store;
   if (!store->s0) return;
@@ -363,7 +363,7 @@ static void collect_install_slice(mlfab__collect *collect, uint32_t i) {
   s->commit = is->commit;
   s->clock = (uint8_t)is->clock;
   mlfab__store_change(store, i);
-  /* Which bytes have changed is not known here. */
+  /* All bytes may have changed. */
   if (store->tags) store->tags->moved(store, i);
 }
 

@@ -1,4 +1,4 @@
-/* lead.c - server 0 leads the checkpoints of a fabric. See lead.h. */
+/* lead.c - server 0 leads the checkpoints of a fabric: numbers, orders, manifests, removal. See lead.h. See lead.h. */
 #include "lead.h"
 
 #include "../server/server.h"
@@ -43,7 +43,7 @@ static void lead_answer(mlfab__lead *lead, uint32_t worker, const mlfab__checkpo
   MLFAB__POST(&lead->down, worker, MLFAB__CHECKPOINT_DONE, checkpoint_done, done);
 }
 
-/* Is a failure of this kind due in the log? Then it is in it from now on. */
+/* Does a failure of this kind need a line in the log? If so, counts it as logged from now on. */
 static int lead_news(mlfab__lead *lead, int kind) {
   uint64_t now_ns = lead->filer->node->now_ns;
   mlfab__lead_said *said = &lead->said[0];
@@ -79,7 +79,7 @@ static void lead_log(mlfab__lead *lead, const char *text) {
     mlfab__log(lead->env, MLFAB_LOG_WARN, "%s", text);
 }
 
-/* The attempt is over: tells the asker, the log and the events. */
+/* Ends the attempt: tells the asker, the log and the events. */
 static void lead_tell(mlfab__lead *lead) {
   const mlfab__checkpoint_done *done = &lead->done;
   char text[MLFAB__TEXT_MAX + 64];
@@ -98,7 +98,7 @@ static void lead_tell(mlfab__lead *lead) {
   lead_answer(lead, lead->asker, done);
 }
 
-/* An attempt has failed: asks for the list of its files; `kind` ABORT: before that, for the end of its manifest's. */
+/* After a failed attempt: asks for the list of its files; `kind` ABORT: first ends the writing of its manifest. */
 static void lead_clean(mlfab__lead *lead, uint32_t kind) {
   mlfab_file_op *op = &lead->filer->op;
   lead->phase = MLFAB__LEAD_SWEEPS;
@@ -159,7 +159,7 @@ static const char *lead_dir(const mlfab__lead *lead, const mlfab__checkpoint_ask
   return ask->dir[0] ? ask->dir : lead->config->checkpoint_dir;
 }
 
-/* Why no checkpoint can begin now: 0, or a code and a text. */
+/* Returns 0 if a checkpoint can begin now, or a code, with a text. */
 static int lead_refuse(const mlfab__lead *lead, const char *dir, char *text, size_t room) {
   const mlfab__server *server = lead->server;
   int code = 0;
@@ -177,7 +177,7 @@ static int lead_refuse(const mlfab__lead *lead, const char *dir, char *text, siz
   return code;
 }
 
-/* A request begins; `worker` MLFAB__NO_NODE: by itself. */
+/* Begins a request; `worker` MLFAB__NO_NODE: one by itself. */
 static void lead_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_ask *ask,
                        uint64_t now_ns) {
   lead->waits = 0;
@@ -215,7 +215,7 @@ MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
   done.ask = ask.ask;
   done.rank = MLFAB_NO_RANK;
   done.servers = lead->servers;
-  if (ask.ask <= seat->ask) { /* the answer was lost with a link */
+  if (ask.ask <= seat->ask) { /* a link has lost the answer */
     done.code = seat->code;
     done.number = seat->number;
     done.version = seat->version;
@@ -240,7 +240,7 @@ MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns) {
   uint64_t commits = lead->server->stats->commits;
   if (commits < lead->next_at) return;
   lead->next_at = commits + lead->config->checkpoint_commits;
-  /* The last one is not ready: this one is left out. */
+  /* The last checkpoint is not ready: leaves this one out. */
   if (lead_refuse(lead, lead->config->checkpoint_dir, text, sizeof text)) return;
   const mlfab__checkpoint_ask ask = {.ask = 0};
   lead_wait_or_serve(lead, MLFAB__NO_NODE, &ask, now_ns);
@@ -248,7 +248,7 @@ MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns) {
 
 MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker) {
   memset(&lead->seats[worker], 0, sizeof lead->seats[worker]);
-  if (lead->asker == worker) lead->asker = MLFAB__NO_NODE; /* who asked is no more */
+  if (lead->asker == worker) lead->asker = MLFAB__NO_NODE; /* the asking process is gone */
   if (lead->waiter == worker) lead->waits = 0;
 }
 
@@ -260,13 +260,13 @@ static void lead_order(mlfab__lead *lead, uint32_t server) {
   MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &order);
 }
 
-/* A former copy of server 0 may still write under the number that it found: each copy has its own. */
+/* Do this copy's checkpoints have such numbers? A former copy of server 0 may still write under its own. */
 static int lead_own(const mlfab__lead *lead, uint64_t number) {
   int replica = lead->config->roles == MLFAB_ROLE_REPLICA;
   return !lead->config->replicas || (int)(number & 1) != replica;
 }
 
-/* CLEARS is over: orders the shards. */
+/* Called when CLEARS is over: orders the shards. */
 static void lead_orders(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_AWAITS;
   lead->again_ns = 0;
@@ -330,7 +330,7 @@ static void lead_seal(mlfab__lead *lead) {
   mlfab__files_ask(lead->filer);
 }
 
-/* An answer that nobody awaits any more. If its attempt failed, its files can go; if not now, with the next attempt. */
+/* Takes an answer that nobody awaits: if its attempt failed, its files can go, now or with the next attempt. */
 static void lead_late(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
   int idle = lead->phase == MLFAB__LEAD_IDLE && !lead->filer->busy;
   if (idle && shard->number > lead->whole) lead_clean(lead, MLFAB_FILE_LIST);
@@ -346,7 +346,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
     return;
   }
   if (shard->code == MLFAB_ERR_AGAIN && lead->config->replicas && shard->server > 0) {
-    /* It still writes for a copy of server 0 that was replaced. */
+    /* The server still writes for a replaced copy of server 0. */
     lead->again_ns = lead->filer->node->now_ns + lead->config->heartbeat_ns;
     return;
   }
@@ -371,7 +371,7 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
 
 /* --- removing --- */
 
-/* The names in the directory: 0, or MEMORY. */
+/* Takes the names in the directory: returns 0, or MEMORY. */
 static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
   lead_forget_names(lead);
   if (event->bulk_bytes == 0) return 0;
@@ -382,7 +382,7 @@ static int lead_take_names(mlfab__lead *lead, const mlfab_io_event *event) {
   return 0;
 }
 
-/* The oldest checkpoint that stays. */
+/* Returns the number of the oldest checkpoint that stays. */
 static uint64_t lead_oldest(const mlfab__lead *lead) {
   uint64_t oldest = lead->order.number;
   for (uint32_t kept = 1; kept < lead->keep; kept++) {
@@ -399,7 +399,7 @@ static uint64_t lead_oldest(const mlfab__lead *lead) {
   return oldest;
 }
 
-/* Does the list have the manifest of this number? 0 for the number: the newest of all; 0: none. */
+/* Returns the number if the list has its manifest, or 0. For number 0: returns the newest of all, or 0. */
 static uint64_t lead_manifest(const mlfab__lead *lead, uint64_t number) {
   mlfab__record_name name;
   const char *text;
@@ -411,7 +411,7 @@ static uint64_t lead_manifest(const mlfab__lead *lead, uint64_t number) {
   return newest;
 }
 
-/* Is it a file of an attempt that is dead? */
+/* Does the file belong to a dead attempt? */
 static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
   if (!lead_own(lead, file->number)) return 0;
   for (uint32_t s = 0; s < lead->servers; s++)
@@ -433,7 +433,7 @@ static int lead_due(const mlfab__lead *lead, const mlfab__record_name *file) {
   }
 }
 
-/* Asks for the next file operation of CLEARS or SWEEPS; 0: none is left. */
+/* Asks for the next file operation of CLEARS or SWEEPS; returns 0 if none is left. */
 static int lead_acts(mlfab__lead *lead) {
   const char *text;
   size_t bytes;
@@ -455,10 +455,10 @@ static int lead_acts(mlfab__lead *lead) {
   return 0;
 }
 
-/* Instead of a name's first letter: it is foreign; it may be, and does not matter after the next manifest. */
+/* Replace a name's first letter. STRUCK: foreign. LATER: perhaps foreign; irrelevant after the next manifest. */
 enum { LEAD_STRUCK = '-', LEAD_LATER = '~' };
 
-/* The header of a file was read: strikes it off the list if it is foreign. */
+/* Takes the header of a file: strikes the file off the list if it is foreign. */
 static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   mlfab__file_record record = {.set = 0};
   mlfab__record_name name;
@@ -466,7 +466,7 @@ static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
   const char *text, *why;
   size_t at = 0, bytes;
   int manifest = lead->step == MLFAB__LEAD_LOOKS;
-  /* An upload that is not finished is listed, and cannot be read. */
+  /* The list has unfinished uploads, too, but nobody can read them. */
   int empty = event->code ? file->part : event->bulk_bytes < MLFAB__RECORD_BYTES;
   int read = !event->code && mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why) >= 0;
   int mine = read && mlfab__record_history(record.set) == lead->server->save.history;
@@ -480,7 +480,7 @@ static void lead_looked(mlfab__lead *lead, const mlfab_io_event *event) {
     if (name.number == file->number) lead->names[text - lead->names] = LEAD_STRUCK;
 }
 
-/* Goes on with CLEARS or SWEEPS, or ends it. */
+/* Continues CLEARS or SWEEPS, or ends it. */
 static void lead_sweep(mlfab__lead *lead) {
   if (lead_acts(lead)) return;
   if (lead->phase == MLFAB__LEAD_CLEARS) {
@@ -492,11 +492,11 @@ static void lead_sweep(mlfab__lead *lead) {
   lead_serve_waiting(lead);
 }
 
-/* `oldest` 0: only what attempts that failed have left, of a new list. */
+/* Begins to remove old files; `oldest` 0: only the files of failed attempts, from a new list. */
 static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead->oldest = oldest;
   lead->name_at = 0;
-  /* A manifest was written that is newer than all names of the list. */
+  /* The new manifest is newer than all names of the list. */
   for (size_t at = 0; oldest != 0 && at < lead->names_bytes; at++)
     if (lead->names[at] == LEAD_LATER && (at == 0 || lead->names[at - 1] == '\n'))
       lead->names[at] = 'c';
@@ -504,7 +504,7 @@ static void lead_sweep_from(mlfab__lead *lead, uint64_t oldest) {
   lead_sweep(lead);
 }
 
-/* An operation of CLEARS or SWEEPS has ended. */
+/* Called when an operation of CLEARS or SWEEPS has ended. */
 static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
   uint32_t kind = lead->filer->op.kind;
   if (kind == MLFAB_FILE_ABORT) {
@@ -524,7 +524,7 @@ static void lead_swept(mlfab__lead *lead, const mlfab_io_event *event) {
   }
 }
 
-/* LISTS: the names in the directory are known. */
+/* LISTS: takes the names in the directory. */
 static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   mlfab__record_name name;
   const char *text;
@@ -546,7 +546,7 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   lead_sweep_from(lead, 0);
 }
 
-/* SEALS: the manifest is durable. */
+/* SEALS: called when the manifest is durable. */
 static void lead_whole(mlfab__lead *lead) {
   lead->phase = MLFAB__LEAD_SWEEPS;
   lead->whole = lead->order.number;
@@ -573,7 +573,7 @@ MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *
     case MLFAB__LEAD_SWEEPS:
       lead_swept(lead, event);
       break;
-    default: /* of an attempt that is over */
+    default: /* an operation of an attempt that is over */
       lead_serve_waiting(lead);
   }
 }
@@ -587,7 +587,7 @@ MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
   return lead->again_ns ? mlfab__min(lead->again_ns, lead->deadline_ns) : lead->deadline_ns;
 }
 
-/* Orders again what was not answered. */
+/* Repeats the orders that nobody has answered. */
 static void lead_order_again(mlfab__lead *lead) {
   lead->again_ns = 0;
   for (uint32_t s = 1; s < lead->servers; s++)

@@ -1,4 +1,4 @@
-/* moment.c - a server's state of one moment. See moment.h. */
+/* moment.c - pins a server's state of one moment, and makes its records. See moment.h. */
 #include "moment.h"
 
 #include "../server/clock_copy.h"
@@ -41,7 +41,7 @@ static void moment_drop(mlfab__moment *moment) {
   moment->complete = complete;
 }
 
-/* Room for the state of the server. The model may be another one than that of the last moment. */
+/* Allocates room for the state of the server. The model may differ from the last moment's. */
 static int moment_room(mlfab__moment *moment) {
   mlfab__server *server = moment->server;
   const mlfab__store *store = &server->store;
@@ -217,12 +217,12 @@ MLFAB__INTERNAL int mlfab__moment_restart(mlfab__moment *moment) {
 
 /* --- records: the meta's length --- */
 
-/* The next SLICE, or IMAGE with its bulk; 0 behind the last. */
+/* Makes the next SLICE, or IMAGE with its bulk; returns 0 after the last. */
 static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_record *record) {
   mlfab__server *server = moment->server;
   mlfab__store *view = &moment->view;
   mlfab__image_chunk chunk;
-  view->blocks = server->store.blocks; /* may have grown since */
+  view->blocks = server->store.blocks; /* may have grown meanwhile */
   if (!mlfab__image_next(view, moment->owners, server->number,
                          moment->chunk ? moment->chunk : server->config->chunk_bytes,
                          &moment->cursor, &chunk))
@@ -242,7 +242,7 @@ static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_r
   return mlfab__encode_checkpoint_bytes(meta, &bytes);
 }
 
-/* The next record of the present step; 0: it has no more. */
+/* Makes the next record of the present step; returns 0 if there is none. */
 static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_record *record) {
   uint32_t i = moment->item++;
   const mlfab__checkpoint_end end = {moment->index};

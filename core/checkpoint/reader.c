@@ -1,4 +1,4 @@
-/* reader.c - the records of a shard, one after another. See reader.h. */
+/* reader.c - checks and decodes the records of a shard. See reader.h. */
 #include "reader.h"
 
 #include "../model/sync.h"
@@ -6,7 +6,7 @@
 
 _Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
 
-/* --- records: NULL, or what is wrong --- */
+/* --- records: return NULL, or a text that names the fault --- */
 
 static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *record,
                                mlfab__checkpoint_head *head) {
@@ -78,7 +78,7 @@ static const char *reader_end(const mlfab__reader *reader, const mlfab__file_rec
   return NULL;
 }
 
-/* Types are numbered in their order, but for PEER. */
+/* Types are numbered in their order, except PEER. */
 static int reader_rank(uint16_t type) {
   return type == MLFAB__RECORD_PEER ? 2 * MLFAB__RECORD_WORKER + 1 : 2 * type;
 }

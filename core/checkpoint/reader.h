@@ -2,10 +2,10 @@
  *
  *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> PEER ... -> (SLICE -> IMAGE ...) ... -> END
  *
- * What the records say about a server is its user's to check and to do.
+ * The user checks and uses the content of the records (restore.c, collect.c).
  *
- * Invariants. (1) A record that it takes parses, and is the next one of its shard. (2) A slice's clock has come before,
- * and its image follows it. (3) END counts the records and the slices that came. */
+ * Invariants. (1) Each accepted record parses, and is the next record of its shard. (2) A slice's clock has come
+ * before, and its image follows it. (3) END counts the records and the slices that came. */
 #ifndef MLFAB__READER_H
 #define MLFAB__READER_H
 
@@ -13,16 +13,16 @@
 
 enum { MLFAB__READER_CLOCKS = 8 };
 
-/* Zeros, but for `set` and `model`: before HEAD. */
+/* Before HEAD: zeros, except `set` and `model`. */
 typedef struct mlfab__reader {
-  uint64_t set;                        /* of all records */
-  uint32_t model;                      /* number of slices of the model: numbers are below it */
-  uint32_t index;                      /* of the next record */
+  uint64_t set;                        /* set of all records */
+  uint32_t model;                      /* number of slices of the model: above all slice numbers */
+  uint32_t index;                      /* index of the next record */
   uint16_t last;                       /* type of the last record */
-  uint32_t owned;                      /* as HEAD says */
+  uint32_t owned;                      /* number of owned slices, from HEAD */
   uint32_t slices;                     /* SLICE records so far */
-  uint32_t slice;                      /* of the last one */
-  uint8_t known[MLFAB__READER_CLOCKS]; /* by number: it has come */
+  uint32_t slice;                      /* number of the last slice */
+  uint8_t known[MLFAB__READER_CLOCKS]; /* by number: the clock has come */
 } mlfab__reader;
 
 /* A record, decoded. */
@@ -40,7 +40,7 @@ typedef struct mlfab__reader_item {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX]; /* of a clock; clock.words of them */
 } mlfab__reader_item;
 
-/* Takes the next record: NULL and the decoded record; or what is wrong, and the shard cannot be used. */
+/* Takes the next record: returns NULL and the decoded record; or the fault as a text, and the shard is unusable. */
 MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
                                                const mlfab__file_record *record,
                                                mlfab__reader_item *item);

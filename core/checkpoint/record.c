@@ -1,11 +1,11 @@
-/* record.c - the bytes of a checkpoint's files. See record.h. */
+/* record.c - encodes and checks the bytes of a checkpoint's files. See record.h. */
 #include "record.h"
 
 #include "../wire/codec.h"
 
 #include <stdio.h>
 
-/* Larger numbers are foreign: the next ones have to have as many digits. */
+/* Larger numbers count as foreign: the numbers after them must keep as many digits. */
 #define RECORD_NUMBER_MOST 100000000000000000u
 #define RECORD_MAGIC 0x4b434c4du /* "MLCK" */
 
@@ -25,7 +25,7 @@ MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record 
   wire_put32(head + 36, mlfab__crc32c(0, head, 36));
 }
 
-/* The header: NULL, or what is wrong. */
+/* Checks the header: returns NULL, or a text that names the fault. */
 static const char *record_header(const uint8_t *at) {
   if (wire_get32(at) != RECORD_MAGIC) return "it is no file of a checkpoint";
   uint16_t format = wire_get16(at + 4);
@@ -66,7 +66,7 @@ MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head
 
 /* --- names --- */
 
-/* A number of at most 18 digits at *at_p, which moves behind it. */
+/* Reads a number of at most 18 digits at *at_p, and moves *at_p behind it. */
 static int record_number(const char **at_p, const char *end, uint64_t *x_p) {
   const char *at = *at_p;
   uint64_t x = 0;

@@ -13,10 +13,10 @@
  * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
  * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
  *
- * `set` is one number for all files of an attempt: its upper half is the history of the model, its lower half random, of
- * the process of server 0 that led the attempt. With the number, files of two attempts never mix. A history is drawn when
- * a model begins, and kept by whatever goes on from one of its checkpoints or copies. The manifest has each shard
- * file's length, and its chain: a CRC32C over the headers of its records, which cover all other bytes.
+ * `set` is one number for all files of an attempt: its upper half is the history of the model, its lower half a random
+ * number of the process of server 0 that led the attempt. With the number, files of two attempts never mix. A history
+ * is drawn when a model begins. A model that continues from one of its checkpoints or copies keeps it. The manifest has
+ * the length of each shard file, and its chain: a CRC32C over the headers of its records, which cover all other bytes.
  *
  * Invariant: any change of any byte of a file, and any other length, is an error of record_open, or a wrong chain or
  * length. */
@@ -34,7 +34,7 @@ MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record 
  * with the reason in *why_p (static). */
 MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
                                            mlfab__file_record *record, const char **why_p);
-/* The chain that goes on with this record's header. Initially 0. */
+/* Returns the chain continued with this record's header. Initially 0. */
 MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head);
 
 static inline uint32_t mlfab__record_history(uint64_t set) { return (uint32_t)(set >> 32); }
@@ -43,19 +43,19 @@ static inline uint32_t mlfab__record_history(uint64_t set) { return (uint32_t)(s
 
 enum { MLFAB__RECORD_NAME = 64, MLFAB__RECORD_PATH = MLFAB__TEXT_MAX + MLFAB__RECORD_NAME };
 
-/* What a file name says. `part`: it was being written. */
+/* The parts of a file name. `part`: the file was being written. */
 typedef struct mlfab__record_name {
   uint64_t number;
   int manifest, part;
 } mlfab__record_name;
 
-/* 1 when the `bytes` bytes are the name of a checkpoint's file. */
+/* Returns 1 if the `bytes` bytes are the name of a checkpoint's file. */
 MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__record_name *out);
 /* Writes dir, "/" and the name of a shard's file, or of the manifest (servers 0). */
 MLFAB__INTERNAL void mlfab__record_path(char path[MLFAB__RECORD_PATH], const char *dir,
                                         uint64_t number, uint32_t server, uint32_t servers);
-/* Walks a list of names with a newline behind each: the next, from *at_p on (initially 0), that is of a checkpoint; 0
- * behind the last. *name_p: its text, *bytes_p long. */
+/* Walks a list of names, each ended by a newline: finds the next name of a checkpoint's file from *at_p on (initially
+ * 0); returns 0 after the last. *name_p: its text, *bytes_p long. */
 MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *at_p,
                                        const char **name_p, size_t *bytes_p,
                                        mlfab__record_name *out);

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-/* At least one record of any length. */
+/* Room for at least one record of any length. */
 enum { RESTORE_READ = 1280 << 10 };
 _Static_assert(RESTORE_READ >= MLFAB__RECORD_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX,
                "a whole record has to fit");
@@ -15,7 +15,7 @@ MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *en
   *restore = (mlfab__restore){.env = env, .server = server, .filer = filer};
 }
 
-/* Frees what belongs to one checkpoint. */
+/* Frees the data of one checkpoint. */
 static void restore_forget(mlfab__restore *restore) {
   mlfab__env *env = restore->env;
   mlfab__free(env, restore->seen, restore->manifest.slices);
@@ -68,7 +68,7 @@ static void restore_no_memory(mlfab__restore *restore) {
 
 static void restore_try(mlfab__restore *restore);
 
-/* This checkpoint is not whole: takes the next older one. Once it loads, there is no other. */
+/* Gives this checkpoint up as not whole, and tries the next older one. Once loading has begun, none is left. */
 static void restore_bad(mlfab__restore *restore, const char *why) {
   char text[MLFAB__TEXT_MAX];
   snprintf(text, sizeof text, "'%.120s': %.130s", restore->path, why);
@@ -191,7 +191,7 @@ static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *even
   restore_open(restore);
 }
 
-/* --- records: NULL, or what is wrong --- */
+/* --- records: return NULL, or a text that names the fault --- */
 
 static const char *restore_head(mlfab__restore *restore, const mlfab__checkpoint_head *head) {
   if (head->number != restore->number || head->server != restore->shard ||
@@ -201,7 +201,7 @@ static const char *restore_head(mlfab__restore *restore, const mlfab__checkpoint
   return NULL;
 }
 
-/* CHECKS: keeps the first shard's. */
+/* CHECKS: keeps the first shard's definition. */
 static void restore_define(mlfab__restore *restore, const mlfab__define *define,
                            const mlfab__file_record *record) {
   if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return;
@@ -215,7 +215,7 @@ static void restore_define(mlfab__restore *restore, const mlfab__define *define,
   memcpy(restore->table, record->bulk, record->bulk_bytes);
 }
 
-/* Installs a clock of the shard file that is being read, unless it is installed already. */
+/* Installs a clock of the shard file being read, unless it is installed already. */
 static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
   mlfab__server *server = restore->server;
   if (restore->target[g] != MLFAB__NO_SLICE) return;
@@ -228,7 +228,7 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
 static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
   mlfab__reshard_server_clock *clock = &item->is.clock;
   if (restore->phase != MLFAB__RESTORE_LOADS) return;
-  /* The number of workers may be another one. */
+  /* The number of workers may have changed. */
   uint32_t *to = restore->words + clock->clock * restore->nwords;
   memset(to, 0, restore->nwords * sizeof *to);
   memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
@@ -310,7 +310,7 @@ static int restore_differs(const char *name, double stored, double given, mlfab_
                      stored);
 }
 
-/* Compares options that state depends on. */
+/* Compares the options on which the state depends. */
 static int restore_options(const mlfab_model_options *stored, const mlfab_model_options *given,
                            mlfab_error *error) {
   int code = 0;
@@ -359,7 +359,7 @@ static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
   return code ? code : restore_options(&restore->define.options, &first->define.options, error);
 }
 
-/* CHECKS is over: builds the model, and reads all shards once more. */
+/* Ends CHECKS: builds the model, and reads all shards once more. */
 static void restore_load(mlfab__restore *restore) {
   mlfab__server *server = restore->server;
   mlfab_error error;
@@ -404,8 +404,8 @@ static void restore_stands(mlfab__server *server, uint64_t number, uint64_t vers
   server->save.restored = number;
   server->save.restored_version = version;
   server->greets = 1;
-  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
-   * it. */
+  /* Every worker is a new process: it continues with the open round, or with the next round if the old process's update
+   * is in the open round. */
   for (uint32_t w = 0; w < server->workers; w++) {
     mlfab__server_peer *peer = &server->peers[w];
     peer->pushed = peer->decided = mlfab__clock_join(server, w);
@@ -415,7 +415,7 @@ static void restore_stands(mlfab__server *server, uint64_t number, uint64_t vers
   mlfab__server_advance(server);
 }
 
-/* LOADS is over: the model stands. */
+/* Ends LOADS: the model stands. */
 static void restore_finish(mlfab__restore *restore) {
   mlfab__server *server = restore->server;
   char text[MLFAB__TEXT_MAX + 64];
@@ -436,7 +436,7 @@ static void restore_finish(mlfab__restore *restore) {
   restore_stands(server, number, version);
 }
 
-/* The present shard has been read to its end. */
+/* Called when the present shard was read to its end. */
 static void restore_next(mlfab__restore *restore) {
   const mlfab__checkpoint_entry *entry = &restore->entries[restore->shard];
   if (restore->offset != entry->bytes || restore->chain != entry->chain) {
@@ -452,7 +452,7 @@ static void restore_next(mlfab__restore *restore) {
     restore_finish(restore);
 }
 
-/* The next bytes of the present shard. A record that is not whole is read again. */
+/* Takes the next bytes of the present shard. An incomplete record is read again. */
 static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) {
   const uint8_t *at = event->bulk;
   uint64_t left = event->bulk_bytes;
@@ -484,7 +484,7 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
   }
 }
 
-/* LISTS: the names in the directory are known. */
+/* LISTS: takes the names in the directory. */
 static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
   if (event->code) {
@@ -513,7 +513,7 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
   } else if (restore->phase == MLFAB__RESTORE_LISTS) {
     restore_listed(restore, event);
   } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code && event->code != MLFAB_ERR_IO) {
-    /* The operation was not carried out: the file may be in order. */
+    /* The operation did not happen: the file may be intact. */
     snprintf(text, sizeof text, "cannot read '%.120s': %.110s", restore->path,
              event->text ? event->text : mlfab_error_text(event->code));
     restore_refuse(restore, event->code, text);

@@ -1,6 +1,6 @@
 /* restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
  *
- * Every server does so by itself, and comes to the same checkpoint, because all read the same files (if not, workers
+ * Every server does so by itself. All come to the same checkpoint, because all read the same files (if not, workers
  * notice: DEFINE_ACK has its number).
  *
  *    IDLE --worker 0 defines a model--> LISTS --> MANIFEST <--next older one--+
@@ -12,13 +12,13 @@
  *      +----- the model stands ---------------- LOADS (the slices that this server owns)
  *      +----- refused: no whole one, another model, an error while it loads
  *
- * CHECKS reads all shards, so that no server begins to load what another one would refuse. A model has as many slices as
- * in the checkpoint; which server owns which follows from the number of servers now. Each server takes its slices from
- * whichever shards have them, with their clocks (mlfab__clock_restore). Windows are checked, and not used: after a restart
- * of the fabric all workers are new processes, whose windows are empty (windows.h).
+ * CHECKS reads all shards, so that no server starts to load a checkpoint that another server would refuse. The model
+ * must have as many slices as the checkpoint; the present number of servers determines the owner of each. Each server
+ * takes its slices, with their clocks, from any shard that has them (mlfab__clock_restore). Windows are checked, and
+ * not used: after a restart of the fabric all workers are new processes, whose windows are empty (windows.h).
  *
- * Invariants. (1) Nothing is loaded of a checkpoint that is not whole. (2) Until the model stands, the server has none:
- * after an error worker 0 may define another. */
+ * Invariants. (1) Only a whole checkpoint is loaded. (2) Until the model stands, the server has none: after an error
+ * worker 0 may define another model. */
 #ifndef MLFAB__RESTORE_H
 #define MLFAB__RESTORE_H
 
@@ -41,46 +41,46 @@ typedef struct mlfab__restore {
   mlfab__env *env;
   struct mlfab__server *server;
   mlfab__filer *filer;
-  char dir[MLFAB__TEXT_MAX]; /* as worker 0 has said; "": a new model */
+  char dir[MLFAB__TEXT_MAX]; /* directory from worker 0; "": a new model */
   enum mlfab__restore_phase phase;
-  int late; /* the operation that is under way is of an attempt that has ended */
-  uint64_t
-      number; /* the checkpoint; of those in the directory, the newest below the last one tried */
+  int late;        /* the running operation belongs to an attempt that has ended */
+  uint64_t number; /* the checkpoint; in the directory, the newest below the last one tried */
   char *names;
   uint32_t names_bytes;
   char path[MLFAB__RECORD_PATH];
-  char why[MLFAB__TEXT_MAX]; /* the first that was wrong */
+  char why[MLFAB__TEXT_MAX]; /* first fault found */
   int32_t code;
-  /* Of the checkpoint. */
+  /* Data of the checkpoint. */
   uint64_t set;
   mlfab__checkpoint_manifest manifest;
-  mlfab__checkpoint_entry *entries; /* of MLFAB__CHECKPOINT_SHARDS_MAX */
-  mlfab__define define;             /* of the first shard, and its table */
+  mlfab__checkpoint_entry *entries; /* room for MLFAB__CHECKPOINT_SHARDS_MAX */
+  mlfab__define define;             /* definition of the first shard, and its table */
   uint8_t *table;
   uint32_t table_bytes;
-  uint8_t *seen; /* by slice: in a shard before; manifest.slices of them */
+  uint8_t *seen; /* by slice: an earlier shard had it; manifest.slices of them */
   /* The present shard's file. */
   mlfab__reader reader;
   uint32_t shard, chain;
-  uint64_t offset; /* of the next record */
+  uint64_t offset; /* file offset of the next record */
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
   uint64_t *pushed;                                         /* by worker */
   int clocked;                                              /* a clock has been restored */
-  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS]; /* of the present shard, by number */
+  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS]; /* the present shard's, by number */
   uint32_t *words, nwords;                                  /* nwords for each clock */
-  uint32_t target[MLFAB__READER_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
+  uint32_t target[MLFAB__READER_CLOCKS]; /* the clock here; MLFAB__NO_SLICE: not restored yet */
 } mlfab__restore;
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
                                          struct mlfab__server *server, mlfab__filer *filer);
 MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore);
-/* Worker 0 has defined a model. 1: the model will be restored (it may be under way already); 0: there is no directory. */
+/* Starts when worker 0 has defined a model. Returns 1: the model will be restored (perhaps this is under way); 0: no
+ * directory. */
 MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
-/* The model is freed: it ends. */
+/* Stops: the model is freed. */
 MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
-/* Its file operation has ended. */
+/* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
 
 #endif

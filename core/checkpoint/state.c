@@ -1,4 +1,4 @@
-/* state.c - the fields of these records. See state.h and codec.h. Layer 4. */
+/* state.c - encodes and decodes the records of state.h. See codec.h. Layer 4. */
 #include "state.h"
 
 #include "../wire/codec.h"

@@ -1,6 +1,6 @@
-/* state.h - the records of a server's state, in which a checkpoint's files and the stream of a copy are written. Layer 4.
+/* state.h - the records of a server's state, for a checkpoint's files and for the stream of a copy. Layer 4.
  *
- * A record has a meta, which is one of the structs below or DEFINE's, and a bulk. moment.h makes the records of a server,
+ * A record has a meta (one of the structs below, or DEFINE's) and a bulk. moment.h makes the records of a server,
  * reader.h takes them one after another. */
 #ifndef MLFAB__STATE_H
 #define MLFAB__STATE_H
@@ -16,8 +16,8 @@ enum mlfab__record_type {
   MLFAB__RECORD_SLICE = 6,
   MLFAB__RECORD_IMAGE = 7, /* BYTES */
   MLFAB__RECORD_END = 8,
-  MLFAB__RECORD_PEER = 9,  /* of a copy for another server only: follows WORKER */
-  MLFAB__RECORD_VOTES = 10 /* of a voter: ../replica/voter.h */
+  MLFAB__RECORD_PEER = 9,  /* only for a copy on another server: follows WORKER */
+  MLFAB__RECORD_VOTES = 10 /* votes of a voter: ../replica/voter.h */
 };
 
 typedef struct mlfab__file_record {
@@ -25,15 +25,15 @@ typedef struct mlfab__file_record {
   uint32_t index;
   uint64_t set;
   uint32_t meta_bytes, bulk_bytes;
-  const uint8_t *meta, *bulk; /* in the buffer */
+  const uint8_t *meta, *bulk; /* both in the buffer */
 } mlfab__file_record;
 
 typedef struct mlfab__checkpoint_head { /* HEAD, the first record of a shard's file */
   uint64_t number;
   uint32_t server, servers, workers;
-  uint32_t epoch;  /* of the layout */
-  uint32_t slices; /* of the model */
-  uint32_t owned;  /* of this shard */
+  uint32_t epoch;  /* epoch of the layout */
+  uint32_t slices; /* number of slices of the model */
+  uint32_t owned;  /* number of slices of this shard */
 } mlfab__checkpoint_head;
 
 typedef struct
@@ -51,7 +51,7 @@ enum {
   MLFAB__PEER_GUEST = 16
 };
 
-typedef struct mlfab__checkpoint_peer { /* PEER: what only a copy of the server needs of a worker */
+typedef struct mlfab__checkpoint_peer { /* PEER: a worker's data that only a copy needs */
   uint32_t worker, flags;               /* MLFAB__PEER_* */
   uint64_t decided, changed;            /* as in mlfab__server_peer */
   uint64_t taken;                       /* as in mlfab__window */
@@ -59,7 +59,7 @@ typedef struct mlfab__checkpoint_peer { /* PEER: what only a copy of the server 
 } mlfab__checkpoint_peer;
 
 typedef struct mlfab__checkpoint_slice { /* SLICE; its BYTES follow */
-  uint32_t slice, clock;                 /* numbers in the layout, and of a CLOCK before */
+  uint32_t slice, clock;                 /* number in the layout; number of an earlier CLOCK */
   uint64_t version, commit;
 } mlfab__checkpoint_slice;
 
@@ -70,7 +70,7 @@ typedef struct mlfab__checkpoint_bytes { /* BYTES: a chunk of an image (image.h)
 } mlfab__checkpoint_bytes;
 
 typedef struct mlfab__checkpoint_end { /* END, the last record of a shard's file */
-  uint32_t records;                    /* before this one */
+  uint32_t records;                    /* number of records before this one */
 } mlfab__checkpoint_end;
 
 /* As declared in wire.h, for each type. */

@@ -1,4 +1,4 @@
-/* writer.c - a server writes its shard to a file of a checkpoint. See writer.h. */
+/* writer.c - writes a server's shard to a file of a checkpoint, record by record. See writer.h. */
 #include "writer.h"
 
 #include "../server/server.h"
@@ -28,7 +28,7 @@ static uint64_t writer_version(const mlfab__store *view) {
 
 /* --- records --- */
 
-/* Appends the next record, or the part of one before its bulk. Returns 0 behind the last. */
+/* Appends the next record, or its part before the bulk. Returns 0 after the last record. */
 static int writer_append(mlfab__writer *writer) {
   mlfab_file_op *op = &writer->filer->op;
   uint8_t *head = writer->heads + op->head_bytes;
@@ -45,8 +45,8 @@ static int writer_append(mlfab__writer *writer) {
   return 1;
 }
 
-/* Asks for the next operation: as many records as there is room for, up to the first with a bulk. All bytes of the
- * operation before are written. */
+/* Asks for the next operation: all records that fit, up to the first with a bulk. The previous operation has written
+ * all its bytes. */
 static void writer_go_on(mlfab__writer *writer) {
   mlfab_file_op *op = &writer->filer->op;
   op->kind = MLFAB_FILE_WRITE;
@@ -77,8 +77,8 @@ static void writer_blame(mlfab__writer *writer, int code, const char *text) {
   snprintf(writer->answer.text, sizeof writer->answer.text, "%.255s", text);
 }
 
-/* Closes and removes the file. An operation that was asked for and not begun becomes this one; one that was begun ends
- * first. `flags` 1: it is not known which, so ABORT is asked for once more. */
+/* Closes and removes the file. A requested operation that has not begun becomes this one; an operation that has begun
+ * ends first. `flags` 1: its state is unknown, so ABORT is asked for once more. */
 static void writer_abort(mlfab__writer *writer, int code, const char *text) {
   mlfab_file_op *op = &writer->filer->op;
   writer_blame(writer, code, text);

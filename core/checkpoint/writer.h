@@ -1,15 +1,15 @@
 /* writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
  *
- * On an order, the server sets the state of one moment aside (moment.h), and then writes it record by record while
- * training goes on. A slice is given back when its bytes are written.
+ * On an order, the server pins the state of one moment (moment.h), and then writes it record by record while training
+ * continues. A slice is given back when its bytes are written.
  *
  *    IDLE --order--> PINS --no update is being applied--> WRITES --END is durable--> IDLE, answered
  *                      |                                   |
  *                      +--slices move, model is freed------+--error--> ABORTS --the file is removed--> IDLE, answered
  *
- * Invariants. (1) A file has one moment. (2) One file operation at a time, which reads memory that stays as it is until the
- * operation has copied it. (3) An order is answered exactly once, with its number and set; the last answer is kept,
- * because a link may lose it. */
+ * Invariants. (1) A file has one moment. (2) One file operation runs at a time; the memory that it reads does not
+ * change until it has copied it. (3) An order is answered exactly once, with its number and set; the last answer is
+ * kept, because a link may lose it. */
 #ifndef MLFAB__WRITER_H
 #define MLFAB__WRITER_H
 
@@ -36,9 +36,9 @@ typedef struct mlfab__writer {
   void (*done)(void *self, const mlfab__checkpoint_shard *answer);
   enum mlfab__writer_phase phase;
   mlfab__checkpoint_order order;
-  mlfab__checkpoint_shard answer; /* to this order; of the last one while it is IDLE */
+  mlfab__checkpoint_shard answer; /* answer to this order; while IDLE, to the last one */
   mlfab__moment moment;
-  int over; /* END is in the last operation */
+  int over; /* the last operation contains END */
   char path[MLFAB__RECORD_PATH];
   uint8_t
       *heads; /* records without their bulk: MLFAB__WRITER_HEADS bytes, from the first order on */
@@ -48,14 +48,14 @@ MLFAB__INTERNAL void mlfab__writer_init(
     mlfab__writer *writer, mlfab__env *env, struct mlfab__server *server, mlfab__filer *filer,
     void *self, void (*done)(void *self, const mlfab__checkpoint_shard *answer));
 MLFAB__INTERNAL void mlfab__writer_free(mlfab__writer *writer);
-/* An order; a repeated one is answered again. Another one while it writes: AGAIN. */
+/* Takes an order; a repeated order gets its answer again. A different order meanwhile gets AGAIN. */
 MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
                                          const mlfab__checkpoint_order *order);
-/* No update is being applied. */
+/* Called when no update is being applied. */
 MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer);
 /* Ends it: gives back all blocks and states at once. */
 MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const char *text);
-/* Its file operation has ended. */
+/* Takes the end of its file operation. */
 MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event);
 
 #endif
