@@ -1,4 +1,4 @@
-/* recut.c - the worker role: what a layout with other owners does to updates, pulls and changes of consistency. See reshard.h. */
+/* recut.c - the worker role: a layout with other owners divides updates, pulls and changes anew. See reshard.h. */
 #include "reshard.h"
 
 #include "../worker/worker.h"
@@ -13,17 +13,17 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     int decided = 0;
     for (uint32_t s = 0; s < worker->servers; s++)
       decided |= update->parts[s].state == MLFAB__PART_DECIDED;
-    if (decided || update->withdrawn) continue; /* it only waits for its loans */
+    if (decided || update->withdrawn) continue; /* it only waits for the return of its loans */
     if (!mlfab__push_parts_begin(worker, update, &error)) {
       mlfab__push_parts_end(worker, update);
       continue;
     }
-    /* Its stretches no longer fit into a frame. */
+    /* Its parts no longer fit into a frame. */
     for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
     update->parts[0].state = MLFAB__PART_QUEUED;
     mlfab__push_lose(worker, update, MLFAB_ERR_LIMIT, now_ns);
   }
-  mlfab__push_align(worker); /* other servers have parts of the updates now */
+  mlfab__push_align(worker); /* the updates have parts at other servers now */
 }
 
 static int recut_maps(const mlfab__worker *worker, const mlfab__fetch *fetch) {
@@ -42,7 +42,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     fetch->nwaiting = 0;
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
-      /* A server that has told has a view under this number. */
+      /* A server that has reported it has a view under this number. */
       if (recut_maps(worker, fetch) && part->asked)
         MLFAB__POST(&worker->port, s, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
@@ -62,7 +62,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   mlfab__sync_change *change = &worker->change;
   if (!change->request || !change->all) return;
-  /* Otherwise slices that move from a server without the change to one with it would miss it. */
+  /* Otherwise a slice that moves from a server without the change to a server with it would miss it. */
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {

@@ -16,42 +16,42 @@ enum mlfab__reshard_phase {
   MLFAB__RESHARD_ABORTING
 };
 
-typedef struct mlfab__seat { /* a worker */
+typedef struct mlfab__seat { /* the state of a worker */
   uint8_t here, gone, frozen;
   uint64_t ask; /* number and outcome of the last request that was answered */
   int32_t code, rank;
 } mlfab__seat;
 
-/* What server 0 knows of a server. */
+/* Server 0's knowledge of a server. */
 typedef struct mlfab__reshard_seat {
-  uint8_t member; /* it takes part in every attempt, and is missed if it goes while it has slices */
+  uint8_t member; /* in every attempt; if it goes while it has slices, they are missed */
   /* In this attempt: */
-  uint8_t answered; /* this step */
+  uint8_t answered; /* it has answered this step */
   uint8_t dead;
   uint8_t away;   /* it takes no part */
-  uint8_t adopts; /* it has to be sent the model first */
-  uint32_t gone;  /* dead: the incarnation of the process that was taken for dead */
+  uint8_t adopts; /* it needs the model (ADOPT) first */
+  uint32_t gone;  /* 0; or the incarnation of the process that was declared dead */
 } mlfab__reshard_seat;
 
 typedef struct mlfab__reshard {
   mlfab__env *env;
   mlfab_node *node;
   const mlfab_config *config;
-  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
+  mlfab__port down, across;    /* ports to workers; to servers (its `ready` opens the link) */
   const mlfab__layout *layout; /* server 0's own */
   const struct mlfab__server *server;
   uint32_t workers, servers;
   mlfab__seat *seats;
   mlfab__reshard_seat *at; /* by server */
-  int last;                /* INSTALLING: server 0 itself has got its INSTALL */
-  uint8_t *table;          /* the definition for ADOPT, on demand */
+  int last;                /* INSTALLING: server 0 itself got its INSTALL */
+  uint8_t *table;          /* the definition for ADOPT, made on demand */
   uint32_t table_bytes;
   enum mlfab__reshard_phase phase;
   uint32_t attempt; /* number of the last attempt; 1: there was none */
-  uint32_t epoch;   /* of the current layout */
+  uint32_t epoch;   /* epoch of the current layout */
   uint32_t asker;
   uint64_t asked_ns, deadline_ns;
-  uint32_t *owners; /* of the attempt */
+  uint32_t *owners; /* owners in the attempt */
   uint32_t nowners;
   mlfab__reshard_done done; /* the next answer, or the last one */
 } mlfab__reshard;
@@ -117,14 +117,14 @@ static int reshard_counts(void *self, uint32_t server) {
   return r->server->phase != MLFAB__MODEL_STANDS || server == 0 || reshard_owns(r, server);
 }
 
-/* A server has gone that has no slices, and gets none: nothing is lost. */
+/* A server has gone that had no slices and got none: the attempt loses nothing. */
 static void reshard_spare(mlfab__reshard *r, uint32_t server) {
   r->at[server].member = 0;
   r->at[server].away = 1;
   if (r->node->growth) r->node->growth->left(r->node, server, r->at[server].gone);
 }
 
-/* Late servers are members while they own slices. Server 0 keeps a link to those that do not, to notice when they go. */
+/* Late servers are members while they own slices. Server 0 keeps links to the others, to notice their end. */
 static void reshard_recount(mlfab__reshard *r) {
   for (uint32_t s = 1; s < r->servers; s++) {
     mlfab__reshard_seat *at = &r->at[s];
@@ -138,7 +138,7 @@ static void reshard_recount(mlfab__reshard *r) {
 
 /* --- the end --- */
 
-/* The workers go on with the current layout, and the asking worker gets the outcome. */
+/* Ends the attempt: the workers continue with the current layout, and the asking worker gets the outcome. */
 static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
@@ -225,7 +225,7 @@ static void reshard_abort(mlfab__reshard *r, int code, int32_t rank, int is_serv
   }
 }
 
-/* The first worker that has not stopped, or MLFAB_NO_RANK. */
+/* Returns the first worker that has not stopped, or MLFAB_NO_RANK. */
 static int32_t reshard_awaits_worker(const mlfab__reshard *r) {
   for (uint32_t w = 0; w < r->workers; w++) {
     if (!r->seats[w].gone && !r->seats[w].frozen) return (int32_t)w;
@@ -240,7 +240,7 @@ static int32_t reshard_awaits_server(const mlfab__reshard *r) {
   return MLFAB_NO_RANK;
 }
 
-/* Encodes the definition of the model, for a server that has none. */
+/* Encodes the definition of the model, for a server without it. */
 static int reshard_table(mlfab__reshard *r) {
   const mlfab__server *server = r->server;
   uint32_t news = 0;
@@ -273,7 +273,7 @@ static void reshard_check(mlfab__reshard *r) {
   }
   if (r->phase == MLFAB__RESHARD_INSTALLING && !r->last && !reshard_is_early(r, 0)) {
     r->last = 1;
-    /* All others are out of reach, and none has reported that it installed. */
+    /* All other servers are out of reach, and no report of an install came. */
     if (!reshard_installed(r)) {
       reshard_go(r, MLFAB__RESHARD_ABORTING);
       return;
@@ -293,7 +293,7 @@ static void reshard_check(mlfab__reshard *r) {
 
 /* --- requests --- */
 
-/* Computes new owners for these servers. 1: slices have to move; 0: they need not; or MEMORY. */
+/* Computes new owners for these servers. Returns 1: slices have to move; 0: they need not; or MEMORY. */
 static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) {
   const mlfab__layout *layout = r->layout;
   uint32_t slices = layout->nslices;
@@ -316,7 +316,7 @@ static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) 
   return code;
 }
 
-/* Checks the requested servers: 0 or a code, with its text in `done`. */
+/* Checks the requested servers: returns 0 or a code, with its text in `done`. */
 static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_t n, int stands,
                           mlfab__reshard_done *done) {
   int code = 0;
@@ -387,7 +387,7 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
   done.ask = ask.ask;
   done.rank = MLFAB_NO_RANK;
   if (ask.ask <= seat->ask) {
-    /* The answer was lost with a link. */
+    /* A link has lost the answer. */
     done.code = seat->code;
     done.rank = seat->rank;
     if (r->asker == worker && r->done.ask == ask.ask) done = r->done;
@@ -432,7 +432,7 @@ static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.kind != MLFAB__LINK_WORKER) return;
   mlfab__seat *seat = &r->seats[at.peer];
   if (greeting->fresh) memset(seat, 0, sizeof *seat);
-  /* A new process counts from 1 again, and does not want the old one's answer. */
+  /* A new process counts from 1 again, and does not want the old process's answer. */
   if (greeting->fresh && r->asker == at.peer) r->asker = MLFAB__NO_NODE;
   seat->here = 1;
   seat->gone = seat->frozen = 0;
@@ -448,7 +448,7 @@ static void reshard_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_WORKER) r->seats[at.peer].here = 0;
 }
 
-/* A server is out of reach. */
+/* Called when a server is out of reach. */
 static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
   r->at[server].gone = r->node->peers[mlfab__node_of_server(r->node, server)].incarnation;
@@ -459,7 +459,7 @@ static void reshard_dead(mlfab__reshard *r, uint32_t server) {
     return;
   }
   snprintf(text, sizeof text, "server %u is dead", server);
-  /* It has no slices, and was to get some. */
+  /* It has no slices, and was about to get some. */
   int early = r->phase == MLFAB__RESHARD_FREEZING && server != 0 && !reshard_owns(r, server);
   if (!reshard_busy(r) && !early) return;
   r->at[server].dead = 1;
@@ -467,7 +467,7 @@ static void reshard_dead(mlfab__reshard *r, uint32_t server) {
     reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
     return;
   }
-  /* If others have installed it is too late to abort: the dead server's slices are lost, as with any death. */
+  /* If other servers have installed it is too late to abort: the dead server's slices are lost, as with any death. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_check(r);
@@ -483,7 +483,7 @@ static void reshard_gone(void *self, mlfab__at at, int left) {
   reshard_check(r);
 }
 
-/* The server lost server 0 and undid its part by itself; or it was restarted and does not know the attempt. */
+/* Handles a server that lost server 0 and undid its part by itself; or a restarted one that knows no attempt. */
 static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
   char text[MLFAB__TEXT_MAX];
   if (code) {
@@ -503,7 +503,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
   }
 }
 
-/* MOVED for an attempt that is over: the server may still be held, so tell it the outcome. */
+/* Answers MOVED for an attempt that is over: the server may still be held, so it needs the outcome. */
 static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__moved *moved) {
   mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
   if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
@@ -533,7 +533,7 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
   return 0;
 }
 
-/* The deadline passed: aborts, and names who has not answered. */
+/* Called at the deadline: aborts, and names a process that has not answered. */
 static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
   char text[MLFAB__TEXT_MAX], waited[24];
   mlfab__duration(waited, now_ns - r->asked_ns);
@@ -569,7 +569,7 @@ static int reshard_wants(void *self, mlfab__at at, const char *why) {
          !reshard_owns(r, at.peer);
 }
 
-/* The model for a server that gets its first slices. */
+/* Sends the model to a server that gets its first slices. */
 static int reshard_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   const mlfab__reshard *r = self;
   const mlfab__server *server = r->server;

@@ -41,7 +41,7 @@ static int reshard_server_role_hello(void *self, mlfab__at at, mlfab__greeting *
 static void reshard_server_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.kind != MLFAB__LINK_RESHARD) return;
   mlfab__reshard_server_up(self, at.peer);
-  /* A server without a model is a new process, which does not know the attempt. */
+  /* A server without a model is a new process, so it does not know the attempt. */
   if (!greeting->ack->model_stands) mlfab__reshard_server_dead(self, at.peer);
 }
 

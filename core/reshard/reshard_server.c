@@ -1,11 +1,10 @@
-/* reshard_server.c - the server role: slices that it sends to other servers, and slices that it receives.
- * See reshard.h.
+/* reshard_server.c - the server role: sends slices to other servers, and receives slices. See reshard.h.
  *
- * PREPARE: the server is held. Once no update or pull is under way and no block is lent, it makes a second
- * layout and store. SEND: for each server that gets slices from here, a cursor walks over them, one kind of
- * bytes after the other. After a link breaks, the cursor starts again, and the receiver skips what it has.
- * The transport copies these frames, so the old store lends nothing. INSTALL: cannot fail. Kept slices swap
- * their blocks and states with those of the new store, which replaces the old one. */
+ * PREPARE: the server is held. When no update or pull is under way and all loans of blocks are back, it makes a second
+ * layout and store. SEND: for each server that gets slices from here, a cursor walks over them, one kind of bytes after
+ * the other. After a link breaks, the cursor starts again, and the receiver skips the slices that it has. The transport
+ * copies these frames, so the old store lends nothing. INSTALL: cannot fail. Kept slices swap their blocks and states
+ * with the new store's, which replaces the old store. */
 #include "reshard.h"
 
 #include "../model/image.h"
@@ -15,10 +14,10 @@
 
 typedef struct reshard_server_entry { /* a slice of the new store, and the bytes received of it */
   mlfab__image_part part;
-  uint32_t clock; /* index into `clocks` */
+  uint32_t clock; /* index in `clocks` */
 } reshard_server_entry;
 
-typedef struct reshard_server_clock { /* a clock of slices that arrive */
+typedef struct reshard_server_clock { /* a clock of arriving slices */
   uint32_t from, target;
   mlfab__reshard_server_clock state;
   uint32_t *words;
@@ -28,7 +27,7 @@ struct mlfab__reshard_server {
   uint32_t attempt;
   int ready, sending, answered; /* answered: it has answered SEND */
   int leaderless;               /* PROMISED, and server 0 is out of reach */
-  uint8_t *heard;               /* by server: leaderless as well, or out of reach */
+  uint8_t *heard;               /* by server: it is leaderless as well, or out of reach */
   uint32_t *owners;
   uint32_t nowners, servers;
   mlfab__layout layout;
@@ -37,7 +36,7 @@ struct mlfab__reshard_server {
   uint8_t *stage, *scratch;
   uint64_t stage_bytes;
   reshard_server_entry *entries; /* by slice of the new store */
-  uint32_t coming;               /* number of entries that are not done */
+  uint32_t coming;               /* number of entries that are not complete */
   mlfab__image_cursor *cursors;  /* by server */
   reshard_server_clock *clocks;
   uint32_t ngates, clocks_room, nwords;
@@ -87,7 +86,7 @@ static int reshard_server_begin(mlfab__server *server, uint32_t attempt, const u
   return 0;
 }
 
-/* Allocates what depends on the size of the shard. */
+/* Allocates the arrays whose size depends on the shard. */
 static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   const mlfab__store *store = &shift->store;
@@ -212,7 +211,7 @@ static void reshard_server_hold(mlfab__server *server) {
 
 /* --- slices to send --- */
 
-/* Moves the cursor to the next bytes for `to`: 1, or 0 after the last. */
+/* Moves the cursor to the next bytes for `to`: returns 1, or 0 after the last. */
 static int reshard_server_seek(const mlfab__server *server, uint32_t to,
                                mlfab__image_cursor *cursor, mlfab__image_chunk *chunk) {
   return mlfab__image_next(&server->store, server->move.under_way->owners, to,
@@ -224,7 +223,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uin
   const struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__image_cursor cursor = {0, 0, 0};
   mlfab__image_chunk chunk;
-  /* An answer may have to be sent again. */
+  /* Perhaps an answer needs repeating. */
   if (to == 0) return shift || server->move.moved.attempt != 0;
   if (shift && shift->leaderless) return to != server->number;
   return shift && shift->sending && to != server->number &&
@@ -348,7 +347,7 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
   const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
   if (entry->part.done) return 0;
   if (!clock) return MLFAB_ERR_FRAME;
-  /* The states may be absent: only one of the two servers may have a callback that applies updates. */
+  /* The states may be absent: perhaps only one of the two servers has a callback that applies updates. */
   const mlfab__image_chunk chunk = {.slice = local,
                                     .kind = head.kind,
                                     .offset = head.offset,
@@ -376,7 +375,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* It came late and has no slices: it counts for nothing, and knows nothing of other servers' attempts. */
+/* Did this server come late, and has it no slices? Then it does not count, and other servers' attempts are unknown to
+ * it. */
 static int reshard_server_is_idle(const mlfab__server *server) {
   return server->move.late && server->store.nslices == 0;
 }
@@ -391,7 +391,7 @@ static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   return 0;
 }
 
-/* Does it join a clock that is here, or one that arrives before it? */
+/* Does it join a clock that is here, or a clock that arrives before it? */
 static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   const reshard_server_clock *in = &shift->clocks[clock];
@@ -405,7 +405,7 @@ static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) 
          mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
 }
 
-/* Would the server stay within the number of models that it may have? */
+/* Does the server stay within the permitted number of models? */
 static int reshard_server_fits(const mlfab__server *server) {
   uint32_t n = 0;
   for (uint32_t g = 0; g < server->ngates && !reshard_server_is_idle(server); g++)
@@ -421,7 +421,7 @@ static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   *b = c;
 }
 
-/* A kept slice swaps its blocks with the unused ones of the new store; what a view reads stays where it is. */
+/* Keeps a slice: swaps its blocks with unused blocks of the new store; the bytes that a view reads do not move. */
 static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
   mlfab__store *from = &server->store;
   mlfab__shard_slice *s = &to->slices[local];
@@ -440,7 +440,7 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
-    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as positions. */
+    /* A spare block exists: nobody writes, so there are at least as many spare blocks as positions. */
     to->sum[q] = mlfab__store_take(to);
     reshard_server_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
   }
@@ -457,7 +457,7 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
   }
 }
 
-/* Replaces everything whose size depends on the old shard. */
+/* Replaces all arrays whose size depends on the old shard. */
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   mlfab__serve_resize(server);
@@ -496,7 +496,7 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
 static void reshard_server_install(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__store *store = &shift->store;
-  int first = reshard_server_is_idle(server); /* its own clock is not that of any slice */
+  int first = reshard_server_is_idle(server); /* its own clock has no slice */
   for (uint32_t g = 0; g < shift->ngates; g++) {
     if (!reshard_server_comes(server, g)) continue;
     shift->clocks[g].target =
@@ -512,7 +512,7 @@ static void reshard_server_install(mlfab__server *server) {
       server->stats->slices_moved++;
       server->stats->bytes_moved += s->bytes;
     }
-    /* Changes before the move are no longer known. */
+    /* Earlier changes are no longer known. */
     if (store->tags) store->tags->moved(store, i);
     s->changed = server->store.changes + 1;
   }
@@ -523,7 +523,7 @@ static void reshard_server_install(mlfab__server *server) {
   server->epoch = shift->attempt;
 }
 
-/* The attempt is over at this server. */
+/* Ends the attempt at this server. */
 static void reshard_server_end(mlfab__server *server) {
   reshard_server_drop(server);
   server->move.held = 0;
@@ -531,7 +531,7 @@ static void reshard_server_end(mlfab__server *server) {
     mlfab__server_peer *peer = &server->peers[w];
     peer->stopped = 0;
     peer->drained = 0;
-    /* RESUME may have arrived before the answer that put the worker off. */
+    /* RESUME may have arrived before the answer that delayed the worker. */
     if (peer->put_off && peer->connected) reshard_server_tell(server, w);
   }
   mlfab__clock_members(server);
@@ -557,11 +557,11 @@ static int reshard_server_quiet(const mlfab__server *server) {
          !server->queue.first && !server->queue.unplaced_first && reshard_server_unread(server);
 }
 
-/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
- * workers that will push nothing more before the move. This happens when servers have different models, or
- * when workers joined while the servers were at different rounds. The round is closed without them. If the
- * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
- * the round before, so their updates come here first. */
+/* Should this round close without some workers? Slices are about to move, and an update of a stopped worker waits for a
+ * round; only workers that will push nothing more before the move hold it open. This happens when servers have
+ * different models, or when workers joined while the servers were at different rounds. Then the round closes without
+ * them. If the servers agree, it cannot happen: another server decided the update after all workers had pushed to the
+ * round before, so their updates come here first. */
 static int reshard_server_forces(mlfab__server *server, const mlfab__clock *clock) {
   int waits = 0;
   if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
@@ -593,7 +593,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (!shift) return;
   int failed = server->move.moved.attempt == shift->attempt && server->move.moved.code;
-  if (failed) return; /* ABORT will come */
+  if (failed) return; /* ABORT follows */
   if (!shift->ready) {
     if (reshard_server_quiet(server)) reshard_server_prepare(server);
   } else if (shift->sending && shift->coming == 0 && !shift->answered) {
@@ -615,14 +615,14 @@ static void reshard_server_finish(mlfab__server *server) {
   reshard_server_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
 }
 
-/* Ends the attempt: nothing has changed, and the server accepts nothing about it any more. */
+/* Undoes the attempt: nothing has changed, and the server ignores its later frames. */
 static void reshard_server_undo(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_end(server);
   reshard_server_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
 }
 
-/* This process did not exist when the move began. */
+/* Answers for a process that did not exist when the move began. */
 static void reshard_server_unknown(mlfab__server *server, const mlfab__move *move) {
   char text[64];
   snprintf(text, sizeof text, "server %u was restarted", server->number);
@@ -646,7 +646,7 @@ static int reshard_server_is_other(const mlfab__server *server, uint32_t s) {
   return s != 0 && s != server->number;
 }
 
-/* When all others in reach are leaderless too, none can have installed. */
+/* Undoes the move when all others in reach are leaderless too: then none can have installed. */
 static void reshard_server_decide(mlfab__server *server) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   if (!shift || !shift->leaderless) return;
@@ -678,7 +678,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_dead(mlfab__server *server, uint32_t 
   reshard_server_decide(server);
 }
 
-/* Server 0 is gone: tells a worker that may have lost it, too, the current layout. */
+/* Server 0 is gone: tells a worker the current layout, because the worker may have lost server 0, too. */
 static void reshard_server_resume(mlfab__server *server, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
   mlfab__resume resume = {server->epoch, server->epoch, server->layout.nslices};
@@ -709,20 +709,20 @@ static void reshard_server_tick(mlfab__server *server) {
   }
 }
 
-/* A leaderless server asks about its attempt: tells it what this server knows. */
+/* Answers a leaderless server about its attempt with this server's own state. */
 static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t attempt) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (shift && shift->attempt == attempt && shift->answered && !server->move.moved.code) {
     shift->heard[from] = 1;
     reshard_server_decide(server);
-    return; /* server 0 tells it, or it asks too */
+    return; /* server 0 tells that server, or this one asks too */
   }
   uint32_t step = MLFAB__MOVE_ABORT;
   server->move.across.ready(server->move.across.self, from);
   if (shift && shift->attempt == attempt) {
     reshard_server_undo(server);
   } else if (server->phase != MLFAB__MODEL_STANDS || reshard_server_is_idle(server)) {
-    step = MLFAB__MOVE_PREPARE; /* a new process, or one that took no part: it cannot know */
+    step = MLFAB__MOVE_PREPARE; /* it is a new process, or took no part: it cannot know */
   } else if (server->epoch == attempt) {
     step = MLFAB__MOVE_INSTALL;
   } else if (attempt > server->move.moved.attempt) {
@@ -756,8 +756,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t f
 
 /* --- a server that gets its first slices --- */
 
-/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
- * text; there is no model then. */
+/* Builds the model that server 0 describes in ADOPT, with none of its slices; it stands. Errors: those of the
+ * definition, with a text; there is no model then. */
 static int reshard_server_model(mlfab__server *server, const mlfab__adopt *in,
                                 const uint32_t *words, const uint8_t *table, mlfab_error *error) {
   const mlfab__define define = {.options = in->options, .tensors = in->tensors};
@@ -843,7 +843,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
   if (move.attempt < server->move.moved.attempt) return 0;
   if (move.attempt == server->move.moved.attempt &&
       (move.step == server->move.moved.step || server->move.moved.step == MLFAB__MOVE_ABORT)) {
-    /* the answer was lost with a link, or server 0 had not asked for it */
+    /* A link has lost the answer, or server 0 had not asked for it. */
     reshard_server_answer(server);
     return 0;
   }

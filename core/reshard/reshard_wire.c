@@ -1,4 +1,4 @@
-/* reshard_wire.c - the fields of these frames. See reshard_wire.h and codec.h. Layer 4. */
+/* reshard_wire.c - encodes and decodes the frames of reshard_wire.h. See codec.h. Layer 4. */
 #include "reshard_wire.h"
 
 #include "../wire/codec.h"

@@ -19,17 +19,17 @@ typedef struct mlfab__reshard_done { /* server 0 -> worker */
 } mlfab__reshard_done;
 
 typedef struct
-    mlfab__freeze { /* FREEZE, server 0 -> worker; u32 count and u16 numbers of the servers that will
+    mlfab__freeze { /* FREEZE, server 0 -> worker; u32 count and u16 numbers of the servers that soon
                        get their first slices follow */
   uint32_t attempt, servers;
 } mlfab__freeze;
 
 typedef struct mlfab__frozen { /* worker -> server 0 */
   uint32_t attempt;
-  uint32_t unreached; /* one of those servers that it cannot reach, or MLFAB__NO_NODE */
+  uint32_t unreached; /* one of those servers, out of its reach; or MLFAB__NO_NODE */
 } mlfab__frozen;
 
-/* On BEGIN and OVER the server forgets what it has not decided, and HELLO_ACK tells what it has. */
+/* On BEGIN and OVER the server forgets undecided updates, and HELLO_ACK reports the decided ones. */
 enum mlfab__stop_kind {
   MLFAB__STOP_BEGIN = 0,
   MLFAB__STOP_DRAINED = 1, /* the worker sends nothing more until the slices have moved */
@@ -53,7 +53,7 @@ typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of 
 typedef struct
     mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
   uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
-  uint64_t offset;                      /* in the slice */
+  uint64_t offset;                      /* offset in the slice */
   uint64_t version, commit;
   uint32_t last; /* 1: the last bytes of this slice */
 } mlfab__reshard_server_bytes;
@@ -61,7 +61,7 @@ typedef struct
 typedef struct
     mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
   uint32_t attempt; /* this attempt and all before it are over */
-  uint32_t epoch;   /* of the current layout */
+  uint32_t epoch;   /* epoch of the current layout */
   uint32_t slices;
 } mlfab__resume;
 

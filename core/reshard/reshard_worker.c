@@ -1,28 +1,27 @@
-/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
+/* reshard_worker.c - the worker role: stops while slices move, and continues with their new servers. See reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
  *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
  *        epoch (late)
  *
- * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M again at
- * the servers that have not decided them, even updates that no server has decided: a server that has decided M,
- * with no part of an earlier update, would pass over a part of that update that it gets later. Updates after M are
- * decided nowhere, and stay so.
+ * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M again at the
+ * servers that have not decided them, even those that all servers have yet to decide: a server that has decided M would
+ * pass over its part of an earlier update if that part came later. Updates after M stay undecided everywhere.
  *
- * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have pushed round
- * r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of a member x. At t, x
- * had pushed round r - 1 before t took w's round r. So x finds it decided at t when it stops, or announces it in
- * its own draining; in either case x does not finish before s has decided it, too. By induction over r, every
- * update that s waits for arrives. The argument fails if t has another model than s and did not make w wait, or if
- * x became a member while the servers stood at different rounds. Then x is drained, and s closes the round without
- * it (reshard_server_forces). The answer to the end of its STOP tells x, which tells the other servers (push.c).
+ * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have pushed round r -
+ * 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of a member x. At t, x had
+ * pushed round r - 1 before t took w's round r. So x finds it decided at t when it stops, or announces it in its own
+ * draining; in either case x does not finish before s has decided it, too. By induction over r, every update that s
+ * waits for arrives. The argument fails if t has another model than s and did not make w wait, or if x became a member
+ * while the servers stood at different rounds. Then x is drained, and s closes the round without it
+ * (reshard_server_forces). The answer to the end of its STOP tells x, which tells the other servers (push.c).
  *
- * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout when the
- * move is over. It stops first, to learn what is decided. A partly decided update stays so (PARTIAL), because the
- * rest of it would have to go to servers that do not know the updates before it.
+ * A late worker is one that server 0 could not reach, and so did not freeze: it learns the new layout when the move is
+ * over. It stops first, to learn which updates are decided. A partly decided update stays so (PARTIAL), because its
+ * rest would go to servers that do not know the updates before it.
  *
- * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's own
+ * The worker sends to a server only in RUNS and in DRAINING, and only if the server has reported the worker's own
  * epoch. */
 #include "reshard.h"
 
@@ -73,8 +72,8 @@ static void reshard_worker_tell_frozen(mlfab__worker *worker, uint32_t unreached
   MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, frozen, &frozen);
 }
 
-/* Servers that will get their first slices: this worker must have a link to each before it stops for the move. 1: it
- * has; 0: not yet; -1: it cannot reach *server_p. */
+/* Has this worker a link to each server that gets its first slices? It needs these before it stops for the move.
+ * Returns 1: it has; 0: not yet; -1: it cannot reach *server_p. */
 static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_p) {
   int all = 1;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -92,8 +91,8 @@ static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_
 static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns);
 static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 
-/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
- * will. */
+/* Does the server own slices, as far as this worker knows? Before there is a model, all first servers count as
+ * owners. */
 static int reshard_worker_owns(const mlfab__worker *worker, uint32_t server) {
   const mlfab__layout *layout = &worker->layout;
   const mlfab__pause *pause = &worker->moving->pause;
@@ -103,19 +102,19 @@ static int reshard_worker_owns(const mlfab__worker *worker, uint32_t server) {
   return layout->owned_at[server] < layout->owned_at[server + 1];
 }
 
-/* This server is absent now: what waited for it goes on. */
+/* Marks this server as absent: calls that waited for it continue. */
 static void reshard_worker_without(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   reshard_worker_dead(worker, server, now_ns);
   worker->due = 1;
   mlfab__worker_advance(worker, now_ns);
 }
 
-/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
+/* Called when a server other than 0 has gone: returns 1 if it had no slices. Nothing is lost, and it counts no more. */
 static int reshard_worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   mlfab__stream *stream = &worker->streams[server];
   int knows = worker->stands || worker->moving->pause.nowners > 0;
   if (server == 0 || !knows) return 0;
-  /* Its slices may have moved: the end of the move tells. */
+  /* Its slices may have moved: the end of the move decides. */
   if (worker->moving->pause.state == MLFAB__PAUSE_FROZEN) {
     stream->up = 0;
     mlfab__push_lost(worker, server, now_ns);
@@ -134,7 +133,7 @@ static int reshard_worker_spares(mlfab__worker *worker, uint32_t server, uint64_
   return 1;
 }
 
-/* A move has ended: servers that died meanwhile are missed, or not. */
+/* Ends a move for the servers that died meanwhile: they are missed if they own slices. */
 static void reshard_worker_bury(mlfab__worker *worker, uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
@@ -156,7 +155,7 @@ static void reshard_worker_vacant(mlfab__worker *worker, uint32_t server, uint64
   reshard_worker_without(worker, server, now_ns);
 }
 
-/* Counts a late server from now on, or no more; before updates are divided anew. */
+/* Counts a late server from now on, or no longer; call it before updates are divided anew. */
 static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int counts) {
   mlfab__stream *stream = &worker->streams[server];
   worker->moving->servers[server].comes = 0;
@@ -165,7 +164,7 @@ static void reshard_worker_count(mlfab__worker *worker, uint32_t server, int cou
   if (!counts) return;
   stream->packets = worker->streams[0].packets;
   stream->counts = worker->streams[0].counts;
-  /* Once the servers have agreed on the model, nobody asks for the answer to one more DEFINE. */
+  /* After the servers have agreed on the model, nobody awaits the answer to one more DEFINE. */
   int agreed = worker->stands || worker->model_pull || worker->enters;
   stream->defined = agreed != 0;
   stream->define = worker->table && !agreed;
@@ -189,7 +188,7 @@ static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int la
   }
 }
 
-/* Is the update decided at one of its servers and not at another? */
+/* Is the update decided at one of its servers, and undecided at another? */
 static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outgoing *update) {
   int decided = 0, open = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -266,8 +265,8 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
 
 /* --- resuming --- */
 
-/* For a late worker, or after the death of a server: a partly decided update stays so, and an update that a
- * server has passed over is lost. */
+/* For a late worker, or after the death of a server: a partly decided update stays so, and an update that a server has
+ * passed over is lost. */
 static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
@@ -280,7 +279,7 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-/* Tells the servers to go on. They answer with their epoch, credit and progress. */
+/* Tells the servers to continue. They answer with their epoch, credit and progress. */
 static void reshard_worker_run(mlfab__worker *worker) {
   worker->moving->pause.state = MLFAB__PAUSE_RUNS;
   worker->announces = MLFAB__NEVER;
@@ -354,7 +353,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     pause->attempt = resume.attempt;
     reshard_worker_adopt(worker, now_ns);
   } else if (resume.epoch != worker->epoch) {
-    /* it stops for this attempt already */
+    /* It stops for this attempt already. */
     if (pause->late && pause->attempt == resume.attempt) return;
     reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
@@ -388,7 +387,7 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
   if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
   if (worker->streams[server].absent) {
-    reshard_worker_check(worker, now_ns); /* it may have waited for this link */
+    reshard_worker_check(worker, now_ns); /* the move may have waited for this link */
     return;
   }
   if (!knows) {
@@ -408,7 +407,7 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
     reshard_worker_check(worker, now_ns);
     return;
   }
-  /* Without server 0 nobody leads: go on with the known layout. */
+  /* Continues with the known layout: only server 0 leads. */
   if (worker->moving->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
   reshard_worker_bury(worker, now_ns);
   worker->moving->resize.request = 0;
@@ -457,7 +456,7 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   resize->n = n;
   resize->ask++;
   resize->request = request->id;
-  /* Server 0 gives up a little earlier, so that it can report whom it waited for. */
+  /* Server 0 gives up a little earlier, so that it can name the process that it waited for. */
   resize->timeout_ns = timeout_ns - timeout_ns / 8;
   reshard_worker_ask(worker);
   *request_p = request->id;
