@@ -1,15 +1,15 @@
-/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
+/* cache.c - the worker role: keeps a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
  *
- * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
- * the answer into the copy and into the caller's buffers, stretch by stretch: what a frame covers is of the new
- * commit then, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a
- * transfer is cut off, the server sends all changes since the commit before again.
+ * With version tags a pull asks for whole slices, and names the commit that the copy has of each. The worker writes the
+ * answer into the copy and into the caller's buffers, part by part: afterwards the bytes of a frame belong to the new
+ * commit, changed or not. The copy takes over the commit of a slice when the whole slice has arrived: if a transfer is
+ * cut off, the server sends all changes since the commit before again.
  *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back. The server's epoch
+ * One pull at a time asks a server, in the order of their requests. So the copy never gets older. The server's epoch
  * numbers its commits: in another epoch the copy is void, and pulls fetch everything.
  *
- * Kept buffers get what has changed. They lack what other pulls have fetched into the same slices since:
- * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
+ * Kept buffers get only the changes of this pull. They lack the changes that other pulls have meanwhile fetched into
+ * the same slices: the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
 #include "sparse_push.h"
@@ -17,9 +17,9 @@
 #include "../kernels/kernels.h"
 #include "../kernels/packet.h"
 
-/* A server's part of a pull: the slice that is arriving. */
+/* A server's part of a pull, with the slice that is arriving. */
 typedef struct cache_part {
-  uint8_t changed;       /* some of the slice has changed */
+  uint8_t changed;       /* a part of the slice has changed */
   uint32_t slice;        /* UINT32_MAX: none yet */
   uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } cache_part;
@@ -27,11 +27,11 @@ typedef struct cache_part {
 /* A copy of the model. A request identifies a pull; requests ascend. */
 struct mlfab__cache {
   uint8_t *bytes;
-  uint64_t *commits; /* by slice: the copy's commit, 0: none */
+  uint64_t *commits; /* by slice: commit of the copy, 0: none */
   uint64_t *brought; /* by slice: the last pull that changed it ... */
-  uint64_t *before;  /* ... and the last other one */
+  uint64_t *before;  /* ... and the last different pull */
   uint64_t *written; /* by tensor: the last pull that copied it to buffers */
-  uint32_t *epochs;  /* by server: of the commits; 0: none */
+  uint32_t *epochs;  /* by server: epoch of the commits; 0: none */
   cache_part *parts; /* by pull and server */
 };
 
@@ -83,7 +83,7 @@ MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker) {
   worker->packets->cache = NULL;
 }
 
-/* The copies keep their bytes. */
+/* Voids the commits of a server's slices; the copies keep their bytes. */
 static void cache_void(mlfab__worker *worker, uint32_t server) {
   const mlfab__layout *layout = &worker->layout;
   for (uint32_t i = 0; i < layout->nslices; i++) {
@@ -92,7 +92,7 @@ static void cache_void(mlfab__worker *worker, uint32_t server) {
   }
 }
 
-/* Commits of an unknown epoch: of a server that may have made others, or of all servers, whose slices have moved. */
+/* Voids the commits when their epoch is unknown: the server may have made others, or slices of all have moved. */
 static void cache_lost(mlfab__worker *worker, uint32_t server) {
   if (server == MLFAB_ALL)
     cache_void(worker, server);
@@ -215,7 +215,7 @@ static int cache_asked(const mlfab__fetch *fetch, const mlfab__slice *slice) {
   return 0;
 }
 
-/* Before the bytes of a frame are written. Errors: FRAME (it does not continue the frame before). */
+/* Called before the bytes of a frame are written. Errors: FRAME (it does not continue the frame before). */
 static int cache_begin(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server,
                        const mlfab__model *model) {
   const mlfab__slice *slice = &worker->layout.slices[model->slice];
@@ -239,7 +239,7 @@ static int cache_begin(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_
   return 0;
 }
 
-/* After they are written; `changed`: it had bytes. */
+/* Called after they are written; `changed`: the frame had bytes. */
 static void cache_taken(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server,
                         const mlfab__model *model, int changed) {
   const mlfab__slice *slice = &worker->layout.slices[model->slice];

@@ -1,17 +1,16 @@
-/* delta.c - the server role: what has changed in the model, and how pulls get it. See server.h, version.h
- * and packet.h.
+/* delta.c - the server role: finds changes in the model, and packs them for pulls. See server.h, version.h and
+ * packet.h.
  *
- * For: the parameter filter and tags, called while a commit writes; packets of an answer. Not for: when a
- * pull is answered (serve.c), or keeping its bytes unchanged (a pull pins blocks).
+ * It has the parameter filter and the tags (called while a commit writes), and the packets of an answer. Other files
+ * decide when a pull is answered (serve.c), and keep its bytes unchanged (a pull pins blocks).
  *
- * A tag is the commit's number plus one, so that 0 means "none" and the first weights are 1; commits are
- * sent in this form. Tags are set while a commit is being prepared, piece by piece while the bytes are in
- * the cache, with the number that the commit will have. So the end of a commit costs nothing more. A pull
- * in between sends such a piece with its old bytes, and the next pull, whose commit number is smaller,
- * sends it again. A commit that is refused leaves tags that are too large. Both are harmless: a tag is
- * never below the last commit that changed its grain. For the same reason an answer reads the present tags,
- * and the bytes of the pinned blocks: all changes up to the pinned commit are tagged, and later ones come
- * with the next pull.
+ * A tag is the commit's number plus one, so that 0 means "none" and the first weights are 1; commits are sent in this
+ * form. Tags are set while a commit is being prepared, piece by piece while the bytes are in the cache, with the number
+ * that the commit will have. So the end of a commit costs nothing more. A pull in between sends such a piece with its
+ * old bytes; the next pull has a smaller commit number, and sends it again. A refused commit leaves tags that are too
+ * large. Both are harmless: a tag is at least the last commit that changed its grain. So an answer may combine the
+ * present tags with the bytes of the pinned blocks: all changes up to the pinned commit are tagged, and later changes
+ * come with the next pull.
  *
  * Source: TDF §3 (versioned store), §4.2 (P-SMP: changes set back are discarded). */
 #include "sparse_apply.h"
@@ -24,7 +23,7 @@
 enum {
   DELTA_TAGS_MAX = 65536,
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
-  DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
+  DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both kinds of padding */
   DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
   DELTA_TAG_BYTES = 4,
   DELTA_LOOK = 64 /* grains searched in the first step */
@@ -84,12 +83,12 @@ static void delta_tags_free(mlfab__env *env, mlfab__store *store) {
   store->tags = NULL;
 }
 
-/* Its former changes are not known here. */
+/* Called for a slice that has moved: its former changes are unknown. */
 static void delta_tags_moved(mlfab__store *store, uint32_t slice) {
   mlfab__store_tags_of(store, slice)->base = mlfab__store_label(&store->slices[slice]);
 }
 
-/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
+/* Returns the grain size of a slice, which may have types of 4 and of 8 bytes. */
 static uint64_t delta_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
                             uint32_t elements) {
   const mlfab__layout *layout = store->layout;
@@ -138,7 +137,7 @@ static uint32_t delta_elements(uint32_t width, const uint8_t *before, const uint
   return changed;
 }
 
-/* Applies the user's filter: sets back the changes that it does not keep. */
+/* Applies the user's filter: sets the changes back that the filter does not keep. */
 static void delta_select(const mlfab__server *server, const mlfab__piece *piece, uint64_t t,
                          const uint8_t *before, uint8_t *after) {
   uint64_t marks[DELTA_WORDS], keep[DELTA_WORDS];
@@ -200,11 +199,11 @@ static uint32_t delta_next(const mlfab__server *server, const mlfab__segment *se
 /* The commits that a cache has of the touched slices, by local number. */
 struct mlfab__pull_since {
   uint32_t room; /* for commits */
-  int counts;    /* they are of the model's present epoch */
+  int counts;    /* they belong to the model's present epoch */
   uint64_t commits[];
 };
 
-/* The cache is ahead of the slice. */
+/* Handles a cache that is ahead of the slice. */
 static int delta_future(mlfab__server *server, uint32_t worker, const mlfab__pull *in,
                         const mlfab__shard_slice *s, uint64_t since) {
   char text[128];
@@ -269,7 +268,7 @@ typedef struct delta_frame {
   uint64_t since;
   uint8_t *out;
   uint32_t used, room;
-  uint32_t plain; /* the next bytes are better sent unpacked: this many */
+  uint32_t plain; /* this many of the next bytes are better sent unpacked */
 } delta_frame;
 
 static uint32_t delta_log2(uint64_t x) {
@@ -289,11 +288,11 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   return mlfab__min(kept << grain_log2, elements);
 }
 
-/* 1 if most of these bytes have changed: packets would save little, and both sides would search for it. */
+/* Returns 1 if most of these bytes have changed: packets would save little, and both sides would search for it. */
 static int delta_most(uint64_t changed, uint64_t of) { return 8 * changed > 7 * of; }
 
-/* 1 if these bytes are probably better sent as they are. On a link inside this host bytes cost little: packets cost as much time
- * as all of it from where the tags of the touched blocks are a quarter of its bytes. */
+/* Returns 1 if these bytes are probably better sent as they are. Inside a host bytes cost little: packets cost as much
+ * time as everything once the tags of the touched blocks are a quarter of its bytes. */
 static int delta_plain(const delta_frame *f, uint64_t at, uint64_t end) {
   mlfab__tags_share share = mlfab__tags_estimate(f->tags, f->since, at, end);
   int local = f->server->peers[f->pull->worker].local && f->pull->spread == 0;
@@ -301,7 +300,7 @@ static int delta_plain(const delta_frame *f, uint64_t at, uint64_t end) {
          (local && share.blocks * DELTA_TAG_BYTES * 4 > 256 * f->tags->grain_bytes);
 }
 
-/* The maximum size of a packet. */
+/* Returns the maximum size of a packet. */
 static uint64_t delta_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept, uint32_t width) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
   return DELTA_OVERHEAD + (grains + 7) / 8 + kept * width;
@@ -351,11 +350,11 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
   return shape.elements;
 }
 
-/* The first byte from `at` to `end` that may have changed, or `end`. */
+/* Returns the first byte from `at` to `end` that may have changed, or `end`. */
 static uint64_t delta_seek(const delta_frame *f, uint64_t at, uint64_t end) {
   uint64_t begin = at, stop = at, step;
   if (!f->tags) return at;
-  /* In growing steps, because only the beginning is needed. */
+  /* Doubles the step: only the beginning is needed. */
   for (step = DELTA_LOOK * f->tags->grain_bytes; at < end && begin == stop; step *= 2) {
     stop = mlfab__min(end, at + step);
     mlfab__tags_next(f->tags, f->since, at, stop, &begin, &stop);

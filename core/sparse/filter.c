@@ -1,18 +1,17 @@
-/* filter.c - which values of an update are sent, and which changes of the model are made. Layer 2.
+/* filter.c - selects the values of an update that are sent, and the changes of the model that are made. Layer 2.
  *
- * For: TDF's gradient filters (significance, random, half precision) with their residual, the selection of
- * the largest values, and the parameter filter. Not for: encoding values in packets; each call works on one
- * part of a tensor.
+ * It has TDF's gradient filters (significance, random, half precision) with their residual, the selection of the
+ * largest values, and the parameter filter. packet.c encodes values in packets; each call here works on one part of a
+ * tensor.
  *
- * Invariants: an element is compared in its own type, with the smallest number of that type that is not
- * below tau; the result is that of a comparison in double. Comparisons are of bits, so that -ffast-math has
- * no effect. A draw depends on seed, iteration and element only, not on how the tensor is divided, the
- * level, or other draws. Mark and emit both compute a: the second time the data comes from the cache, and
- * nothing has to be stored in between.
+ * Invariants: an element is compared in its own type, with the smallest number of that type that is at least tau; the
+ * result is that of a comparison in double. All comparisons are integer comparisons of bits, so -ffast-math has no
+ * effect. A draw depends on seed, iteration and element only, not on how the tensor is divided, the level, or other
+ * draws. Mark and emit both compute a: the second time the data comes from the cache, and no intermediate memory is
+ * needed.
  *
- * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: values that round to zero stay in the residual,
- * as does the excess over the largest value; exact zeros are never sent; the selection of the largest share
- * is not in TDF. */
+ * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: values that round to zero stay in the residual, as does the
+ * excess over the largest value. Exact zeros are never sent. TDF has no selection of the largest share. */
 #include "filter.h"
 
 #include "../kernels/half.h"
@@ -36,8 +35,8 @@
 
 /* ---- thresholds and draws ---- */
 
-/* The natural logarithm: t = 2^e m with m near 1, ln m = 2 artanh((m - 1) / (m + 1)). Gives the same bits
- * everywhere, and does not need libm. */
+/* The natural logarithm: for t = 2^e m with m near 1, ln m = 2 artanh((m - 1) / (m + 1)). Gives the same bits
+ * everywhere, without libm. */
 static double filter_ln(uint64_t t) {
   const double ln2 = 0.69314718055994530942;
   double m = (double)t, e = 0.0, sum = 0.0;
@@ -65,7 +64,7 @@ typedef struct filter_limits {
   uint64_t key, draw; /* held back if the word drawn is below `draw` */
 } filter_limits;
 
-/* The bits of the smallest float32 that is not below tau >= 0. */
+/* Returns the bits of the smallest float32 that is at least tau >= 0. */
 static uint64_t filter_f32_ceiling(double tau) {
   uint32_t bits;
   if (tau > 0x1.fffffep127) return FILTER_F32_INFINITY;
@@ -74,9 +73,9 @@ static uint64_t filter_f32_ceiling(double tau) {
   return bits + ((double)nearest < tau);
 }
 
-/* The bits of the smallest double that rounds to a float32 above `magnitude`: the double after the middle
- * between it and its neighbour, or the middle itself where the neighbour is even. Does not read subnormal
- * float32 as such, which a processor may take for zeros; their middle is a normal double. */
+/* Returns the bits of the smallest double that rounds to a float32 above `magnitude`: the double after the middle
+ * between it and its neighbour, or the middle itself if the neighbour is even. Never reads a subnormal float32 (a
+ * processor may take it for zero); the middle is a normal double. */
 static uint64_t filter_f64_above(uint32_t magnitude) {
   const uint32_t normal = 0x00800000u;
   uint64_t bits = (((uint64_t)magnitude << 1) + 1) << 28; /* the middle, with float32's exponent */
@@ -337,7 +336,7 @@ FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const 
   return _mm256_movemask_epi8(worst) ? MLFAB__FILTER_REFUSED : kept;
 }
 
-/* Packs the marked ones of eight lanes: pext collects their indices, a byte each. */
+/* Packs the marked values of eight lanes: pext collects their indices, a byte each. */
 FILTER_AVX2 static inline __m256i filter_pack_avx2(__m256i a, uint32_t marks) {
   uint64_t lanes = _pext_u64(0x0706050403020100u, _pdep_u64(marks, 0x0101010101010101u) * 0xff);
   return _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)lanes)));
@@ -366,7 +365,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
     __m256i a = filter_sum_avx2(g, residual, i), rest;
     sent = _mm256_cmpeq_epi32(sent, bit);
     rest = _mm256_andnot_si256(sent, a);
-    /* values that are not sent must not overflow in the conversion */
+    /* An unsent value must not overflow in the conversion. */
     a = _mm256_and_si256(sent, a);
     if (half != MLFAB_HALF_NONE) {
       __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(a, magnitude), top);
@@ -494,8 +493,8 @@ static inline uint64_t filter_magnitude(int dtype, const void *g, const void *re
                             : filter_size_f64(filter_at_f64(g, residual, i));
 }
 
-/* Radix selection with 11 bits of the magnitude at a time, highest first: finds the digit of the k-th
- * largest by counting; only values that share it are counted in the next pass. */
+/* Radix selection, 11 bits of the magnitude at a time, highest first: finds the digit of the k-th largest by counting.
+ * The next pass counts only values with this digit. */
 MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *g, const void *residual, uint64_t n,
                                        uint64_t k, mlfab__filter_cut *cut) {
   enum { DIGIT = 11 };
@@ -604,9 +603,8 @@ MLFAB__INTERNAL void mlfab__filter_choose(mlfab__filter_choice *choice, int dtyp
   mlfab__filter_choose_with(mlfab__kernel_level(), choice, dtype, g, residual, n, k, room);
 }
 
-/* Marks the elements that are above `low` and at least `least`, and lists those above `low` up to `high`.
- * Stops when the list has no room for a word of marks, which settle notices. Returns whether the elements
- * are finite. */
+/* Marks the elements above `low` with at least `least`, and lists those above `low` up to `high`. Stops when the list
+ * has no room for a word of marks, which settle notices. Returns 1 if the elements are finite. */
 #define FILTER_COMPARE(name, real, infinity)                                                    \
   static int filter_compare_##name(mlfab__filter_choice *choice, uint64_t least, const void *g, \
                                    const void *residual, uint32_t n, uint64_t *keep) {          \
@@ -736,9 +734,9 @@ MLFAB__INTERNAL int mlfab__filter_look(mlfab__filter_choice *choice, const mlfab
   return 1;
 }
 
-/* Clears the marks of listed elements that are not among the k largest, from element `at` of the list on;
- * returns how far it came. At most FILTER_WORDS words of marks: it first collects those with a listed
- * element, which a branch would not predict. */
+/* Clears the marks of listed elements that are not among the k largest, from element `at` of the list on; returns its
+ * new position. It takes at most FILTER_WORDS words of marks, and first collects those with a listed element, because a
+ * branch would be unpredictable. */
 static uint64_t filter_clear(const mlfab__filter_choice *choice, uint64_t at,
                              mlfab__filter_cut *cut, uint32_t words, const uint64_t *open,
                              uint64_t *keep) {
@@ -774,9 +772,9 @@ MLFAB__INTERNAL int mlfab__filter_settle(mlfab__filter_choice *choice, uint64_t 
 
 /* ---- changes of the model ---- */
 
-/* Without branches, because signs and small changes are unpredictable. Values that are not finite are left
- * unchanged, for later checks to find. The quotient is computed from 0 and 1 where it is not needed or
- * would exceed 2^500, because a program may have enabled floating-point traps. */
+/* It has no branches, because signs and small changes are unpredictable. Values that are not finite stay unchanged, for
+ * later checks to find. If the quotient is unused or would exceed 2^500, it is computed from 0 and 1, because a program
+ * may have enabled floating-point traps. */
 #define FILTER_FAR 0x1p-500
 static inline double filter_size(double x) {
 #if defined(__GNUC__) || defined(__clang__)

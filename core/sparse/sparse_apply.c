@@ -1,15 +1,14 @@
-/* sparse_apply.c - the server role: takes packets in. See server.h and packet.h.
+/* sparse_apply.c - the server role: decodes packets in updates, and adds them to blocks. See server.h and packet.h.
  *
- * For: the codec of packets in updates. Not for: queue, credit and commits, which do not depend on the form
- * of the bytes.
+ * It is the codec of packets in updates. Queue, credit and commits are elsewhere, and do not depend on the form of the
+ * bytes.
  *
- * Packets are copied to private memory and checked as they arrive, so that staged bytes are valid and stay
- * so; only values may still be infinite or NaN. Elements that no packet names are zero: they are not added,
- * and optimizers step them like other zeros. The result equals that of a dense update with the same values,
- * except for the sign of zeros.
+ * Packets are copied to private memory and checked on arrival, so staged bytes are valid and stay so; only values may
+ * still be infinite or NaN. An element that no packet names is zero: it is not added, and optimizers step it like any
+ * zero. The result equals that of a dense update with the same values, except for the sign of zeros.
  *
- * A packet lies in one slice, but may span several blocks. Then it is taken in run by run or, with many
- * runs, as a dense one. */
+ * A packet lies in one slice, but may span several blocks. Then its runs are added one by one or, if there are many,
+ * like a dense packet. */
 #include "sparse_apply.h"
 
 #include "../kernels/kernels.h"
@@ -30,7 +29,7 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server) {
 
 /* --- checking received packets --- */
 
-/* The first segment that ends behind this offset, or push.segments. */
+/* Returns the first segment that ends behind this offset, or push.segments. */
 static uint32_t sparse_apply_segment(const mlfab__incoming *update, uint64_t offset) {
   uint32_t low = 0, high = update->push.segments;
   MLFAB__SEARCH(low, high, at, update->segments[at].offset + update->segments[at].bytes <= offset)
@@ -82,7 +81,7 @@ typedef struct sparse_apply_walk {
   mlfab__packet packet;
   int whole; /* the next part is the whole packet */
   mlfab__packet_cursor cursor;
-  uint32_t first, left; /* of the current run */
+  uint32_t first, left; /* of the current run: first element, elements left */
   uint32_t value;       /* index of the next value */
 } sparse_apply_walk;
 
@@ -92,7 +91,7 @@ typedef struct sparse_apply_part {
   mlfab__packet packet;
 } sparse_apply_part;
 
-/* A view of n elements from `first` on, all of which are kept: values `value` and following. */
+/* A view of n elements from `first` on, all kept: values `value` and following. */
 static void sparse_apply_view(const mlfab__packet *packet, uint32_t first, uint32_t value,
                               uint32_t n, mlfab__packet *view) {
   uint32_t width = mlfab__dtype_bytes(packet->dtype);
@@ -123,7 +122,7 @@ static void sparse_apply_begin(const mlfab__server *server, const mlfab__packet 
   walk->packet.values = server->packed;
 }
 
-/* The next part: 1, or 0 behind the last. */
+/* Takes the next part: returns 1, or 0 after the last. */
 static int sparse_apply_next(sparse_apply_walk *walk, sparse_apply_part *part) {
   const mlfab__packet *packet = &walk->packet;
   const mlfab__store *store = &walk->server->store;
@@ -150,7 +149,7 @@ static int sparse_apply_next(sparse_apply_walk *walk, sparse_apply_part *part) {
 
 /* --- into blocks --- */
 
-/* |values|^2. Decodes 16-bit values into server->packed. */
+/* Returns |values|^2. Decodes 16-bit values into server->packed. */
 static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packet *packet) {
   const void *values = packet->values;
   mlfab__packet view;
@@ -190,7 +189,7 @@ static int sparse_apply_fresh(mlfab__server *server, const mlfab__incoming *upda
   return code;
 }
 
-/* Number of blocks that the update steps and that have no `next` block yet. */
+/* Returns the number of blocks that the update steps and that have no `next` block yet. */
 static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__incoming *update) {
   const mlfab__store *store = &server->store;
   uint32_t last = MLFAB__NO_BLOCK;
@@ -245,7 +244,7 @@ static int sparse_apply_complete(mlfab__server *server, const mlfab__incoming *u
   return 0;
 }
 
-/* Takes a packet in as the dense values that it stands for: a device adds no single elements. */
+/* Adds a packet as the dense values that it stands for: a device cannot add single elements. */
 static int sparse_apply_dense(mlfab__server *server, const mlfab__incoming *update,
                               const mlfab__packet *packet) {
   const mlfab__store *store = &server->store;
@@ -313,8 +312,8 @@ static int sparse_apply_consume(mlfab__server *server, mlfab__incoming *update, 
 
 /* --- in place --- */
 
-/* 1 when every packet is finite, or with *code_p when one is not; 0 when products must be checked, because
- * a factor could make them infinite. */
+/* Returns 1 if every packet is finite, or with *code_p if one is not; returns 0 if products must be checked, because a
+ * factor could make them infinite. */
 static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                               int *code_p) {
   mlfab__packet packet;
@@ -350,7 +349,7 @@ static int sparse_apply_opens(const mlfab__server *server, const mlfab__incoming
   return 0;
 }
 
-/* The block that a piece of the update is added to. */
+/* Returns the block to which a piece of the update is added. */
 static uint32_t *sparse_apply_target(mlfab__server *server, const mlfab__incoming *update,
                                      const mlfab__piece *piece) {
   int sum = mlfab__apply_mode(server, update, piece->slice) == MLFAB__APPLY_SUM;

@@ -1,15 +1,15 @@
-/* sparse_push.c - the worker role: updates of which only some values are sent. See worker.h.
+/* sparse_push.c - the worker role: encodes and sends updates of which only some values are sent. See worker.h.
  *
  * A filter holds small values back in a residual of their tensor, which is added to the next update. The
  * caller gives a sparse update element by element. Both are encoded as packets (packet.h) when the push is
  * made, so that the caller may reuse its buffers. The packets of an update are in the order of the flat
  * model; those of a server are selected while sending.
  *
- * Encoding has three steps, so that an error changes nothing: check every value and mark what is sent;
- * allocate memory; write the packets, and the rest into the residuals.
+ * Encoding has three steps, so that an error changes nothing: check every value and mark those to send; allocate
+ * memory; write the packets, and the rest into the residuals.
  *
- * A filtered update that was applied nowhere keeps its packets for a retry, which sends them again without
- * touching a residual. Filtering the same buffers again would send the held-back values twice.
+ * A filtered update that no server applied keeps its packets for a retry, which sends them again and leaves the
+ * residuals alone. Filtering the same buffers again would send the held-back values twice.
  *
  * Source: TDF §4.2, 4.3. */
 #include "sparse_push.h"
@@ -54,14 +54,14 @@ typedef struct sparse_push_walk {
 
 static uint64_t sparse_push_pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
 
-/* Number of elements of a packet that fits a frame in any case. */
+/* Returns the number of elements of a packet that always fits a frame. */
 static uint64_t sparse_push_most(const mlfab__worker *worker, int dtype) {
   uint64_t room = (uint64_t)worker->config->chunk_bytes - MLFAB__PACKET_HEADER;
   uint64_t most = room * 8 / (8 * mlfab__dtype_bytes(dtype) + 1);
   return mlfab__max(SPARSE_PUSH_LEAST, mlfab__min(MLFAB__PACKET_ELEMENTS, most & ~(uint64_t)63));
 }
 
-/* Bytes from `offset` to the end of the tensor or slice. */
+/* Returns the bytes from `offset` to the end of the tensor or slice. */
 static uint64_t sparse_push_left(const mlfab__worker *worker, const mlfab__tensor *tensor,
                                  uint64_t offset) {
   const mlfab__layout *layout = &worker->layout;
@@ -147,7 +147,7 @@ static int sparse_push_no_memory(mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "push: out of memory for the packets of an update");
 }
 
-/* The maximum size of a packet with `kept` values of `width` bytes. */
+/* Returns the maximum size of a packet with `kept` values of `width` bytes. */
 static uint64_t sparse_push_bound(uint32_t elements, uint64_t kept, uint32_t width) {
   if (kept == 0) return 0;
   uint64_t marks = mlfab__min(sparse_push_pad((elements + 7) / 8), sparse_push_pad(2 * kept));
@@ -178,7 +178,7 @@ static int sparse_push_tops(const mlfab__sieve *sieve) {
   return !sieve->leaves && sieve->filter.top > 0.0;
 }
 
-/* The words of all marks; *room_p: of the largest choice of a tensor. */
+/* Returns the words of all marks; *room_p: words of the largest choice of a tensor. */
 static uint64_t sparse_push_count_words(const mlfab__worker *worker, const mlfab__outgoing *update,
                                         uint64_t *room_p) {
   uint64_t words = 0, first = 0;
@@ -204,7 +204,7 @@ typedef struct sparse_push_tour {
   uint64_t *marks; /* of the piece */
 } sparse_push_tour;
 
-/* Goes on to the tensor's next piece, if there is one. */
+/* Moves to the tensor's next piece, if there is one. */
 static int sparse_push_tour_next(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  sparse_push_tour *tour) {
   const sparse_push_piece *piece = &tour->piece;
@@ -272,7 +272,7 @@ static int sparse_push_look(const mlfab__worker *worker, const mlfab__outgoing *
   return 0;
 }
 
-/* The maximum size of the packets of marked elements. */
+/* Returns the maximum size of the packets of marked elements. */
 static uint64_t sparse_push_size(const mlfab__worker *worker, const mlfab__outgoing *update) {
   const uint64_t *marks = worker->packets->marks;
   sparse_push_walk walk = {0, 0};
@@ -434,7 +434,7 @@ static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tens
                      filter->threshold, tensor->id);
 }
 
-/* Allocates missing residuals, of one tensor or of all; without memory, none. */
+/* Allocates missing residuals, of one tensor or of all; all of them, or MEMORY and none. */
 static int sparse_push_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
   const mlfab__layout *layout = &worker->layout;
   if (!worker->packets->sieves)
@@ -482,7 +482,7 @@ static void sparse_push_free(mlfab__worker *worker) {
   mlfab__free(env, own, sizeof *own);
 }
 
-/* Packets go to every server. One that was built without this group takes none. */
+/* Packets go to every server. A server built without this group accepts no packet. */
 static int sparse_push_check_servers(const mlfab__worker *worker, const char *what,
                                      mlfab_error *error) {
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -539,7 +539,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const struct mlfa
                       sparse->tensor);
 }
 
-/* The values from position `at` on that fit one packet: returns the position after them. */
+/* Takes the values from position `at` on that fit one packet: returns the position after them. */
 static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
                                 const struct mlfab__sparse *sparse, uint64_t at,
                                 mlfab__packet_shape *shape) {
@@ -585,7 +585,7 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
 
 /* --- sending packets --- */
 
-/* Size of the packet at this offset, and its server. */
+/* Returns the size of the packet at this offset, and its server. */
 static uint64_t sparse_push_packet(const mlfab__worker *worker, const mlfab__outgoing *update,
                                    uint64_t at, uint32_t *server_p) {
   mlfab__packet packet;
@@ -608,8 +608,8 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
   return sum;
 }
 
-/* The server's next adjacent packets at or behind `from`: at most a frame, and at most `most` bytes.
- * Returns their size, and their offset in *at_p. */
+/* Finds the server's next adjacent packets at or behind `from`: at most a frame, and at most `most` bytes. Returns
+ * their size, and their offset in *at_p. */
 static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
                                        uint32_t server, uint64_t from, uint64_t most,
                                        uint64_t *at_p) {

@@ -1,10 +1,11 @@
-/* sparse_push.h - the worker role: updates that are sent as packets. See sparse_push.c. */
+/* sparse_push.h - the worker role: updates that are sent as packets. For calls_sparse.c and compose.c. See
+ * sparse_push.c. */
 #ifndef MLFAB__SPARSE_PUSH_H
 #define MLFAB__SPARSE_PUSH_H
 
 #include "../worker/worker.h"
 
-/* The filter of a tensor, and what it holds back. */
+/* The filter of a tensor, and the values that it holds back. */
 typedef struct mlfab__sieve {
   mlfab_filter filter;
   uint8_t *residual; /* as large as the tensor; NULL: no filter */
@@ -12,7 +13,7 @@ typedef struct mlfab__sieve {
   uint8_t fresh;     /* the current call created the residual */
 } mlfab__sieve;
 
-/* The packets of an update, ascending; reused by the next update of its slot. */
+/* The packets of an update, ascending; the next update of its slot reuses them. */
 typedef struct mlfab__packets {
   uint8_t *data;
   uint64_t room, bytes;
@@ -27,10 +28,10 @@ struct mlfab__worker_packets {
   uint64_t mark_room;
   mlfab__packets of[MLFAB__WORKER_UPDATES]; /* by slot */
   uint8_t *came; /* packets of the incoming frame: MLFAB__PACKET_ROOM, allocated on first use */
-  struct mlfab__cache *cache; /* of a model with version tags; else NULL */
+  struct mlfab__cache *cache; /* cache of a model with version tags; else NULL */
 };
 
-/* Pushes a sparse update of one tensor; copies it. */
+/* Pushes a sparse update of one tensor; copies the values. */
 MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
                                               const uint64_t *indices, const void *values,
                                               uint64_t count, const mlfab_push_options *options,
@@ -40,7 +41,7 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *filter, mlfab_error *error);
 
-/* cache.c - open, free, take: of mlfab__worker_sparse. cached: the cached values of a tensor. */
+/* open, free, take: cache.c, called through mlfab__worker_sparse. cached: the cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
 MLFAB__INTERNAL int mlfab__cache_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,

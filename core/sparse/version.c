@@ -1,4 +1,4 @@
-/* version.c - tags by grain, and by 64 grains. See version.h.
+/* version.c - keeps tags by grain, and by 64 grains. See version.h.
  *
  * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` has whole blocks of 64,
  * with 0 behind the last grain. */
@@ -43,7 +43,7 @@ MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags) {
 
 /* --- changes --- */
 
-/* A commit as a tag. Moves the base up when the distance does not fit. */
+/* Returns a commit as a tag. Moves the base up if the distance does not fit. */
 static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
   assert(commit > tags->base);
   if (commit - tags->base > UINT32_MAX) {
@@ -115,7 +115,7 @@ MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before,
 
 /* --- queries --- */
 
-/* Bit mask of the tags in a block that are above the limit. */
+/* Returns a bit mask of the tags in a block that are above the limit. */
 static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
   uint64_t bits = 0;
 #if defined(__SSE2__)
@@ -138,20 +138,20 @@ static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
   return bits;
 }
 
-/* The changed grains of a block; 0 behind the last block. */
+/* Returns the changed grains of a block; 0 behind the last block. */
 static uint64_t version_changed(const mlfab__tags *tags, uint64_t block, uint32_t limit) {
   if (block >= version_blocks(tags->grains) || tags->coarse[block] <= limit) return 0;
   return version_above(tags->fine + block * VERSION_BLOCK, limit);
 }
 
-/* The largest tag that a cache of commit `since` has. 0 when it needs everything. */
+/* Finds the largest tag that a cache of commit `since` has. Returns 0 if the cache needs everything. */
 static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limit_p) {
   if (since == 0 || since < tags->base) return 0;
   *limit_p = (uint32_t)mlfab__min(since - tags->base, UINT32_MAX);
   return 1;
 }
 
-/* The first block from `block` on, before `end`, with a tag above the limit, or `end`. */
+/* Returns the first block from `block` on, before `end`, with a tag above the limit, or `end`. */
 static uint64_t version_skip(const uint32_t *coarse, uint64_t block, uint64_t end, uint32_t limit) {
   while (block < end && coarse[block] <= limit) block++;
   return block;
@@ -184,7 +184,7 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   *stop_p = mlfab__min(end, g << tags->shift);
 }
 
-/* 64 bits of two words, starting at bit `by` (0 to 64). */
+/* Returns 64 bits of two words, starting at bit `by` (0 to 64). */
 static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
   if (by == 0) return low;
   return by == 64 ? high : low >> by | high << (64 - by);
@@ -216,7 +216,7 @@ MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, 
   assert(at < end && end <= tags->bytes);
   uint32_t limit, blocks = 0, touched = 0;
   uint64_t first = at >> tags->shift, last = (end - 1) >> tags->shift, changed = 0, seen = 0;
-  /* Odd: what repeats in a tensor mostly does so at a power of two. */
+  /* The stride is odd: repetitions in a tensor mostly have a power of two as period. */
   uint64_t stride = (last / VERSION_BLOCK - first / VERSION_BLOCK + 1) / VERSION_SAMPLES | 1;
   if (!version_limit(tags, since, &limit)) return (mlfab__tags_share){256, 256};
   for (uint64_t block = first / VERSION_BLOCK; block <= last / VERSION_BLOCK; block += stride) {
@@ -229,7 +229,7 @@ MLFAB__INTERNAL mlfab__tags_share mlfab__tags_estimate(const mlfab__tags *tags, 
     touched += bits != 0;
     blocks++;
   }
-  /* There was at least one grain. clang's analyzer does not see it. */
+  /* At least one grain was seen. clang's analyzer does not find this. */
   return (mlfab__tags_share){(uint32_t)(256 * changed / mlfab__max(seen, 1)),
                              256 * touched / (blocks > 0 ? blocks : 1)};
 }
