@@ -1,4 +1,4 @@
-/* sparse_push.h - the worker role: updates that are sent as packets. For calls_sparse.c and compose.c. See
+/* sparse_push.h - the worker role: updates sent as packets (sparse_push.c). For calls_sparse.c and compose.c. See
  * sparse_push.c. */
 #ifndef MLFAB__SPARSE_PUSH_H
 #define MLFAB__SPARSE_PUSH_H
