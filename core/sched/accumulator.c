@@ -17,7 +17,7 @@ MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *ag
   return NULL;
 }
 
-/* The memory changes only here, where none of it is lent. */
+/* The memory changes only here, when none of it is lent. */
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number,
                                                            uint64_t bytes, int clean) {
@@ -53,7 +53,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
   return n < MLFAB__AGGREGATOR_LINK_LOANS;
 }
 
-/* A token: the accumulator, the loan, and a serial number that identifies stale tokens. */
+/* Makes a token: the accumulator, the loan, and a serial number that identifies stale tokens. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, int up,
                                              uint32_t peer, uint64_t at, mlfab__frame_out *frame) {

@@ -1,4 +1,5 @@
-/* aggregator.c - the aggregator role: groups (up). See aggregator.h.
+/* aggregator.c - the aggregator role: grants members of groups, adds their bytes, and forwards the sum (up). See
+ * aggregator.h.
  *
  * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
  * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps
@@ -88,7 +89,7 @@ static void aggregator_post_fail(mlfab__aggregator *aggregator, uint32_t server,
   MLFAB__POST(&aggregator->up, server, MLFAB__GROUP_FAIL, group_fail, &fail);
 }
 
-/* The group cannot be completed, because of a member or of this node; the server ends its number. */
+/* Ends a group that cannot be completed, because of a member or of this node; the server ends its number. */
 static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                             const mlfab__addend *culprit, int code) {
   aggregator_post_fail(aggregator, group->server, group->number, culprit, code);
@@ -96,18 +97,18 @@ static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *g
   group->outstanding = 0;
 }
 
-/* Bytes of a member's update; NEVER while unknown. */
+/* Returns the bytes of a member's update; NEVER while unknown. */
 static uint64_t aggregator_total(const mlfab__accumulator *group, const mlfab__addend *addend) {
   if (!group->packed) return group->bytes;
   return addend->total ? addend->total : MLFAB__NEVER;
 }
 
-/* Bytes that a member was granted and is expected to send. */
+/* Returns the bytes that a member was granted and is expected to send. */
 static uint64_t aggregator_owed(const mlfab__aggregator *aggregator,
                                 const mlfab__accumulator *group, const mlfab__addend *addend) {
   uint64_t total = aggregator_total(group, addend), left = addend->granted - addend->received;
   if (!group->packed) return left;
-  /* Its next packet may be larger than what is left. */
+  /* Its next packet may be larger than the rest of the grant. */
   if (addend->granted < total && left < aggregator->packet_bytes) return 0;
   uint64_t expected = mlfab__min(addend->granted, total == MLFAB__NEVER ? group->bytes : total);
   return expected - addend->received;
@@ -123,7 +124,7 @@ static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *
   MLFAB__POST(&aggregator->down, addend->worker, MLFAB__HOP_GRANT, hop_grant, &grant);
 }
 
-/* How far member k may send: ahead of its predecessor by at most a ring. */
+/* Returns how far member k may send: ahead of its predecessor by at most a ring. */
 static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
                                  const mlfab__accumulator *group, uint32_t k) {
   if (group->packed)
@@ -132,7 +133,7 @@ static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
   return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
 }
 
-/* Index of a free ring plus one, or 0. */
+/* Returns the index of a free ring plus one, or 0. */
 static uint32_t aggregator_ring(const mlfab__accumulator *group) {
   for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
     if (!group->ring_used[i]) return i + 1;
@@ -140,7 +141,7 @@ static uint32_t aggregator_ring(const mlfab__accumulator *group) {
   return 0;
 }
 
-/* The first member of a group that could be granted next, or naddends. */
+/* Returns the first member of a group that could be granted next, or naddends. */
 static uint32_t aggregator_waiting(const mlfab__aggregator *aggregator,
                                    const mlfab__accumulator *group) {
   if (group->top == 0 && group->lent > 0) return group->naddends; /* invariant (4) */
@@ -154,7 +155,7 @@ static uint32_t aggregator_waiting(const mlfab__aggregator *aggregator,
   return group->naddends;
 }
 
-/* The oldest group with such a member, or NULL. */
+/* Returns the oldest group with such a member, or NULL. */
 static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
                                            uint32_t *member_p) {
   mlfab__accumulator *best = NULL;
@@ -178,8 +179,7 @@ static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
 }
 
-/* Grants a member for the first time. 0 without memory for its ring: it is then granted when it is the
- * head. */
+/* Grants a member for the first time. Returns 0 without memory for its ring: then it is granted when it is the head. */
 static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   mlfab__addend *addend = &group->addends[k];
   if (k > group->head) {
@@ -300,7 +300,7 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
   while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
     mlfab__addend *next = &group->addends[++group->head];
-    /* Its staged bytes were added: from now on its bytes arrive in order. */
+    /* Its staged bytes were added: from now on its bytes come in order. */
     if (group->head < group->naddends && next->ring) {
       group->ring_used[next->ring - 1] = 0;
       next->ring = 0;
@@ -309,7 +309,7 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   for (uint32_t k = group->head; k < group->top; k++) {
     mlfab__addend *addend = &group->addends[k];
     uint64_t upto = aggregator_limit(aggregator, group, k);
-    /* Each grant is a frame, so not for every chunk. */
+    /* Each grant costs a frame, so not every chunk gets one. */
     if (addend->granted > 0 && upto > addend->granted &&
         (upto == group->bytes || addend->received == addend->granted ||
          upto - addend->granted >= aggregator->stage_bytes / 4))
@@ -317,13 +317,13 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
 }
 
-/* Length of the sum as it is forwarded; 0: unknown. */
+/* Returns the length of the sum as it is forwarded; 0: unknown. */
 static uint64_t aggregator_length(const mlfab__accumulator *group) {
   if (!group->packed) return group->bytes;
   return group->encoded ? group->length : 0;
 }
 
-/* Size of the next FORWARD: a whole chunk, or less at the end of a release. */
+/* Returns the size of the next FORWARD: a whole chunk, or less at the end of a release. */
 static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                        const mlfab__accumulator *group) {
   if (group->packed) {
@@ -343,7 +343,7 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* --- frames of members --- */
 
-/* Returns a text if the chunk breaks the protocol. Copies packets to private memory. */
+/* Returns a text if the chunk breaks the protocol, else NULL. Copies packets to private memory. */
 static const char *aggregator_check(mlfab__aggregator *aggregator, const mlfab__accumulator *group,
                                     mlfab__addend *addend, const mlfab__hop_chunk *chunk,
                                     mlfab__frame_in *frame) {
@@ -519,7 +519,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   return 0;
 }
 
-/* Allocates memory for decoding manifests. 0 if there is none. */
+/* Allocates memory for decoding manifests. Returns 0 without memory. */
 static int aggregator_scratch(mlfab__aggregator *aggregator) {
   if (!aggregator->scratch)
     aggregator->scratch = mlfab__alloc_aligned(aggregator->env, sizeof *aggregator->scratch);
@@ -642,7 +642,7 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
       (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
-  /* One slice more than a shard, so that a slice that is begun again has room while its old bytes are lent. */
+  /* One slice larger than a shard: a slice that begins again has room while its old bytes are lent. */
   aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
 }
 
@@ -666,7 +666,7 @@ MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32
   aggregator->now_ns = now_ns;
   aggregator->connected[member] = 1;
   aggregator->incarnations[member] = incarnation;
-  /* A newer process has none of the older one's updates and requests. */
+  /* A newer process has none of the former process's updates and requests. */
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *group = &aggregator->accumulators[i];
     for (uint32_t k = group->head; k < group->naddends; k++) {
@@ -760,7 +760,7 @@ static int aggregator_awaits(const mlfab__aggregator *aggregator, const mlfab__a
   return absent || aggregator_owed(aggregator, group, addend) > 0;
 }
 
-/* Names a member that is awaited, and whose link is silent. */
+/* Names an awaited member with a silent link. */
 static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   uint64_t beat = aggregator->config->heartbeat_ns, now_ns = aggregator->now_ns;
   const mlfab__port *down = &aggregator->down;
@@ -774,7 +774,7 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, addend, MLFAB_ERR_PEER_DEAD);
     return;
   }
-  /* Bulks of the last use do not come back: treat their link as dead. */
+  /* The bulks of the last use do not return: their link counts as dead. */
   if (group->top == 0 && group->lent > 0 &&
       now_ns - group->since_ns >= MLFAB__PORT_STANDS_BEATS * beat)
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
@@ -825,7 +825,7 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
     if (a->top == 0 && a->lent > 0)
       deadline = mlfab__min(deadline, mlfab__add_sat(a->since_ns, MLFAB__PORT_STANDS_BEATS * beat));
   }
-  /* A member waits for spare capacity of the in-link. */
+  /* A member waits for capacity of the in-link. */
   if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
     deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
   return deadline;

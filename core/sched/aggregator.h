@@ -13,32 +13,29 @@
  *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
  *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Up (aggregator.c; packets: sum.c). The aggregator grants members in the order of the manifest, and groups
- * in the order in which they came. It grants the next member when the earlier ones leave the in-link partly
- * idle (mlfab__meter), or have at most two chunks to send. It skips a member whose link does not stand,
- * until it does. The sum is computed in the manifest's order too: byte x of member k is added after byte x
- * of member k - 1, so that the result does not depend on arrival. A member may be ahead of its predecessor
- * by at most MLFAB__AGGREGATOR_STAGE; early bytes are staged in a ring, of which an accumulator has a few.
- * The aggregator forwards the sum, as far as the server has released it, while bytes of the last member
- * still arrive; with `whole`, when the sum is complete. A sum of packets is forwarded as packets, when it
- * is complete. The first chunk of a packed update tells its length; until then it counts with its unpacked
- * length. The head is granted all of its packets at once, other members as much as a ring holds; the end of
- * a ring may be too small for a packet, and is then left unused. Down (distributor.c). The distributor
- * keeps MODEL frames of the server with their slice and version, and sends them to every member in that
- * order, to at most two members at a time, each with its attempt number. When the server begins a slice
- * again, the distributor discards the old bytes; members that have some of them get the new ones
- * afterwards.
+ * Up (aggregator.c; packets: sum.c). The aggregator grants members in the order of the manifest, and groups in the
+ * order in which they came. It grants the next member when the earlier ones leave the in-link partly idle
+ * (mlfab__meter), or have at most two chunks to send. It skips a member until its link stands. The sum, too, is
+ * computed in the manifest's order: byte x of member k is added after byte x of member k - 1, so the result does not
+ * depend on arrival. A member may be ahead of its predecessor by at most MLFAB__AGGREGATOR_STAGE; early bytes are
+ * staged in a ring, of which an accumulator has a few. The aggregator forwards the sum, as far as the server has
+ * released it, while the last member's bytes still arrive; with `whole`, when the sum is complete. A sum of packets is
+ * forwarded as packets, when it is complete. The first chunk of a packed update tells its length; until then it counts
+ * with its unpacked length. The head gets a grant for all of its packets at once, other members for one ring. The end
+ * of a ring may be too small for a packet, and then stays unused. Down (distributor.c). The distributor keeps MODEL
+ * frames of the server with their slice and version, and sends them to every member in that order. It serves at most
+ * two members at a time, and marks frames with the attempt number. When the server begins a slice again, the
+ * distributor discards the old bytes; members that have some of them get the new bytes afterwards.
  *
- * Invariants. (1) A group's bytes are added exactly once. The aggregator drops the link of a member whose
- * chunk is out of place, not granted, of another incarnation, or for a group that never existed. It ignores
- * chunks for groups that have ended or failed: they were sent before the member could know. (2) Only
- * released bytes are forwarded. (3) A failed group sends nothing more; what it sent is void, because the
- * server has forgotten its number. (4) Bytes lent to a link are not overwritten before the link returns
- * them: a group whose accumulator still has bulks lent grants nothing until they are back. (5) Accumulators
- * and rings are allocated at first use and kept. Without memory or a free accumulator, the answer to GROUP
- * is GROUP_FAIL AGAIN, to SPREAD SPREAD_FAIL; without a ring, no member is granted early. (6) A member that
- * holds others up is named within 3 heartbeats (of a spread: within 4, because links are examined once a
- * heartbeat).
+ * Invariants. (1) A group's bytes are added exactly once. The aggregator drops the link of a member if its chunk is out
+ * of place, was not granted, comes from another incarnation, or names a group that never existed. It ignores chunks for
+ * groups that have ended or failed: the member sent them before it could know. (2) Only released bytes are forwarded.
+ * (3) A failed group sends nothing more. Its former frames are void, because the server has forgotten its number. (4)
+ * Bytes lent to a link are not overwritten before the link returns them: a group whose accumulator has bulks lent from
+ * its former use grants nothing until they are back. (5) Accumulators and rings are allocated at first use and kept.
+ * Without memory or a free accumulator, the answer to GROUP is GROUP_FAIL AGAIN, and to SPREAD it is SPREAD_FAIL;
+ * without a ring, members are granted only as head. (6) A member that delays others is named within 3 heartbeats (in a
+ * spread within 4, because links are examined once a heartbeat).
  *
  * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
 #ifndef MLFAB__AGGREGATOR_H
@@ -60,8 +57,8 @@ enum {
   MLFAB__AGGREGATOR_COPY = 8192 /* the transport copies bulks up to this size */
 };
 
-/* A member of a group. added <= received <= granted; they count the group's bytes, or those of the member's
- * own packets. */
+/* A member of a group. added <= received <= granted; they count bytes of the group or, with packets, bytes of the
+ * member's own packets. */
 typedef struct mlfab__addend {
   uint64_t seq;
   double weight;
@@ -69,9 +66,9 @@ typedef struct mlfab__addend {
   uint32_t run;  /* cursor of `added` */
   uint32_t ring; /* index of the ring that stages its early bytes, plus one, or 0 */
   uint64_t granted, received, added;
-  uint64_t total;    /* bytes of its packets; 0: not known yet */
-  uint64_t next;     /* of packets: the lowest offset in the model of the next one */
-  uint64_t since_ns; /* when it last sent something, or was first waited for */
+  uint64_t total;    /* bytes of its packets; 0: unknown */
+  uint64_t next;     /* with packets: the lowest offset in the model of the next packet */
+  uint64_t since_ns; /* time when it last sent something, or was first awaited */
 } mlfab__addend;
 
 /* Adjacent bytes of one type; `end` is in the group's bytes. */
@@ -86,7 +83,7 @@ typedef struct mlfab__sum_stretch {
   uint64_t at;
 } mlfab__sum_stretch;
 
-/* How much of a sum has been encoded as packets. */
+/* The part of a sum that is encoded as packets so far. */
 typedef struct mlfab__sum_cursor {
   uint32_t stretch;
   uint64_t in;
@@ -99,7 +96,7 @@ typedef struct mlfab__recipient {
   uint64_t request;
   uint32_t worker, incarnation, attempt;
   uint32_t record; /* index of the next record for it */
-  uint32_t lent;   /* its bulks that are lent */
+  uint32_t lent;   /* its bulks that are still lent */
   uint8_t state;
   uint8_t moved; /* it has made progress since the last tick */
   uint64_t since_ns;
@@ -111,7 +108,7 @@ typedef struct mlfab__record {
   uint32_t slice, flags, epoch;
   uint32_t bulk;    /* bytes of the frame */
   uint64_t stretch; /* bytes of the model that it covers */
-  uint64_t at;      /* offset of its bulk */
+  uint64_t at;      /* offset of its bytes */
   uint64_t before;  /* sum of the stretches of the frames before it */
 } mlfab__record;
 
@@ -120,9 +117,9 @@ typedef struct mlfab__loan {
   uint32_t serial; /* 0: none */
   uint32_t peer;
   uint8_t up;
-  uint32_t recipient; /* when not up */
+  uint32_t recipient; /* for down: index of the recipient */
   uint64_t age;       /* age of the accumulator when it was lent */
-  uint64_t end;       /* offset behind it in the accumulator's bytes */
+  uint64_t end;       /* offset behind its bytes in the accumulator */
 } mlfab__loan;
 
 enum {
@@ -136,24 +133,24 @@ enum {
 typedef struct mlfab__accumulator {
   uint8_t state;
   uint32_t server;
-  uint64_t number; /* of the group, or the request of the spread */
-  uint64_t age;    /* smaller ones came earlier */
+  uint64_t number; /* number of the group, or request of the spread */
+  uint64_t age;    /* order of arrival: smaller came earlier */
   uint64_t bytes;
   int whole;
   uint8_t *data; /* `room` bytes; NULL for ghosts */
   uint64_t room;
-  uint64_t since_ns; /* when this use began; of a spread: the last tick that examined its links */
+  uint64_t since_ns; /* start of this use; in a spread: the last tick that examined its links */
   mlfab__loan loans[MLFAB__AGGREGATOR_LOANS];
   uint32_t lent;
   /* A group. */
   mlfab__addend *addends;
   uint32_t naddends, addend_room;
   uint32_t head; /* the first member that is not complete */
-  uint32_t top;  /* no member from here on is granted */
+  uint32_t top;  /* members from here on are not granted */
   mlfab__run *runs;
   uint32_t nruns, run_room;
-  uint64_t wide;        /* bytes of 8-byte elements, which come first */
-  uint64_t outstanding; /* granted and expected, not received */
+  uint64_t wide;        /* number of bytes in 8-byte elements, which come first */
+  uint64_t outstanding; /* granted and expected, but not received */
   uint64_t released, sent;
   /* last byte of a member; last notice to the server that bytes arrive */
   uint64_t came_ns, told_ns;
@@ -182,15 +179,15 @@ typedef struct mlfab__aggregator_scratch mlfab__aggregator_scratch; /* aggregato
 
 /* The group numbers of a server. */
 typedef struct mlfab__aggregator_server {
-  uint64_t newest; /* largest ever: members may still send for groups up to it */
-  uint64_t last;   /* last on the present link: numbers ascend */
+  uint64_t newest; /* largest ever: up to it, members may still send */
+  uint64_t last;   /* last on the present link: numbers must ascend */
 } mlfab__aggregator_server;
 
 typedef struct mlfab__aggregator {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port up;   /* servers by number */
-  mlfab__port down; /* members by rank */
+  mlfab__port up;   /* port to servers, by number */
+  mlfab__port down; /* port to members, by rank */
   mlfab_stats *stats;
   mlfab__hops hops; /* of this node's worker: its links to other aggregators */
   uint32_t epoch;   /* the last layout epoch of that worker */
@@ -213,30 +210,30 @@ typedef struct mlfab__aggregator {
   uint8_t *came; /* MLFAB__PACKET_ROOM bytes: packets of the frame being taken in */
 } mlfab__aggregator;
 
-/* Errors: MEMORY. free may be called in any case. */
+/* Errors: MEMORY. mlfab__aggregator_free works in any case. */
 MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *up,
                                            const mlfab__port *down, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* The model is defined: its layout. Before the first call every GROUP fails; a further call fails
- * everything under way. */
+/* Sets the layout of the defined model. Before the first call every GROUP fails; a further call fails everything under
+ * way. */
 MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
                                              const mlfab__layout *layout, int ghost);
-/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and
+/* Takes a frame of a server: returns 1 if it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and
  * PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
 MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
-/* A server's link is lost, or it is dead: ends everything for it and sends nothing. */
+/* Ends everything for a server whose link is lost, or that is dead; sends nothing. */
 MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
-/* met: a member's link stands, after MEET. lost: it is lost, and has returned all that was lent to it. */
+/* met: a member's link stands, after MEET. lost: it is lost, and has returned all loans. */
 MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
                                            uint32_t incarnation, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
                                             uint64_t now_ns);
-/* A frame of a member (HOP_CHUNK). */
+/* Takes a frame of a member (HOP_CHUNK). */
 MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
                                                     const mlfab__frame_in *frame, uint64_t now_ns);
-/* next: the next frame with a bulk for a server (FORWARD) or a member (HOP_MODEL): 1, or 0. taken: the
+/* next: fills the next frame with a bulk for a server (FORWARD) or a member (HOP_MODEL): returns 1, or 0. taken: the
  * transport took it. */
 MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
                                               mlfab__frame_out *frame);
@@ -246,7 +243,7 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
                                                 mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
                                                   const mlfab__frame_out *frame);
-/* A bulk came back, on either kind of link. A token that is no longer lent is ignored. */
+/* Takes a bulk back, on either kind of link. Ignores a token that is no longer lent. */
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
 /* mlfab__role.awake */
 MLFAB__INTERNAL void mlfab__aggregator_awake(mlfab__aggregator *aggregator, uint64_t late_ns,
@@ -256,7 +253,7 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
 
 /* --- between the files of the role, lowest first: accumulator.c, sum.c, distributor.c, aggregator.c --- */
 
-/* A free accumulator with memory for a new use, or NULL. `clean`: none of its bulks may be lent. */
+/* Returns a free accumulator with memory for a new use, or NULL. `clean`: none of its bulks may be lent. */
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number,
                                                            uint64_t bytes, int clean);
@@ -269,12 +266,12 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, int up,
                                              uint32_t peer, uint64_t at, mlfab__frame_out *frame);
-/* The transport took the frame, which ends at `end` in the accumulator: records the loan. 1 when there is
- * one. */
+/* Records the loan of a frame that the transport took, and that ends at `end` in the accumulator. Returns 1 if it is a
+ * loan. */
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
                                            uint32_t recipient, uint64_t end,
                                            const mlfab__frame_out *frame);
-/* A link is lost: all of its loans are back. */
+/* Takes all loans of a lost link back. */
 MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregator, int up,
                                                     uint32_t peer);
 /* sum.c: prepares an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
@@ -290,9 +287,9 @@ MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
 MLFAB__INTERNAL int mlfab__sum_take(mlfab__accumulator *group, mlfab__addend *addend,
                                     const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend *addend);
-/* Encodes a further part of a complete sum as packets. 1 when that was the last part. */
+/* Encodes another part of a complete sum as packets. Returns 1 if it was the last part. */
 MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
-/* Size of the next FORWARD: whole packets. */
+/* Returns the size of the next FORWARD: whole packets. */
 MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group);
 
@@ -303,7 +300,7 @@ MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator
 MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
                                                const mlfab__frame_in *frame,
                                                mlfab__spread_member *members);
-/* 1 when the frame belonged to a spread. */
+/* Takes a frame; returns 1 if it belonged to a spread. */
 MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
                                              const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
@@ -315,7 +312,7 @@ MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
                                              mlfab__accumulator *accumulator, int code);
 MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator);
 MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member);
-/* A bulk of this recipient came back. */
+/* Takes a bulk of this recipient back. */
 MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
                                                  mlfab__accumulator *accumulator,
                                                  uint32_t recipient);

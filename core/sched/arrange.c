@@ -1,10 +1,9 @@
-/* arrange.c - the scheduler role: plans the tree of an allreduce. See scheduler.h, and trees.h for the
- * tree.
+/* arrange.c - the scheduler role: plans the tree of an allreduce. See scheduler.h, and trees.h for the tree.
  *
- * The workers are a list, not an order: shares go to the root by Alg. 3, and the sum comes back by its
- * mirror, on a network with the last reported capacities. Updates under way are ignored, because workers
- * that reduce in rounds send none. A worker that aggregates adds its own share too, whatever group the plan
- * chose for it, and sends to the root. So a path has at most two hops.
+ * The workers are a list without an order: shares go to the root by Alg. 3, and the sum comes back by its mirror, on a
+ * network with the last reported capacities. Updates under way are ignored, because workers that reduce in rounds send
+ * none. A worker that aggregates adds its own share too, whatever group the plan chose for it, and sends to the root.
+ * So a path has at most two hops.
  *
  * Aggregators are the workers with the best links (among equals chosen by the seed), at most one on each
  * host; they are listed where their group probably begins (see batch.c). If no plan is possible, the reply
@@ -28,14 +27,14 @@ typedef struct arrange_work {
   uint32_t n, k;
 } arrange_work;
 
-/* The slower of a worker's two links. */
+/* Returns the rate of the slower of a worker's two links. */
 static double arrange_rate(const mlfab__scheduler *s, uint32_t worker) {
   double in = mlfab__scheduler_rate(s, s->stations[worker].host, 0);
   double out = mlfab__scheduler_rate(s, s->stations[worker].host, 1);
   return in < out ? in : out;
 }
 
-/* Orders the ranks: the root first, then by rate. 0 when one is not a worker of this fabric. */
+/* Orders the ranks: the root first, then by rate. Returns 0 if one of them is no worker of this fabric. */
 static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlfab__tree_ask *ask) {
   uint32_t root = 0;
   while (root < ask->nodes && work->ranks[root] != ask->root) root++;
@@ -65,8 +64,8 @@ static void arrange_move(arrange_work *work, uint32_t from, uint32_t to) {
   work->ranks[to] = rank;
 }
 
-/* Chooses the aggregators: the fastest, among equals by the seed, each on its own host and not on the
- * root's, where they would save nothing. */
+/* Chooses the aggregators: the fastest, among equals by the seed. Each has its own host, different from the root's:
+ * there it would save nothing. */
 static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, (work->n - 1) / 2), at = 1;
   while (work->k < most && at < work->n) {
@@ -94,7 +93,7 @@ static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   }
 }
 
-/* 1 when all workers can be reached. */
+/* Returns 1 if all workers can be reached. */
 static int arrange_plan(mlfab__scheduler *s, arrange_work *work, double bytes) {
   mlfab__group_choice up, down;
   double makespan;

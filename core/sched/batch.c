@@ -1,13 +1,12 @@
 /* batch.c - the scheduler role: plans a batch and sends the plan. See scheduler.h.
  *
- * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
- * rebuilt for every plan: from the last reported capacities, then the transfers that are placed and not
- * over, in the order of their places, each with the bytes that are left. A transfer reserved at the same
- * priority with the rest of its bytes gets the same schedule as before, so predictions stay the same as
- * long as nothing changes.
+ * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is rebuilt for
+ * every plan: from the last reported capacities, then from the placed and open transfers, by place, each with its
+ * remaining bytes. If a transfer is reserved at the same priority with the rest of its bytes, its schedule stays the
+ * same. So predictions stay the same as long as nothing changes.
  *
- * Without memory for planning, a batch is sent in order of announcement, all updates directly. The servers
- * keep the delay bound in either case.
+ * Without memory for planning, a batch is sent in order of announcement, all updates directly. The servers keep the
+ * delay bound in either case.
  *
  * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned for each
  * server separately; a group of one goes directly. */
@@ -42,7 +41,7 @@ static void batch_watch(void *self, const mlfab__transfer *t) {
   if (leg) batch_set_leg(leg, t, s->now_ns);
 }
 
-/* Reserves the bytes left of a leg. *end_p: never if they do not arrive; `available` if none is left. */
+/* Reserves the remaining bytes of a leg. *end_p: `never` if they do not arrive; `available` if all have left. */
 static int batch_leg(mlfab__scheduler *s, mlfab__leg *leg, uint32_t from, uint32_t to,
                      double available, double *end_p) {
   double left = mlfab__scheduler_left(leg, s->now_ns);
@@ -62,7 +61,7 @@ static uint32_t batch_node(const mlfab__scheduler *s, uint32_t worker) {
   return s->stations[worker].host;
 }
 
-/* The link is first occupied by the bytes that are not in any plan. */
+/* First occupies the link with the bytes that are in no plan. */
 static int batch_busy(mlfab__scheduler *s, uint32_t server, int out) {
   uint32_t host = s->served[server].host;
   double excess = 0.0, rate = mlfab__scheduler_rate(s, host, out);
@@ -111,12 +110,12 @@ static void batch_shorten(mlfab__scheduler *s) {
   }
 }
 
-/* A transfer to a server ends at `end`: later ones, in the order of places, arrive no earlier. */
+/* Notes that a transfer to a server ends at `end`: later transfers, in the order of places, arrive no earlier. */
 static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
-/* The course of a leg just reserved, as input of the transfer `onward`; *at: when all of it has arrived. */
+/* Returns the course of a leg just reserved, as input of the transfer `onward`; *at: when all of it has arrived. */
 static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
   return (mlfab__course){.pieces = leg->stretches,
                          .n = leg->n,
@@ -125,8 +124,8 @@ static mlfab__course batch_course(const mlfab__leg *leg, double onward, double a
                          .at = at};
 }
 
-/* When the sum of a group starts: when its members have arrived, or with cut-through from s->latest on, or
- * as much later as needed for it never to wait. */
+/* Computes when the sum of a group starts: when its members have arrived, or with cut-through from s->latest on, or so
+ * much later that it never waits. */
 static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
                           double *from_p) {
   const mlfab__item_part *leader = NULL;
@@ -201,7 +200,7 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
   return code;
 }
 
-/* When the last byte of a leg arrives, in seconds from now. */
+/* Returns when the last byte of a leg arrives, in seconds from now. */
 static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   if (leg->lost) return mlfab__network_never();
   if (leg->n == 0) return 0.0;
@@ -209,7 +208,7 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* When a distributor starts to serve a member: with the whole model, or with cut-through while it arrives. */
+/* Computes when a distributor starts to serve a member: with the whole model, or with cut-through while it arrives. */
 static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, double *from_p) {
   const mlfab__item_part *part = mlfab__scheduler_part(s, item, k);
   double at = batch_leg_end(s, &part->sum);
@@ -256,7 +255,7 @@ static int batch_direct(mlfab__scheduler *s, uint32_t i) {
 
 /* Rebuilds the network: reserves plan after plan, in the original order. */
 static int batch_network(mlfab__scheduler *s) {
-  uint32_t plan = s->placed.first; /* where the current plan begins */
+  uint32_t plan = s->placed.first; /* start of the current plan */
   s->network.watch = batch_watch;
   s->network.user = s;
   s->watching_batch = 0;
@@ -290,7 +289,7 @@ static int batch_network(mlfab__scheduler *s) {
   return code;
 }
 
-/* When all placed updates have arrived: where t_max starts. */
+/* Returns when all placed updates have arrived: t_max starts there. */
 static double batch_backlog(mlfab__scheduler *s) {
   double latest = 0.0;
   memset(s->counted, 0, s->servers * sizeof *s->counted);
@@ -325,8 +324,8 @@ static void batch_in_use(mlfab__scheduler *s) {
   }
 }
 
-/* Can the worker aggregate? It must be live for all servers of the batch, reachable, have a free
- * accumulator, and not be on a server's own host, where it would save nothing. */
+/* Can the worker aggregate? It must be live for all servers of the batch, reachable, have a free accumulator, and not
+ * share a host with a server: there it would save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
   if (station->accumulators <= station->in_use) return 0;
@@ -353,9 +352,9 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
-/* Prefers workers of the batch, because a transfer between two roles of one host is free. With equal links
- * each group is one member larger than the one before (a direct update, then 2, 3, 4 ...), so the q-th
- * group probably begins at item q (q + 1) / 2 of the list, counted from 0; that item's worker is chosen. */
+/* Prefers workers of the batch, because a transfer between two roles of one host is free. With equal links each group
+ * has one member more than the group before (a direct update, then 2, 3, 4 ...). So the q-th group probably begins at
+ * item q (q + 1) / 2 of the list, counted from 0, and that item's worker is chosen. */
 static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   uint32_t n = 0;
   for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
@@ -500,7 +499,8 @@ static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
   story->backlog = backlog;
 }
 
-/* When the first byte of an item leaves its worker, or is sent to it; or of its sum. 0 if that takes no time. */
+/* Returns when the first byte of an item leaves its worker, or is sent to it; or the first byte of its sum. Returns 0
+ * if that takes no time. */
 static double batch_start(const mlfab__scheduler *s, uint32_t item, int sum) {
   double start = mlfab__network_never();
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -521,9 +521,9 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
-/* The plan differs from its reservations in two cases: groups of one go directly, and with several servers
- * each sum starts when its own members have arrived, not when those of all servers have. So everything is
- * reserved again in the same order, and the reported times are taken from that. */
+/* The plan differs from its reservations in two cases. Groups of one go directly. And with several servers each sum
+ * starts when its own members have arrived; the reservations wait for those of all servers. So everything is reserved
+ * again in the same order, and the reported times come from these reservations. */
 static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   mlfab__story *story = &s->stories[kind];
@@ -550,7 +550,7 @@ static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   }
 }
 
-/* Without memory: in order of announcement, one after another over the server's link. */
+/* Without memory: places the items in order of announcement, one after another over the server's link. */
 static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   uint32_t before = s->placed.last;
   mlfab__log(s->env, MLFAB_LOG_WARN, "scheduler: out of memory, %u go in order of announcement",
@@ -592,14 +592,14 @@ static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   s->serial++;
 }
 
-/* The item is unreachable: tries again after a heartbeat, or when a capacity changes. */
+/* Delays an unreachable item: tries again after a heartbeat, or when a capacity changes. */
 static void batch_hold(mlfab__scheduler *s, uint32_t item) {
   s->items[item].held_ns = mlfab__add_sat(s->now_ns, mlfab__max(s->heartbeat_ns, 1000000u));
 }
 
 /* --- updates --- */
 
-/* Version of an update relative to the end of the queues, where it is 0: the oldest of its parts. */
+/* Returns the version of an update relative to the end of the queues, which is 0: that of its oldest part. */
 static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
   uint64_t most = 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -632,7 +632,7 @@ static uint32_t batch_fate(uint8_t reason) {
   return reason == MLFAB__LOOKAHEAD ? MLFAB__FATE_LOOKAHEAD : MLFAB__FATE_EXPIRED;
 }
 
-/* Counts the members of each aggregator's group; a group of one is no group. */
+/* Counts the members of each aggregator's group; one member alone is no group. */
 static void batch_count_groups(const mlfab__scheduler *s, uint32_t applied, uint32_t *members) {
   memset(members, 0, (MLFAB__BATCH_AGGREGATORS + 1) * sizeof *members);
   for (uint32_t i = 0; i < applied; i++) members[s->planned[i].group]++;
@@ -735,7 +735,7 @@ static int batch_serve(mlfab__scheduler *s) {
   return 0;
 }
 
-/* Serves them through distributors; 1 when one cannot be reached that way, and nothing is reserved. */
+/* Serves them through distributors; returns 1 if one of them cannot be reached that way, with nothing reserved. */
 static int batch_distribute(mlfab__scheduler *s) {
   double hubs[MLFAB__BATCH_AGGREGATORS], makespan;
   mlfab__group_choice choice;

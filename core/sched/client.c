@@ -23,7 +23,7 @@ static void client_capacity(mlfab__server *server, uint64_t host, double in, dou
   mlfab__report_tell(server, MLFAB__CAPACITY, meta, mlfab__encode_capacity(meta, &capacity));
 }
 
-/* What a copy or a new process has not been told yet, the scheduler may know. */
+/* A copy or a new process may not know the capacity, but the scheduler may. */
 static void client_capacity_known(mlfab__server *server, uint64_t host, double in, double out) {
   if (in >= 0.0 || out >= 0.0) client_capacity(server, host, in, out);
 }
@@ -111,7 +111,7 @@ static uint32_t client_encode(const void *self, uint32_t record, uint8_t *bytes)
   const mlfab__server *server = self;
   mlfab__schedule schedule = server->sched->schedule;
   (void)record;
-  schedule.rounds = 0; /* the rest is of the copy */
+  schedule.rounds = 0; /* the copy's own values */
   schedule.host = 0;
   return mlfab__encode_schedule(bytes, &schedule);
 }

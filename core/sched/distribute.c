@@ -1,11 +1,10 @@
-/* distribute.c - distribution of models, and AllReduce: see group.h.
+/* distribute.c - plans the distribution of models, and AllReduce: see group.h.
  *
- * With time reversed, distribution is aggregation: there the server's ingress must never be idle, here its
- * egress. So requests are grouped by Alg. 3 in a mirrored network, and then the transfers are reserved in
- * the real one. First those from the server, beginning with the last group's distributor, which has the
- * most to send afterwards. Then those from the distributors: when they have the whole model, or with `cut`
- * as it arrives; then a transfer to a worker begins as early as it can without ever waiting for bytes of
- * the model.
+ * With time reversed, distribution is aggregation: in aggregation the server's ingress must never be idle, here its
+ * egress. So Alg. 3 groups the requests in a mirrored network; then the transfers are reserved in the real network.
+ * First come the transfers from the server, beginning with the last group's distributor, which has the most to send
+ * afterwards. Then come the distributors' transfers: each starts when the distributor has the whole model or, with
+ * `cut`, as early as it can without ever waiting for bytes of the model.
  *
  * Source: MLfabric §10.3, §6. Departs: all transfers from the server are reserved before those from the
  * distributors; t_max starts at the time of the requests. */
@@ -65,7 +64,7 @@ static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab
   return MLFAB__ENDS;
 }
 
-/* Reserves the servers' transfers: 1; 0 when one of them never ends. */
+/* Reserves the servers' transfers: returns 1; or 0 if one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
                                    const mlfab__distribution *d, mlfab__delivery *out,
                                    double *hubs) {
@@ -245,7 +244,7 @@ static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__a
   if (hubs == NULL) return MLFAB_ERR_MEMORY;
   g->hubs = hubs;
   int code = mlfab__group_distribute(g, net, &d, get, g->hubs, choice_p, makespan_p);
-  /* From the back, because no worker's index is below its index among the others. */
+  /* From the end, because each worker's index is at least its index among the others. */
   for (uint32_t i = n; !code && i > 0; i--) get[g->members[i - 1]] = get[i - 1];
   return code;
 }

@@ -1,10 +1,9 @@
-/* distributor.c - the aggregator role: spreads (down). See aggregator.h.
+/* distributor.c - the aggregator role: spreads the frames of a model over the members (down). See aggregator.h.
  *
- * Every MODEL frame of a spread becomes a record. A member is a cursor into the list of records, so that
- * bytes received once are lent to all. When the server begins a slice again, the list is cut off where the
- * slice began; its new bytes replace the old ones, or go behind them while those are lent. A frame of
- * packets is forwarded unchanged: completeness is measured in the bytes of the model that frames cover,
- * room in the bytes of their bulks. */
+ * Every MODEL frame of a spread becomes a record. A member is a cursor into the list of records, so that bytes received
+ * once are lent to all. When the server begins a slice again, the list is cut off where the slice began; its new bytes
+ * replace the old ones, or go behind them while those are lent. A frame of packets is forwarded unchanged: bytes of the
+ * model that frames cover measure completeness, bytes of their bulks measure room. */
 #include "aggregator.h"
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
@@ -45,7 +44,7 @@ static void distributor_activate(mlfab__aggregator *aggregator, mlfab__accumulat
   }
 }
 
-/* One member less is open. */
+/* Counts one open member less. */
 static void distributor_closed(mlfab__aggregator *aggregator, mlfab__accumulator *spread) {
   if (--spread->open == 0) {
     spread->state = MLFAB__ACCUMULATOR_FREE;
@@ -168,7 +167,7 @@ static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *s
   return 0;
 }
 
-/* Returns a text if the frame contradicts the server's announcement. */
+/* Returns a text if the frame contradicts the server's announcement, else NULL. */
 static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
                                            const mlfab__accumulator *spread,
                                            const mlfab__model *model,
@@ -213,7 +212,7 @@ MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint
     mlfab__recipient *recipient = &spread->recipients[i];
     if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !distributor_has(spread, recipient))
       continue;
-    /* A member that had everything so far was not waited for. */
+    /* If the member had everything so far, nobody waited for it. */
     if (recipient->record + 1 == spread->nrecords && recipient->lent == 0)
       recipient->since_ns = aggregator->now_ns;
     aggregator->down.ready(aggregator->down.self, recipient->worker);
@@ -233,7 +232,7 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   return 1;
 }
 
-/* The server serves a member itself: gives it up if it has not begun. */
+/* Gives a member up that has not begun: the server serves it itself. */
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
                                             const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
@@ -268,7 +267,7 @@ MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator) {
   }
 }
 
-/* Bytes sent on a lost link may be lost too. */
+/* Bytes sent on a lost link may be lost, too. */
 MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member) {
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *spread = &aggregator->accumulators[i];
@@ -290,7 +289,7 @@ MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint
 
 /* --- frames to go --- */
 
-/* A member of the spread for which this worker's link has room, or NULL. */
+/* Returns a member of the spread for which this worker's link has room, or NULL. */
 static const mlfab__recipient *distributor_next(const mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *spread, uint32_t member) {
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
@@ -356,7 +355,7 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     mlfab__recipient *recipient = &spread->recipients[i];
     int active = recipient->state == MLFAB__RECIPIENT_ACTIVE;
-    /* There is nothing to send to it, or nothing can be lent to it. */
+    /* It waits for records, or for room to borrow. */
     int idle = recipient->lent == 0 &&
                (!distributor_has(spread, recipient) ||
                 (!aggregator->ghost && !mlfab__aggregator_lends(spread, 0, recipient->worker)));

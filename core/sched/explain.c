@@ -1,14 +1,14 @@
 /* explain.c - the scheduler role: prints its last plans as text. See scheduler.h.
  *
- * One line for each update or pull, in the order of the plan, with a chart of its transfers over time: '-'
- * to its aggregator, '=' into the server; for a pull, '=' to its worker. Times are seconds from the plan. */
+ * Each update or pull has one line, in the order of the plan, with a chart of its transfers over time. '-': to its
+ * aggregator. '=': into the server, or for a pull to its worker. Times are seconds from the plan. */
 #include "scheduler.h"
 
 #include <stdio.h>
 
 enum { EXPLAIN_COLUMNS = 40 };
 
-/* A text buffer that may be too small: `used` counts what the whole text needs. */
+/* A text buffer that may be too small: `used` counts the length of the whole text. */
 typedef struct explain_text {
   char *at;
   size_t room, used;
@@ -25,7 +25,7 @@ static void explain_put(explain_text *t, const char *format, ...) {
   if (n > 0) t->used += (size_t)n;
 }
 
-/* The latest commit: the width of the chart. */
+/* Returns the latest commit: the width of the chart. */
 static double explain_span(const mlfab__story *story) {
   double span = 0.0;
   for (uint32_t i = 0; i < story->n; i++) {

@@ -1,20 +1,18 @@
-/* group.c - Alg. 3, case by case: see group.h.
+/* group.c - Alg. 3, case by case: selects direct updates and groups. See group.h.
  *
- * The cases n = 0, 1, ... share their direct transfers: case n + 1 has those of case n and one more. All
- * other reservations of a case are undone before the next. A case is abandoned as soon as its t_max, which
- * never decreases, is not below the best T so far. When that holds for the direct transfers alone, no
- * larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor feasibility is
- * monotone in n, so every n up to there is tried, unless a bound shows that it cannot win (not with a free
- * first group, nor with late members that may delay a sum).
+ * The cases n = 0, 1, ... share their direct transfers: case n + 1 has one more than case n. All other reservations of
+ * a case are undone before the next. A case is abandoned as soon as its t_max, which never decreases, reaches the best
+ * T so far. If the direct transfers alone reach it, no larger n can win; and among equal cases the smallest n is
+ * wanted. T(n) is not monotone in n; feasibility is not, either. So every n up to there is tried, except those that a
+ * bound excludes (it does not hold with a free first group, or with late members that may delay a sum).
  *
- * The bound. When t_max is t, everything reserved so far has ended by t. So the next aggregate is at the
- * servers no later than the largest aggregate would be that leaves at t on the network as it was before the
- * case; a component that shares a node with one before it leaves behind it at the latest. By induction,
- * t_max of the q-th group is at most some U(q), with U(1) known. Its members arrive through its aggregator's
- * ingress by then, all nodes of the aggregator counted together; late members arrive up to one transfer
- * later, and their sum is at the server one more transfer later. If the updates do not fit into all groups
- * together, n is infeasible; with TAIL_DIRECT, the rest goes directly and the servers' ingress has to carry
- * it too. */
+ * The bound. When t_max is t, everything reserved so far has ended by t. So the next aggregate reaches the servers no
+ * later than the largest aggregate would, sent at t on the network from before the case. A component that shares a node
+ * with an earlier one leaves behind it at the latest. By induction, t_max of the q-th group is at most some U(q), with
+ * U(1) known. Its members arrive through its aggregator's ingress by then, all nodes of the aggregator counted
+ * together; late members arrive up to one transfer later, and their sum is at the server one more transfer later. If
+ * the updates do not fit into all groups together, n is infeasible; with TAIL_DIRECT, the rest goes directly, and the
+ * servers' ingress must carry it, too. */
 #include "group.h"
 
 /* One case being evaluated. */
@@ -26,15 +24,15 @@ typedef struct group_run {
   int late;            /* members may arrive after t_max */
   int crossed;         /* a late member may delay the sum of its own group */
   mlfab__grouped *out; /* NULL: only the time is wanted */
-  double limit;        /* a case that does not end before this may be abandoned */
+  double limit;        /* a case that does not end before this time may be abandoned */
   double t_max;
   uint32_t number; /* groups so far */
-  int over;        /* the free first group alone does not end before the limit */
+  int over;        /* even alone, the free first group reaches the limit */
   /* The group being filled. */
   uint32_t first, members;
   double ready;
   int known;      /* with cut-through: `forward` is valid */
-  double forward; /* when its sum would be at the servers, sent from t_max on */
+  double forward; /* with its sum sent from t_max on: when it is at the servers */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -55,12 +53,12 @@ static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
   return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
 }
 
-/* Is T(n) certainly not smaller than the limit? */
+/* Is T(n) certainly at or above the limit? */
 static int group_is_over(const group_run *r) {
   return r->over || !mlfab__network_less(r->t_max, r->limit);
 }
 
-/* Sends the i-th update directly: 1; 0: it never arrives. */
+/* Sends the i-th update directly: returns 1; or 0: it never arrives. */
 static int group_direct(group_run *r, uint32_t i) {
   mlfab__bundle bundle = group_bundle(r, i, r->in->server);
   double end;
@@ -83,7 +81,7 @@ static int group_direct(group_run *r, uint32_t i) {
 
 /* ---- cut-through ---- */
 
-/* When the sum at aggregator q, of this size and sent from t_max on, would be at the servers. */
+/* Computes when the sum at aggregator q, of this size and sent from t_max on, would be at the servers. */
 static int group_forward(group_run *r, uint32_t q, const double *bytes) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
                           .from_step = 1,
@@ -145,8 +143,8 @@ static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, d
   return walked;
 }
 
-/* Reserves the sum's transfer to the servers: each component from t_max on, or later, so that it never
- * waits for its members. */
+/* Reserves the sum's transfer to the servers: each component from t_max on, or so much later that it never waits for
+ * its members. */
 static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
   int walked = MLFAB__ENDS;
   *end_p = r->ready;
@@ -178,7 +176,7 @@ static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) 
 
 /* ---- groups ---- */
 
-/* Sends the sum of the group at aggregator q: 1; 0: it never arrives. */
+/* Sends the sum of the group at aggregator q: returns 1; or 0: it never arrives. */
 static int group_flush(group_run *r, uint32_t q) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
                           .from_step = 1,
@@ -207,12 +205,12 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
-/* Is it a first group that need not be in time? */
+/* Is it a first group that may be late? */
 static int group_is_free(const group_run *r, uint32_t q) {
   return r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
 }
 
-/* The latest time at which the i-th update may arrive at aggregator q: 1; 0: there is none. */
+/* Computes the latest time at which the i-th update may arrive at aggregator q: returns 1; or 0: there is none. */
 static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   const double *bytes = r->members > 0 ? r->g->sizes : group_update(r, i)->bytes;
   *limit_p = r->t_max;
@@ -227,7 +225,7 @@ static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   return code ? code : 1;
 }
 
-/* Adds the i-th update to the group at aggregator q: 1; 0: it is too late. */
+/* Adds the i-th update to the group at aggregator q: returns 1; or 0: it is too late. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
   double limit, end;
   if (r->members == 0) r->known = 0;
@@ -257,8 +255,8 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   return 1;
 }
 
-/* Groups the updates from the n-th on: 1 when all are sent, and t_max is T(n); 0: infeasible, or not
- * shorter than the limit. */
+/* Groups the updates from the n-th on: returns 1 if all are sent, and t_max is T(n); or 0: infeasible, or not below the
+ * limit. */
 static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
   int walked = 1;
@@ -307,7 +305,7 @@ static int group_is_beside(const group_run *r, uint32_t node, uint32_t j) {
   return 0;
 }
 
-/* Sums from the back: the bytes through aggregators' ingress, and the largest components. */
+/* Sums from the end: the bytes through aggregators' ingress, and the largest components. */
 static void group_sum(group_run *r) {
   mlfab__group_tail *tail = r->g->tail;
   uint32_t n = r->in->n, servers = r->in->servers;
@@ -328,10 +326,10 @@ static void group_sum(group_run *r) {
   }
 }
 
-/* Longer by what the comparisons of times and the ends of transfers tolerate. */
+/* Adds the tolerance of the comparisons of times and of the ends of transfers. */
 static double group_tolerate(double t) { return mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1)); }
 
-/* Is the node of component j's aggregator, or its server, that of a component before it? */
+/* Does the node of component j's aggregator, or its server, serve an earlier component, too? */
 static int group_is_shared(const group_run *r, const uint32_t *aggregator, uint32_t j) {
   for (uint32_t i = 0; i < j; i++) {
     if (aggregator[i] == aggregator[j] || r->in->server[i] == r->in->server[j]) return 1;
@@ -339,7 +337,7 @@ static int group_is_shared(const group_run *r, const uint32_t *aggregator, uint3
   return j > 0 && r->net->path_count > 0;
 }
 
-/* When a sum of these components at aggregator q is at the servers at the latest, if everything reserved
+/* Returns when a sum of these components at aggregator q reaches the servers at the latest, if everything reserved
  * before has ended by t. A component waits at most for those before it. */
 static double group_latest(const group_run *r, uint32_t q, const double *bytes, double t) {
   const uint32_t *aggregator = group_aggregator(r, q);
@@ -352,7 +350,7 @@ static double group_latest(const group_run *r, uint32_t q, const double *bytes, 
   return latest;
 }
 
-/* The bytes that the nodes of aggregator q can receive until then. */
+/* Returns the bytes that the nodes of aggregator q can receive until then. */
 static double group_room(const group_run *r, uint32_t q, double until) {
   const uint32_t *aggregator = group_aggregator(r, q);
   double room = 0;
@@ -365,15 +363,15 @@ static double group_room(const group_run *r, uint32_t q, double until) {
   return room;
 }
 
-/* 1 when case n is certainly infeasible, or not shorter than the limit. Its direct transfers are reserved,
- * and t_max is theirs. */
+/* Returns 1 if case n is certainly infeasible, or not below the limit. Its direct transfers are reserved, and t_max is
+ * theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || n == r->in->n) return 0;
   if (r->late && r->crossed) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   const double *largest = r->g->largest + (size_t)n * r->in->servers;
   double t = r->t_max, room = 0, end;
-  /* Smaller, as times are longer. */
+  /* Smaller bytes, as times are longer. */
   double need = mlfab__network_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 1; q <= r->in->k && room < need; q++) {
     /* A late member arrives before its sum would, and the sum at most one transfer later. */
@@ -393,8 +391,8 @@ static int group_is_vain(const group_run *r, uint32_t n) {
   return walked == MLFAB__LATE || !mlfab__network_less(end, r->limit);
 }
 
-/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins: the first
- * time that is not later than the smallest, found after all are known. */
+/* Tries the cases of a variant, and improves *choice. [E8] Among equal times the smallest n wins: the first time that
+ * is not later than the smallest, found after all are known. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;
@@ -508,8 +506,8 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
   memset(g, 0, sizeof *g);
 }
 
-/* May a late member delay the sum of its own group? With one node for all components of an aggregator none
- * does: a member on that node takes no time, nor does a component to a server on it. */
+/* May a late member delay the sum of its own group? If one node serves all components of an aggregator, it cannot: a
+ * member on that node takes no time, and so does a component to a server on it. */
 static int group_is_crossed(const group_run *r) {
   const mlfab__group_input *in = r->in;
   for (uint32_t q = 1; q <= in->k; q++) {

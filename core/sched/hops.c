@@ -1,4 +1,4 @@
-/* hops.c - a worker's routes through other workers' nodes, and its links to them. See hops.h. */
+/* hops.c - a worker's routes through other workers' nodes: takes VIA, sends and receives there. See hops.h. */
 #include "hops.h"
 
 static mlfab__hops *hops_of(const mlfab__worker *worker) {
@@ -23,7 +23,7 @@ static mlfab__hop_pull *hops_pull(const mlfab__worker *worker, const mlfab__fetc
   return pull;
 }
 
-/* The update with this number, or NULL. */
+/* Returns the update with this number, or NULL. */
 static mlfab__outgoing *hops_find(mlfab__worker *worker, uint64_t seq) {
   for (uint32_t i = 0; i < worker->norder; i++) {
     mlfab__outgoing *update = &worker->updates[worker->order[i]];
@@ -32,10 +32,10 @@ static mlfab__outgoing *hops_find(mlfab__worker *worker, uint64_t seq) {
   return NULL;
 }
 
-/* --- pushes: what the worker asks --- */
+/* --- pushes: questions of the worker --- */
 
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
- * token contains the server and `way`. Less than 2^60. */
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the token
+ * contains the server and `way`. Less than 2^60. */
 static uint64_t hops_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server) {
   return mlfab__push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
@@ -56,8 +56,8 @@ static uint32_t hops_chunk(const mlfab__worker *worker, uint32_t aggregator) {
   return mlfab__port_chunk(&hops_of(worker)->port, aggregator, worker->config->chunk_bytes);
 }
 
-/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited for it
- * instead, an aggregator that stalls would hold the caller's buffers after the update has gone another way. */
+/* Ends a part's route through the aggregator: takes back all that its link still has. If the worker waited instead, a
+ * stalled aggregator would hold the caller's buffers after the update has gone another way. */
 static void hops_leave(mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server) {
   const mlfab__port *port = &hops_of(worker)->port;
   mlfab__hop_part *part = hops_part(worker, update, server);
@@ -69,7 +69,7 @@ static void hops_leave(mlfab__worker *worker, const mlfab__outgoing *update, uin
   part->adopted = 0;
 }
 
-/* From now on the part takes this route, from its first byte. */
+/* Sends the part on this route from now on, from its first byte. */
 static void hops_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
                        uint64_t group, uint32_t aggregator) {
   const mlfab__port *port = &hops_of(worker)->port;
@@ -81,7 +81,7 @@ static void hops_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
   if (aggregator != MLFAB__NO_NODE) port->ready(port->self, aggregator);
 }
 
-/* The server wants it directly and sent no VIA, so an adopted route is from a stream that was reset. */
+/* The server wants it directly and sent no VIA, so an adopted route belongs to a stream that was reset. */
 static int hops_direct(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   const mlfab__hop_part *part = hops_part(worker, update, server);
   if (part->adopted) hops_route(worker, update, server, part->group, MLFAB__NO_NODE);
@@ -106,7 +106,7 @@ static void hops_via(mlfab__worker *worker, uint32_t server, const mlfab__frame_
     return;
   }
   mlfab__hop_part *part = hops_part(worker, update, server);
-  /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
+  /* A server's frames come in order; only an aggregator's grant can overtake them. */
   if (part->adopted && via.group < part->group) return;
   int known = via.group == part->group && via.aggregator == part->aggregator;
   part->adopted = 0;
@@ -225,8 +225,8 @@ static uint32_t hops_pull_by(const mlfab__worker *worker, const mlfab__fetch *fe
   return hops_pull(worker, fetch, server)->hop;
 }
 
-/* The number of the last route stays: the server's next ones are larger, and frames that the former hop still
- * sends are void. */
+/* The number of the last route stays: the server's next numbers are larger, and frames that the former hop still sends
+ * are void. */
 static void hops_pull_leave(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t server) {
   mlfab__hop_pull *pull = hops_pull(worker, fetch, server);
   pull->hop = MLFAB__NO_NODE;
@@ -286,7 +286,7 @@ static void hops_model(mlfab__hops *hops, uint32_t aggregator, const mlfab__fram
   mlfab__pull_part_done(worker, fetch, in.server, now_ns);
 }
 
-/* The first waiting part of a pull that this hop forwards, from number *at_p on; NULL: none. */
+/* Returns the first waiting part of a pull that this hop forwards, from number *at_p on; NULL: none. */
 static mlfab__hop_pull *hops_pull_next(const mlfab__worker *worker, uint32_t hop, uint32_t *at_p) {
   for (; *at_p < MLFAB__WORKER_PULLS * worker->servers; ++*at_p) {
     const mlfab__fetch *fetch = &worker->fetches[*at_p / worker->servers];
@@ -325,8 +325,8 @@ MLFAB__INTERNAL void mlfab__hops_frame(mlfab__hops *hops, mlfab__at at,
 MLFAB__INTERNAL void mlfab__hops_lost(mlfab__hops *hops, mlfab__at at) {
   mlfab__worker *worker = hops->worker;
   mlfab__hop_pull *pull;
-  /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another. If nothing had
-   * come yet, the hop may still begin on a new link. */
+  /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another route. If nothing
+   * had come yet, the hop may still begin on a new link. */
   for (uint32_t i = 0; (pull = hops_pull_next(worker, at.peer, &i)) != NULL; i++)
     if (pull->begun) pull->hop = MLFAB__NO_NODE;
   hops_push_lost(worker, at.peer, at.now_ns);

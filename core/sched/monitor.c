@@ -11,7 +11,7 @@ enum {
 #define MONITOR_NEWS 0.1   /* relative change that is reported */
 #define MONITOR_CLOSE 0.05 /* relative difference within which rates count as equal */
 #define MONITOR_PROBE 1.25
-#define MONITOR_SHARE 0.125 /* of the link, which the traffic of others leaves in any case */
+#define MONITOR_SHARE 0.125 /* part of the link that others' traffic leaves in any case */
 
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
   memset(monitor, 0, sizeof *monitor);
@@ -23,7 +23,7 @@ MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heart
 /* The rate if it is finite and positive, else 0. */
 static double monitor_clean(double rate) { return rate > 0.0 && mlfab__finite(rate) ? rate : 0.0; }
 
-/* The estimate was reached. */
+/* Notes that the estimate was reached. */
 static void monitor_confirm(mlfab__monitor_side *side, uint64_t now_ns) {
   side->confirmed_ns = now_ns;
   side->lower = 0.0;
@@ -41,7 +41,7 @@ static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t 
   side->held = -1.0;
 }
 
-/* A rate below the estimate that is not only a lower bound. */
+/* Takes a rate below the estimate that is more than a lower bound. */
 static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed_ns,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   double half = (double)heartbeat_ns / 2.0;
@@ -60,7 +60,7 @@ static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed
   monitor_confirm(side, now_ns);
 }
 
-/* Updates the estimate with a rate; `bound`: it is only a lower bound. */
+/* Updates the estimate with a rate; `bound`: the rate is only a lower bound. */
 static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, double elapsed_ns,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   if (!side->sampled) {
@@ -96,7 +96,7 @@ static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal
   side->rate = more;
 }
 
-/* What one direction of a sample says. */
+/* One direction of a sample. */
 typedef struct monitor_window {
   uint64_t bytes, own;
   double delivery, nominal, elapsed_ns;
@@ -152,7 +152,7 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
-/* What the others leave of a capacity; one that was set by hand, or is not known, stays as it is. */
+/* Returns the part of a capacity that others leave; a capacity set by hand, or unknown, stays as it is. */
 static double monitor_left(const mlfab__monitor_side *side, double capacity) {
   if (side->set >= 0.0 || capacity < 0.0) return capacity;
   double left = capacity - side->other, share = capacity * MONITOR_SHARE;

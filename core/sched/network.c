@@ -26,7 +26,7 @@ struct mlfab__cursor {
 
 static uint32_t network_profiles(const mlfab__network *net) { return 2 * net->nodes + net->links; }
 
-/* Room for `need` steps in a profile. */
+/* Makes room for `need` steps in a profile. */
 static inline int network_room(mlfab__network *net, mlfab__profile *profile, uint64_t need) {
   if (need <= profile->room) return 0;
   uint32_t room = profile->room;
@@ -167,7 +167,7 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
 
 /* ---- walking ---- */
 
-/* The index of the step at time t. Late times are asked for most often. */
+/* Returns the index of the step at time t. Callers ask most often for late times. */
 static uint32_t network_seek(const mlfab__profile *profile, double t) {
   const mlfab__step *steps = profile->steps;
   uint32_t low = 1, high = profile->n;
@@ -182,7 +182,7 @@ static struct mlfab__cursor network_cursor(const mlfab__profile *profile, double
   return c;
 }
 
-/* The links of the path, behind the two nodes; NULL: none. Swaps *from_p and *to_p in a mirrored network. */
+/* Returns the links of the path, behind the two nodes; NULL: none. Swaps *from_p and *to_p in a mirrored network. */
 static const uint32_t *network_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
   uint32_t at;
   if (net->mirror) {
@@ -195,7 +195,7 @@ static const uint32_t *network_route(const mlfab__network *net, uint32_t *from_p
   return net->path_links + at;
 }
 
-/* The profile of a path's nth resource, of 2 + links[0]. */
+/* Returns the profile of a path's nth resource, of 2 + links[0]. */
 static uint32_t network_resource(const mlfab__network *net, uint32_t from, uint32_t to,
                                  const uint32_t *links, uint32_t nth) {
   if (nth == 0) return from;
@@ -224,7 +224,7 @@ static inline double network_until(const struct mlfab__cursor *c) {
   return c->at < c->last ? c->at[1].at : NETWORK_FOREVER;
 }
 
-/* The smallest rate of `n` profiles; `together`: their sum, but at most `most`. *until_p: when the first of
+/* Returns the smallest rate of `n` profiles; `together`: their sum, but at most `most`. *until_p: when the first of
  * them changes. */
 static inline double network_rate(const struct mlfab__cursor *c, uint32_t n, int together,
                                   double most, double *until_p) {
@@ -242,8 +242,8 @@ static inline double network_rate(const struct mlfab__cursor *c, uint32_t n, int
   return together && most < rate ? most : rate;
 }
 
-/* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE,
- * *end_p: the time reached). [N2] A transfer ends within a stretch when all but 1e-9 of it fits. */
+/* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE, *end_p: the
+ * time reached). [N2] A transfer ends within a stretch if all but 1e-9 of it fits. */
 static inline int network_walk(struct mlfab__cursor *c, uint32_t n, int together, double most,
                                double bytes, double t, double stop, network_record *record,
                                double *end_p) {
@@ -272,7 +272,7 @@ static inline int network_walk(struct mlfab__cursor *c, uint32_t n, int together
   return MLFAB__LATE;
 }
 
-/* A time after which every end is late by mlfab__network_less. */
+/* Returns a time after which every end is late by mlfab__network_less. */
 static double network_stop(double limit) {
   if (!mlfab__finite(limit)) return NETWORK_FOREVER / 2;
   return mlfab__network_exact(limit + 2e-9 * (limit > 1 ? limit : 1));
@@ -306,7 +306,7 @@ MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t fr
   return walked == MLFAB__ENDS ? end : mlfab__network_never();
 }
 
-/* The profile that transfers to a node use there, and that transfers from it use. */
+/* Returns the profile that transfers to a node use there, and those from it. */
 static const mlfab__profile *network_into(const mlfab__network *net, uint32_t node) {
   return &net->profiles[net->mirror ? node : net->nodes + node];
 }
@@ -395,7 +395,7 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   } else if (steps[end].rate == built[n - 1].rate) {
     end++; /* the next step has the same rate now: merge it */
   }
-  /* A first step that did not change is not replaced. */
+  /* Keeps a first step that did not change. */
   uint32_t same = built[0].at == steps[first].at && built[0].rate == steps[first].rate;
   first += same;
   mlfab__change change = {resource, first, end - first, n - same};
@@ -423,7 +423,7 @@ static int network_prepare(mlfab__network *net, uint32_t from, uint32_t to, cons
   return 0;
 }
 
-/* Makes room for subtracting these pieces: nothing fails afterwards. */
+/* Makes room for subtracting these pieces, so that nothing fails afterwards. */
 static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links,
                             uint32_t npieces) {
   uint32_t n = 2 + (links ? links[0] : 0);
@@ -536,7 +536,7 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
   uint32_t mark = mlfab__network_mark(net);
   double latest = bundle->available;
   if (bundle->n > 1 && net->watch && !net->searching) {
-    /* The watcher must not hear of a bundle that turns out not to fit. */
+    /* The watcher hears only of bundles that fit in the end. */
     int walked = mlfab__bundle_end(net, bundle, limit, end_p);
     if (walked != MLFAB__ENDS) return walked;
   }
@@ -562,7 +562,7 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
     return network_follow(net, bundle->from[0], bundle->to[0], bundle->bytes[0], bundle->available,
                           limit, NULL, end_p);
   }
-  /* Each component must see the reservations of those before it. */
+  /* Each component must see the reservations of the earlier components. */
   uint32_t mark = mlfab__network_mark(net);
   net->searching++;
   int walked = mlfab__bundle_reserve(net, bundle, limit, end_p);
@@ -590,9 +590,9 @@ static double network_carried_by(network_carried *c, double t) {
                               mlfab__network_exact((t - c->pieces->from) * c->pieces->rate));
 }
 
-/* The largest number of bytes by which the path could be ahead of the arriving bytes. The maximum is where
- * the path slows down, where bytes arrive again, or at the end. A lead that the comparison of times allows
- * counts as none. */
+/* Returns the largest number of bytes by which the path could be ahead of the arriving bytes. The maximum is at a time
+ * when the path slows down, or bytes arrive again, or at the end. A lead that the comparison of times allows counts as
+ * none. */
 static double network_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
   double most = 0, t = 0;
   uint32_t i = 0, k = 0;

@@ -1,31 +1,30 @@
-/* order.c - Alg. 1 and Alg. 2: see order.h.
+/* order.c - Alg. 1 and Alg. 2: picks the updates one by one. See order.h.
  *
  * One loop does both. It finds the pick of position p; the pick of p + 1 is the "next" that the look-ahead
  * of Alg. 2 compares with the pick of p. So each pick is computed once.
  *
- * With one server the pick is found without examining all updates. A reservation only takes bandwidth away,
- * so an end computed earlier remains a lower bound (the key), until a discarded update gives bandwidth
- * back; then the keys written since it was accepted are restored from a trail. A second lower bound depends
- * on the size only: no transfer ends before the server's ingress alone could have carried it, from the
- * fastest node. The search alternates between two walks, one in the order of (key, position), one of (size,
- * position); when either has no update left that can win, no update can. Updates that were not examined end
- * later than the pick by more than rounding, or at the same time and are behind it in the list.
+ * With one server the pick is found without examining all updates. A reservation only takes bandwidth away, so an end
+ * computed earlier remains a lower bound (the key). A discarded update gives bandwidth back: then the keys written
+ * since its acceptance are restored from a trail. A second lower bound depends on the size only: no transfer ends
+ * before the server's ingress alone could have carried it, from the fastest node. The search alternates between two
+ * walks, one in the order of (key, position), one of (size, position). It ends when either walk has no update left that
+ * can win. Unexamined updates end later than the pick by more than rounding, or at the same time and are behind it in
+ * the list.
  *
- * With several servers, less bandwidth can let a later component end earlier, so that keys are no bounds.
- * Then only the walk by size is made: a bundle ends no earlier than the servers' ingresses together could
- * have carried all its components, and the ingress of each the component for it. The transfer is followed no
- * further than the best end so far. Updates are twins when their components have the same sizes and their
- * nodes' egress is in the end the same. As long as no server can receive, what nodes have reserved does not
- * matter; if their egress is constant from then on, bundles of twins end at the same time, and only one of
- * them is followed.
+ * With several servers, less bandwidth can let a later component end earlier, so keys are no bounds. Then only the walk
+ * by size is made. A bundle ends no earlier than the servers' ingresses together could have carried all its components,
+ * and each server's ingress its component. The transfer is followed no further than the best end so far. Two updates
+ * are twins if their components have the same sizes and the egress of their nodes is finally the same. While all
+ * servers are closed to bytes, reservations of nodes have no effect. If their egress is constant from then on, bundles
+ * of twins end at the same time, and only one of them is followed.
  *
- * Invariants: the leaf of a candidate in the tree is its key, all other leaves are never; bits[] of its
- * rank is set; candidates are the updates without a fate whose dl is at least the position. */
+ * Invariants: in the tree the leaf of a candidate is its key, and every other leaf is never; bits[] of its rank is set;
+ * candidates are the updates without a fate whose dl is at least the position. */
 #include "order.h"
 
 #define ORDER_NO_TWIN UINT32_MAX
 
-/* What undoing an acceptance needs. */
+/* Data for undoing an acceptance. */
 struct mlfab__accepted {
   double end;
   uint64_t before; /* number of the network in which it was accepted */
@@ -62,7 +61,7 @@ typedef struct order_run {
   uint64_t network, networks; /* number of the current network; numbers used so far */
   double earliest;            /* the earliest available time */
   double most;                /* the highest rate at which any node sends */
-  double idle;                /* no server can receive before, in network `idle_network` */
+  double idle;                /* until then no server can receive, in network `idle_network` */
   uint64_t idle_network;
 } order_run;
 
@@ -149,7 +148,7 @@ static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
   }
 }
 
-/* The first member at or behind `at`; n: none. */
+/* Returns the first member at or behind `at`; n: none. */
 static uint32_t order_bit_next(const order_run *r, uint32_t at) {
   const mlfab__orderer *o = r->o;
   uint32_t words = order_words(r->n), level = 0;
@@ -191,7 +190,7 @@ static void order_tree_set(order_run *r, uint32_t update, double key) {
   }
 }
 
-/* The first update in the list whose key is not later than `time`; one must exist. */
+/* Returns the first update in the list whose key is not later than `time`; one must exist. */
 static uint32_t order_tree_first(const order_run *r, double time) {
   const double *tree = r->o->tree;
   uint32_t at = 1;
@@ -199,7 +198,7 @@ static uint32_t order_tree_first(const order_run *r, double time) {
   return at - r->leaves;
 }
 
-/* The first update with the smallest key. */
+/* Returns the first update with the smallest key. */
 static uint32_t order_tree_least(const order_run *r) {
   const double *tree = r->o->tree;
   uint32_t at = 1;
@@ -246,7 +245,7 @@ static int order_trail_push(order_run *r, uint32_t update) {
   return 0;
 }
 
-/* What is known of its twins in the present network; NULL: it ends at a time of its own. */
+/* Returns the entry of its twins in the present network; NULL: it has an end of its own. */
 static struct mlfab__twin_known *order_twin(order_run *r, uint32_t update) {
   const mlfab__candidate *c = &r->in->updates[update];
   if (r->o->twin[update] == ORDER_NO_TWIN) return NULL;
@@ -297,7 +296,7 @@ static int order_look(order_run *r, uint32_t update, order_best *best) {
   return 0;
 }
 
-/* The pick among the candidates whose dl is the current position. */
+/* Picks among the candidates whose dl is the current position. */
 static int order_pick_due(order_run *r, order_best *best) {
   const mlfab__orderer *o = r->o;
   if (r->position > r->n) return 0;
@@ -314,7 +313,7 @@ static int order_pick_due(order_run *r, order_best *best) {
 
 /* ---- the two walks ---- */
 
-/* One step in the order of keys: 1 when no other update can win. */
+/* Takes one step in the order of keys: returns 1 if no other update can win. */
 static int order_step_key(order_run *r, order_best *best) {
   const mlfab__orderer *o = r->o;
   uint32_t least = order_tree_least(r);
@@ -332,7 +331,7 @@ static int order_step_key(order_run *r, order_best *best) {
   return order_look(r, least, best);
 }
 
-/* The bound of these bytes to `n` servers, from `first` on, in the current network. */
+/* Returns the bound of these bytes to `n` servers, from `first` on, in the current network. */
 static int order_bound(order_run *r, uint32_t first, uint32_t n, double bytes,
                        const order_best *best, double *bound_p) {
   struct mlfab__bound_known *known = &r->o->bounds[n > 1 ? r->in->servers : first];
@@ -348,14 +347,14 @@ static int order_bound(order_run *r, uint32_t first, uint32_t n, double bytes,
   return 0;
 }
 
-/* 1 when an update that ends no earlier than `bound` cannot win. */
+/* Returns 1 if an update that ends no earlier than `bound` cannot win. */
 static int order_is_beaten(const order_best *best, uint32_t update, double bound) {
   if (!best->some) return 0;
   return mlfab__network_less(best->end, bound) ||
          (update > best->update && !mlfab__network_less(bound, best->end));
 }
 
-/* 1 when a bundle cannot win because of its twins, or of one of its components. */
+/* Returns 1 if a bundle cannot win because of its twins, or of one of its components. */
 static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
   const mlfab__candidate *c = &r->in->updates[update];
   const struct mlfab__twin_known *twin = order_twin(r, update);
@@ -370,7 +369,7 @@ static int order_bundle_loses(order_run *r, uint32_t update, const order_best *b
   return 0;
 }
 
-/* One step in the order of sizes, from *rank_p: 1 when no other update can win. */
+/* Takes one step in the order of sizes, from *rank_p: returns 1 if no other update can win. */
 static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   const mlfab__orderer *o = r->o;
   uint32_t rank = *rank_p, servers = r->in->servers;
@@ -383,7 +382,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
     if (code) return code;
     if (best->some && mlfab__network_less(best->end, bound)) return 1;
     if (order_is_beaten(best, update, bound)) {
-      /* The updates of the same size, which are behind it in the list, cannot win either. */
+      /* The later updates of the same size in the list cannot win either. */
       *rank_p = order_bit_next(r, o->run[rank]);
       return 0;
     }
@@ -397,7 +396,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   return order_look(r, update, best);
 }
 
-/* The pick among all candidates. */
+/* Picks among all candidates. */
 static int order_pick_shortest(order_run *r, order_best *best) {
   uint32_t rank = order_bit_next(r, 0);
   int done = 0;
@@ -453,7 +452,7 @@ static void order_discard(order_run *r) {
   }
 }
 
-/* 1 when the last accepted update would make one that ends at `end` wait for it. */
+/* Returns 1 if an update that ends at `end` would wait for the last accepted one. */
 static int order_looks_ahead(const order_run *r, double end) {
   if (r->accepted == 0) return 0;
   const struct mlfab__accepted *last = &r->o->stack[r->accepted - 1];
@@ -534,8 +533,8 @@ static void order_fill_buckets(order_run *r, int deadlines) {
   o->bucket[0] = 0;
 }
 
-/* The bytes of an update that go over the network. The components of a bundle may each end when all but 1e-9
- * of them has been sent, so its size is that much smaller. */
+/* Returns the bytes of an update that go over the network. Each component of a bundle may end when all but 1e-9 of it
+ * has been sent, so its size is smaller by that. */
 static double order_size(const order_run *r, uint32_t update) {
   const mlfab__candidate *c = &r->in->updates[update];
   double size = 0;
@@ -590,8 +589,8 @@ static void order_sort(order_run *r, int (*before)(const order_run *r, uint32_t 
   if (from != r->o->by_size) memcpy(r->o->by_size, from, n * sizeof *from);
 }
 
-/* Finds the twins. Updates of one server need none, and an update on a server's node and those whose paths
- * have shared links have none. */
+/* Finds the twins. Updates of one server need none. The same holds for updates on a server's node, or with paths over
+ * shared links. */
 static void order_pair(order_run *r) {
   mlfab__orderer *o = r->o;
   for (uint32_t i = 0; i < r->n; i++) o->twin[i] = ORDER_NO_TWIN;

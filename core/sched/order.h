@@ -7,13 +7,12 @@
  * Position i of the order is the i-th applied update. Update g may have the positions up to dl(g) = version
  * + delay_bound - the model's version. A version from the future only makes dl larger.
  *
- * Interpretations, where the text leaves a choice. The position counts applied updates only, since eq. 9 is
- * about versions and a dropped update does not change one. An update whose dl has passed is no candidate,
- * and so never sent; it becomes one again when a position is given back. Of several updates that are due
- * the fastest goes, and of equally fast ones the first in the list. Look-ahead compares an update that was
- * picked for its deadline with the next pick, and again with the one after that if the next was discarded
- * itself; it keeps the update when they are equal. An update that was picked as the shortest needs no
- * look-ahead. An update that never arrives is no candidate.
+ * Interpretations, where the text leaves a choice. The position counts applied updates only, since eq. 9 is about
+ * versions and a dropped update does not change one. An update whose dl has passed is no candidate, so it stays unsent.
+ * It becomes a candidate again if a position is given back. Among several due updates the fastest goes, and among
+ * equally fast ones the first in the list. Look-ahead compares an update picked for its deadline with the next pick,
+ * and, if that one is discarded, again with the following pick; it keeps the update if they are equal. An update picked
+ * as the shortest needs no look-ahead. An update that cannot arrive is no candidate, either.
  *
  * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as interpreted above; the
  * pick is found without examining all updates (order.c). */
@@ -42,7 +41,7 @@ typedef struct mlfab__order_input {
 typedef struct mlfab__ordered {
   uint32_t update; /* index in the list */
   uint8_t reason;
-  double end; /* when it arrives if sent directly; dropped: never */
+  double end; /* time when it arrives if sent directly; dropped: never */
 } mlfab__ordered;
 
 /* Scratch memory, kept between calls; initially all zero. */
@@ -60,10 +59,10 @@ typedef struct mlfab__orderer {
   uint32_t *rank;                    /* position of each update in by_size */
   uint32_t *run;                     /* the rank at which the next size begins */
   uint32_t *buckets;                 /* updates by dl, in list order */
-  uint32_t *bucket;                  /* where the updates of a dl begin */
+  uint32_t *bucket;                  /* index of the first update of a dl */
   uint64_t *bits[3];                 /* by rank: is a candidate; and two summary levels */
   struct mlfab__bound_known *bounds; /* by server, and for all servers together */
-  uint32_t *twin;                    /* the first update that is like it (order.c), or none */
+  uint32_t *twin;                    /* the first update that is its twin (order.c), or none */
   struct mlfab__twin_known *twins;   /* by first update */
   struct mlfab__accepted *stack;
   struct mlfab__key_before *trail;
@@ -83,7 +82,7 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
                                           uint32_t *applied_p);
 MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
 
-/* dl(g), not clamped; saturating. */
+/* Returns dl(g), not clamped; saturating. */
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version);
 

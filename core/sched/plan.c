@@ -1,4 +1,4 @@
-/* plan.c - the plan of a batch: see plan.h. */
+/* plan.c - plans a batch: calls order.h, then group.h, and reports each update. See plan.h. */
 #include "plan.h"
 
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env) {
@@ -32,11 +32,11 @@ static int plan_reserve(mlfab__planner *p, uint32_t n) {
   p->grouped = mlfab__alloc_array(p->env, p->room, sizeof *p->grouped);
   p->order = mlfab__alloc_array(p->env, p->room, sizeof *p->order);
   if (p->ordered && p->grouped && p->order) return 0;
-  plan_free_arrays(p); /* so that the next call allocates again */
+  plan_free_arrays(p); /* the next call allocates again */
   return MLFAB_ERR_MEMORY;
 }
 
-/* The order, or the list as it is. Leaves nothing reserved. */
+/* Computes the order, or takes the list as it is. Leaves no reservation. */
 static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch *batch,
                       uint32_t *applied_p) {
   if (batch->list) {

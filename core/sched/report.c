@@ -1,4 +1,4 @@
-/* report.c - the server role: its reports to the scheduler. See client.h. */
+/* report.c - the server role: sends its reports to the scheduler. See client.h. */
 #include "client.h"
 
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes) {
@@ -9,7 +9,7 @@ MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uin
   return mlfab__hash(n, segments, n * sizeof *segments);
 }
 
-/* Bytes that the transport has not taken yet. */
+/* Returns the bytes that the transport has not taken yet. */
 MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull) {
   uint64_t left = 0;
   for (uint32_t i = pull->segment; i < pull->segments_used; i++) left += pull->segments[i].bytes;

@@ -1,18 +1,18 @@
 /* route.c - the server role: routes, order and groups of large updates. See client.h and queue.c.
  *
- * A small update gets a place when it comes. An update to be planned waits, and later ones of the same
- * worker behind it, until a plan names it or the scheduler is lost.
+ * A small update gets a place when it comes. If an update needs a plan, it waits, and the worker's later updates behind
+ * it, until a plan names it or the scheduler is lost.
  *
  * A group's members are consecutive in the queue. Its number ends whenever anything in the group changes.
  * The server tells every member with VIA, before any other frame on that link; bytes under an old number
  * are ignored.
  *
- * All members could be taken in when the group was made. Since then the consistency or a worker's progress
- * may have changed. A member that would have to wait leaves the group at its turn, because earlier updates
- * of its worker may have to wait too.
+ * When the group was made, all members could be taken in. Since then the consistency or a worker's progress may have
+ * changed. A member that would have to wait leaves the group at its turn, because its worker's earlier updates may have
+ * to wait, too.
  *
- * The members of a group are all packed, or none is. The length of a packed sum is unknown before its first
- * bytes come; until then it counts as that of the first member's packets.
+ * Either all members of a group are packed, or none. The length of a packed sum is unknown before its first bytes come;
+ * until then the length of the first member's packets counts.
  *
  * Source: MLfabric §3.2 and §5.2 (aggregates). */
 #include "client.h"
@@ -47,8 +47,7 @@ MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incom
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
 }
 
-/* Is it the oldest of its worker that waits for a plan? Call once for each update, in the order of the
- * list. */
+/* Is it its worker's oldest update that waits for a plan? Call once for each update, in the order of the list. */
 static int route_oldest(mlfab__server *server, const mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
   if (peer->walked == server->sched->place_walk) return 0;
@@ -163,8 +162,8 @@ static int route_multiplies(const mlfab__server *server, double weight) {
   return 1;
 }
 
-/* The factor of each member. A non-linear optimizer, or a callback that is told the scale, gets factors
- * relative to the first member, whose scale then counts for all. 0 if that is impossible. */
+/* Computes the factor of each member. For a non-linear optimizer, or a callback that gets the scale, factors are
+ * relative to the first member, whose scale then counts for all. Returns 0 if that is impossible. */
 static int route_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
   int absolute = mlfab__clock_absolute(server);
@@ -180,7 +179,7 @@ static int route_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
-/* Bytes of the model that the update covers. */
+/* Returns the bytes of the model that the update covers. */
 static uint64_t route_raw(const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < update->push.segments; i++) bytes += update->segments[i].bytes;
@@ -233,7 +232,7 @@ MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *
     if (culprit == leader) leader = mlfab__queue_member(leader);
     mlfab__queue_unlink(server, culprit);
     if (culprit == last) last = culprit->previous;
-    /* Behind the others, so that their delays do not grow; its own is checked again at its turn. */
+    /* Goes behind the others, so that their delays do not grow; its own is checked again at its turn. */
     culprit->previous = last;
     culprit->next = last ? last->next : server->queue.first;
     *(culprit->next ? &culprit->next->previous : &server->queue.last) = culprit;
@@ -278,8 +277,8 @@ static void route_group_fail(mlfab__server *server, uint32_t aggregator,
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = mlfab__queue_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  /* Waiting for a silent member costs three heartbeats. After the second one the group goes directly:
-   * perhaps the aggregator is unreachable for all. */
+  /* Waiting for a silent member costs three heartbeats. After the second one the group goes directly: perhaps the
+   * aggregator is unreachable for all. */
   int direct = culprit == NULL;
   for (mlfab__incoming *u = leader; culprit && u; u = mlfab__queue_member(u)) {
     if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= ROUTE_WAITS) direct = 1;

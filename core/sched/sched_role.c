@@ -1,6 +1,6 @@
-/* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
- * servers, PEER_IN: members' links to it, PEER: the worker's links to other aggregators), the scheduler (PLANNER), and the server's link to the scheduler
- * (SCHEDULER). */
+/* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node, the scheduler, and the server's link
+ * to the scheduler. Links: SERVER to servers, PEER_IN from members, PEER from the worker to other aggregators; PLANNER
+ * of the scheduler; SCHEDULER to it. */
 #include "sched_role.h"
 
 /* --- the aggregator --- */
@@ -98,7 +98,7 @@ static const mlfab__role aggregator_row = {
     .name = "aggregator",
     .rest = 1,
     .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN) | MLFAB__ON(PEER),
-    .urgent = MLFAB__ON(SERVER), /* others wait for what it forwards */
+    .urgent = MLFAB__ON(SERVER), /* others wait for the forwarded bytes */
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN) | MLFAB__ON(PEER),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,

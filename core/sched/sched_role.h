@@ -9,18 +9,18 @@
 #include "monitor.h"
 #include "scheduler.h"
 
-/* The capacities of this host's links, measured or set. A worker tells server 0 the changes, and when their link is new
- * what it has told before: the copy of server 0 that took over, or a scheduler that asks it, has not heard of it. */
+/* The capacities of this host's links, measured or set. A worker tells server 0 each change, and on a new link its last
+ * values: the present copy of server 0, or a scheduler that asks it, may not know them. */
 typedef struct mlfab__capacity_role {
   mlfab__monitor monitor;
   mlfab_node *node;
   mlfab__server *server; /* of this node, or NULL */
   mlfab__port up;        /* to server 0, if this node has no server */
-  int told;              /* something was told there, also while there was no link */
+  int told;              /* it told something, perhaps without a link */
 } mlfab__capacity_role;
 
-/* Add the rows to the node, which owns the objects. The caller calls mlfab__hops_begin for aggregator->hops. `server` (NULL
- * where the node has none) must outlive its client. Errors: MEMORY. */
+/* Add the roles to the node, which owns the objects. The caller calls mlfab__hops_begin for aggregator->hops. `server`
+ * (NULL if the node has none) must outlive its client. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
 MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);
 MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server);

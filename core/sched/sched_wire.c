@@ -1,4 +1,4 @@
-/* sched_wire.c - the fields of scheduling frames. See sched_wire.h and codec.h. Layer 4. */
+/* sched_wire.c - encodes and decodes the frames of sched_wire.h. See codec.h. Layer 4. */
 #include "sched_wire.h"
 
 #include "../wire/codec.h"

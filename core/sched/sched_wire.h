@@ -22,7 +22,7 @@ typedef struct mlfab__announce { /* server -> scheduler: a large transfer waits 
   uint64_t bytes;                /* of its part at this server */
   uint64_t shape;                /* hash of the segments: only transfers of one shape are grouped */
   uint64_t placed;               /* members ever placed in the server's queue ... */
-  uint64_t lag;                  /* ... at the end of which the update would now have this delay */
+  uint64_t lag;                  /* ... at whose end the update would now have this delay */
   double norm;
   uint32_t kind, worker, incarnation, members;
   uint32_t parts; /* servers that will announce it */
@@ -32,7 +32,7 @@ enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EX
 
 typedef struct mlfab__plan_entry {
   uint64_t id;
-  uint64_t delay; /* predicted; of a dropped update: what it would have been */
+  uint64_t delay; /* predicted; dropped: the delay without the drop */
   double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: unknown */
   uint32_t kind, worker;
   uint32_t aggregator; /* worker whose node aggregates, or MLFAB__NO_NODE */
@@ -52,7 +52,7 @@ typedef struct mlfab__report {   /* server -> scheduler: the state of its queues
   uint64_t placed;               /* members ever placed */
   uint64_t backlog, out_backlog; /* placed bytes still to be received; still to be sent */
   uint64_t version;
-  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when no transfer is over */
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE if no transfer is over */
   int32_t code;
 } mlfab__report;
 
@@ -65,7 +65,7 @@ typedef struct mlfab__group_member {
 typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
   uint64_t group, bytes;
   double rate_in;  /* of the aggregator's host; 0 or less: unknown */
-  uint32_t whole;  /* 1: forward when complete, 0: cut through */
+  uint32_t whole;  /* 1: forward the complete sum, 0: cut through */
   uint32_t packed; /* 1: members and sum are packets; `bytes` is their unpacked size */
   uint32_t members, segments;
 } mlfab__group;
@@ -99,7 +99,7 @@ typedef struct mlfab__spread_member {
 typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
   uint64_t request, bytes;
   uint32_t frames; /* number of MODEL frames, unless a slice is begun again */
-  uint32_t whole;  /* 1: forward when complete, 0: cut through */
+  uint32_t whole;  /* 1: forward the whole model, 0: cut through */
   uint32_t members;
 } mlfab__spread;
 
@@ -116,7 +116,7 @@ typedef struct mlfab__schedule {
   uint64_t plan_ahead_ns, interval_ns;
   uint32_t best, whole, no_aggregation, no_distribution;
   /* Server -> scheduler only. */
-  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
+  uint32_t rounds; /* 1: plans lists for rounds, without order or drops */
   uint64_t host;   /* of the server */
 } mlfab__schedule;
 

@@ -7,7 +7,7 @@
 enum {
   SCHEDULER_AHEAD_NS = 150000000,
   SCHEDULER_MARGIN_NS = 1000000,
-  /* What a worker may have under way at a server; equal to the server's own limits. */
+  /* Limit of a worker's open transfers at a server; equal to the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
   SCHEDULER_ACCUMULATORS = 1 << 16,
@@ -77,7 +77,7 @@ static int scheduler_alloc_batch(mlfab__scheduler *s) {
   return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* A node with an unknown host counts as a host of its own; real keys are hashes, and differ. */
+/* Returns the key of a host; a node with an unknown host is a host of its own. Real keys are hashes, and differ. */
 static uint64_t scheduler_key(uint64_t host, uint64_t node) { return host ? host : ~node; }
 
 static int scheduler_alloc(mlfab__scheduler *s) {
@@ -183,7 +183,7 @@ static void scheduler_sweep_hosts(mlfab__scheduler *s) {
   memset(moved, 0, s->hosts_room * sizeof *moved);
 }
 
-/* The index of a host; without memory, the shared index whose capacity is never known. */
+/* Returns the index of a host; without memory, the shared index with an unknown capacity. */
 static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
   uint32_t i, last = s->hosts_room - 1;
   if (mlfab__map_get(&s->host_map, key, &i)) return i;
@@ -195,7 +195,7 @@ static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
 
 /* --- items --- */
 
-/* A new waiting item without parts, or NO_ITEM without memory. */
+/* Makes a waiting item with no parts yet; NO_ITEM: out of memory. */
 static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
   uint32_t i = s->free_item;
   if (i != MLFAB__NO_ITEM) {
@@ -347,7 +347,7 @@ static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab
   for (i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) s->items[i].held_ns = 0;
 }
 
-/* Without memory for an item it is not planned: it gets the next place at this server. */
+/* Gives an item, for which memory is missing, the next place at this server, unplanned. */
 static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a) {
   mlfab__plan plan = {.serial = ++s->serial, .rate_in = -1.0, .rate_out = -1.0, .entries = 1};
   s->entries[0] = (mlfab__plan_entry){.id = a->id,
@@ -361,8 +361,8 @@ static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlf
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* The waiting item of which this announces a part, or NO_ITEM. If the part was placed, the server has
- * forgotten it, and so does this function. *elsewhere_p: its parts that other servers have placed. */
+/* Returns the waiting item of which this announces a part, or NO_ITEM. If the part was placed, the server has forgotten
+ * it, and so does this function. *elsewhere_p: its parts that other servers have placed. */
 static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a,
                                     uint32_t *elsewhere_p) {
   uint32_t next, found = MLFAB__NO_ITEM;
@@ -435,7 +435,7 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
   served->out.reported = m.out_backlog;
   served->in.fresh = served->out.fresh = 1;
   if (m.worker == MLFAB__NO_NODE) return;
-  /* A placed item is over before the same one is announced again. */
+  /* A placed item is over before the same item is announced again. */
   uint32_t found = MLFAB__NO_ITEM;
   for (uint32_t i = s->stations[m.worker].first; i != MLFAB__NO_ITEM; i = s->items[i].sibling) {
     const mlfab__item *item = &s->items[i];
@@ -535,23 +535,22 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-/* How far ahead a link may be booked when the next batch is planned: as configured, or by default the time
- * that this transfer takes on it, plus 6 %. With less, the link would be idle until the plan arrives. With
- * more, batches are smaller, and there is less to aggregate or distribute. */
+/* Returns how far ahead a link may be booked when the next batch is planned: as configured, or by default the time that
+ * this transfer takes on it, plus 6 %. With less, the link would be idle until the plan arrives. With more, batches are
+ * smaller, and there is less to aggregate or distribute. */
 static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
   if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
   if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
   return mlfab__scheduler_ns(1.06 * (double)bytes / rate) + SCHEDULER_MARGIN_NS;
 }
 
-/* The first time at which it is booked for less than that. */
+/* Returns the first time at which it is booked for less than that. */
 static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   if (until_ns == MLFAB__NEVER) return MLFAB__NEVER;
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
 
-/* 0 when every server with a part has announced it or has lost its link; else the time until which it is
- * waited for. */
+/* Returns 0 if every server with a part has announced it or has lost its link; else the end of the wait for it. */
 static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
   uint32_t n = 0;
   for (uint32_t k = 0; k < s->servers; k++) {
@@ -619,7 +618,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
   s->dirty = 0;
 }
 
-/* Is a waiting item of this kind due; for a pull, one with a part at `server`? */
+/* Is a waiting item of this kind due; for a pull, an item with a part at `server`? */
 static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   if (s->due_ns > s->now_ns) return 0;
   for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
@@ -648,8 +647,8 @@ static void scheduler_reassure(mlfab__scheduler *s) {
   }
 }
 
-/* When to compute due times again. With many items, changes are collected, so that this takes a bounded
- * share of the time. */
+/* Returns when to compute due times again. With many items, changes are collected, so that this takes a bounded share
+ * of the time. */
 static uint64_t scheduler_look_at(const mlfab__scheduler *s) {
   uint64_t pause_ns = s->listed > SCHEDULER_MANY ? s->listed * SCHEDULER_ITEM_NS : 0;
   if (!s->dirty) return s->due_ns;

@@ -1,41 +1,39 @@
 /* scheduler.h - the scheduler role: decides order and routes of large transfers. Layer 4.
  *
- * It is a client of the servers: each announces the transfers that wait, and gets plans. It holds no tensor
- * bytes, and no state that it cannot get again. After a restart the servers report what waits and what they
- * have placed; without a scheduler they grant first come, first served.
+ * It is a client of the servers: each announces the transfers that wait, and gets plans. It holds no bytes of tensors,
+ * and can get all its state again. After a restart the servers report their waiting and placed transfers; without a
+ * scheduler they grant first come, first served.
  *
  *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
  *                                   |                             +--dropped--> forgotten when reported
  *                                   +--its worker gone--> forgotten
  *
- * An item is an update, of which several servers have parts, or a pull: each server answers its own part of
- * a pull when its own condition holds, so that is one item for each server. The scheduler waits three
- * heartbeats for a server to announce its part, and not at all for a server whose link is lost. A server
- * that announces a placed part again has forgotten it meanwhile (its worker reconnected): that part is
- * planned again.
+ * An item is an update, of which several servers have parts, or a pull. Each server answers its own part of a pull when
+ * its own condition holds, so each server has an item for it. The scheduler waits three heartbeats for a server to
+ * announce its part; it skips a server that has lost its link. If a server announces a placed part again, it has
+ * forgotten it meanwhile (its worker reconnected): that part is planned again.
  *
- * When to plan: an item waits, and either the servers' in-links are booked for less than plan_ahead_ns
- * (placed bytes that have not arrived, over the capacity; by default, the time that the waiting item takes
- * on the link, plus 6 %), or interval_ns has passed since the last plan. For pulls the same with the
- * server's out-link. Only the oldest waiting update of a worker is planned, because a worker's updates are
- * decided in the order of their numbers. How: the network is rebuilt from the last reported capacities.
- * Transfers that are placed and not over are reserved again, in their order, with the bytes that are left;
- * t_max starts where they end. Then the batch is planned on the rest of the network, and sent to all
- * servers in the same order. An unknown capacity counts as the mean of the known ones, or 10 Gbit/s.
+ * When to plan: an item waits, and one of two conditions holds. The servers' in-links are booked for less than
+ * plan_ahead_ns (placed bytes that have not arrived, over the capacity; by default, the time that the waiting item
+ * takes on the link, plus 6 %). Or interval_ns has passed since the last plan. For pulls the same with the server's
+ * out-link. Only the oldest waiting update of a worker is planned, because a worker's updates are decided in the order
+ * of their numbers. How: the network is rebuilt from the last reported capacities. Transfers that are placed and not
+ * over are reserved again, in their order, with their remaining bytes; t_max starts at their end. Then the batch is
+ * planned on the rest of the network, and sent to all servers in the same order. An unknown capacity counts as the mean
+ * of the known ones, or 10 Gbit/s.
  *
- * A server with waiting items gets a plan once a heartbeat, without entries if nothing can be placed. So it
- * can distinguish a scheduler that holds transfers back from one that does not work, which it treats as
- * lost (client.h).
+ * A server with waiting items gets a plan once a heartbeat, possibly without entries. So it can tell a scheduler that
+ * holds transfers back from a scheduler that has stopped, which it treats as lost (client.h).
  *
- * The bytes left are predicted by the plan and corrected by the servers' reports. Bytes that a server
- * expects beyond the prediction (late transfers, small updates, transfers placed before this scheduler
- * started) occupy its in-link first. Bytes that it no longer expects have arrived.
+ * The plan predicts the remaining bytes, and the servers' reports correct them. Bytes that a server expects beyond the
+ * prediction (late transfers, small updates, transfers placed before this scheduler started) occupy its in-link first.
+ * Bytes that it no longer expects have arrived.
  *
- * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the
- * server announces it again. (2) Every server of an item gets the same fate and the same place. (3) With
- * rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING and is planned again. (5)
- * Only live, reachable workers with a free accumulator become aggregators: first those of the batch, then
- * by the seed. (6) The number of items is bounded by what workers may have under way.
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the server announces
+ * it again. (2) Every server of an item gets the same fate and the same place. (3) With rounds nothing is ordered or
+ * dropped. (4) An unreachable item stays WAITING and is planned again. (5) Only live, reachable workers with a free
+ * accumulator become aggregators: first those of the batch, then by the seed. (6) The limits of workers' open transfers
+ * bound the number of items.
  *
  * Files, lowest first: items.c (items and their predictions), batch.c (planning), arrange.c (trees of
  * allreduce), scheduler.c (frames, and when to plan), explain.c (plans as text).
@@ -64,13 +62,13 @@ MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_
                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
                                            uint64_t now_ns);
-/* A frame of a server: SCHEDULE, STATION, CAPACITY (workers' capacities come from server 0), ANNOUNCE,
- * REPORT, TREE_ASK. */
+/* Takes a frame of a server: SCHEDULE, STATION, CAPACITY (workers' capacities come from server 0), ANNOUNCE, REPORT,
+ * TREE_ASK. */
 MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler);
-/* The last plans as text; *bytes_p: the full length. */
+/* Writes the last plans as text; *bytes_p: the full length. */
 MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
                                               size_t room, size_t *bytes_p);
 
@@ -85,7 +83,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 
 enum { MLFAB__HOP_STRETCHES = 8 };
 
-/* The prediction for one transfer: the bytes left at since_ns, and when they arrive. */
+/* The prediction for one transfer: the remaining bytes at since_ns, and when they arrive. */
 typedef struct mlfab__leg {
   double left;
   uint64_t since_ns;
@@ -110,10 +108,10 @@ typedef struct mlfab__item_part {
 typedef struct mlfab__item {
   uint64_t id;
   uint64_t heard_ns; /* last announcement */
-  uint64_t held_ns;  /* not planned before this time, because it was unreachable */
+  uint64_t held_ns;  /* not planned before this time: it was unreachable */
   uint64_t due_ns;   /* earliest time at which it may be planned, as far as known */
   uint64_t group;    /* placed items with the same number are one group; 0: alone */
-  uint64_t delay;    /* predicted; of a dropped item: what it would have been */
+  uint64_t delay;    /* predicted; dropped: the delay without the drop */
   uint64_t serial;   /* of the plan that placed it */
   uint32_t kind, worker, incarnation, members;
   uint32_t parts;   /* servers expected to announce it, without those that have placed their part */
@@ -143,9 +141,9 @@ typedef struct mlfab__station_state {
 /* The load of one of a server's links. */
 typedef struct mlfab__booking {
   double left;   /* placed bytes that have not passed */
-  double excess; /* of these, beyond the prediction for placed items; negative: fewer */
+  double excess; /* of these, bytes beyond the prediction for placed items; negative: fewer */
   double known;  /* predicted bytes left of placed items */
-  double unsure; /* ... of these, of plans newer than the last confirmed one */
+  double unsure; /* ... of these, bytes in plans newer than the last confirmed one */
   uint64_t reported;
   int fresh; /* `reported` has not been evaluated */
 } mlfab__booking;
@@ -154,13 +152,13 @@ typedef struct mlfab__served {
   int live, seen;
   uint32_t host;      /* index */
   uint64_t placed;    /* members, from the last report */
-  uint64_t estimate;  /* the same once all plans have reached the server */
-  uint64_t confirmed; /* newest plan of which an item is over */
-  uint64_t unsure;    /* members placed by newer plans */
+  uint64_t estimate;  /* the same, once all plans have reached the server */
+  uint64_t confirmed; /* newest plan with an item that is over */
+  uint64_t unsure;    /* members that newer plans have placed */
   uint64_t last_pull_ns;
   int pulled; /* last_pull_ns is valid */
   mlfab__booking in, out;
-  uint64_t in_until_ns, out_until_ns; /* when the bookings end */
+  uint64_t in_until_ns, out_until_ns; /* ends of the bookings */
   uint64_t told_ns;                   /* last plan sent to it */
 } mlfab__served;
 
@@ -243,22 +241,22 @@ static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s,
                                                       uint32_t server) {
   return &s->parts[(size_t)item * s->servers + server];
 }
-/* Predicted bytes left of a leg. */
+/* Returns the predicted remaining bytes of a leg. */
 MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
-/* The leg of an item over the server's own link. NULL if another member of the group was counted there: a
- * group crosses the link once. Set `counted` to 0 for all servers before a walk over the placed items. */
+/* Returns the leg of an item over the server's own link. NULL if another member of the group was counted there: a group
+ * crosses the link once. Set `counted` to 0 for all servers before a walk over the placed items. */
 MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
                                                       uint32_t server);
-/* Capacity of a host's link: as reported, or as assumed. */
+/* Returns the capacity of a host's link: as reported, or as assumed. */
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
-/* Seconds as nanoseconds; never stays never. */
+/* Converts seconds to nanoseconds; `never` keeps its meaning. */
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
 /* Appends an item to a list; takes it out. */
 MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
 MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
-/* Moves an item from the waiting to the end of the placed ones. */
+/* Moves an item from the waiting list to the end of the placed list. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
-/* TREE_ASK: plans the tree of an allreduce and sends it. */
+/* Takes TREE_ASK: plans the tree of an allreduce and sends it. */
 MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
                                               const mlfab__frame_in *frame);
 /* Plans all due updates, or all due pulls of a server. */

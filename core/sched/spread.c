@@ -1,4 +1,4 @@
-/* spread.c - the server role: order and routes of large pulls. See client.h and serve.c.
+/* spread.c - the server role: orders and routes large pulls, and runs spreads. See client.h and serve.c.
  *
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
  *
@@ -9,12 +9,11 @@
  *                              |                                   +--(PULL_DONE)--> over
  *                              +--(scheduler lost)--> GOES
  *
- * Turns follow the order of places. One placed pull is sent at a time if its reader's link is known to
- * carry as much as the server's. Otherwise SPREAD_MOVING pulls are sent, so that a slow reader leaves
- * capacity to another, and more while the readers' links together carry less than the server's. A pull that
- * has sent nothing for half a heartbeat does not count, so a reader that stalls delays the next one no
- * longer than that. A pull that has begun is not stopped. A placed pull lends only a limited number of
- * bytes; otherwise the transport's queues would decide the order.
+ * Turns follow the order of places. One placed pull is sent at a time if its reader's link is known to carry as much as
+ * the server's. Otherwise SPREAD_MOVING pulls are sent, so that a slow reader leaves capacity to another, and more
+ * while the readers' links together carry less than the server's. A pull that has sent nothing for half a heartbeat
+ * does not count, so a stalled reader delays the next pull at most that long. A pull that has begun is not stopped. A
+ * placed pull lends only a limited number of bytes; otherwise the transport's queues would decide the order.
  *
  * A spread is a pull of the server's own, in a slot of the distributor's worker, which forwards it to the
  * members. They keep their slots until PULL_DONE. While the spread is sent, its members wait; it has failed
@@ -24,10 +23,9 @@
  * directly, at its place. A distributor may have become slow while the server's own link is idle: then the
  * server takes overdue members back earlier, the last one first.
  *
- * Attempt numbers ascend over all pulls of the server, not for each pull: a worker that lost its link
- * repeats its request, and frames that the former distributor still sends must be older than every later
- * route. For the same reason the server announces direct answers of large pulls, once there have been
- * spreads.
+ * Attempt numbers ascend over all pulls of the server together: a worker that lost its link repeats its request, and
+ * frames that the former distributor still sends must be older than every later route. For the same reason the server
+ * announces direct answers of large pulls, once there have been spreads.
  *
  * Invariants. (1) An announced pull is reported when it is over, as long as the scheduler lives. (2) The
  * link of a member's distributor has stood since SPREAD. (3) A spread has members. (4) Of two pulls that
@@ -86,8 +84,8 @@ static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   spread_via(server, pull, MLFAB__NO_NODE);
 }
 
-/* A member has left a spread. When none is left, ends the spread, and tells the distributor unless all of
- * it was sent; with `tell` in any case. */
+/* A member has left a spread. If it was the last, ends the spread, and tells the distributor unless all of it was sent;
+ * with `tell` in any case. */
 static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
   for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread == spread) return;
@@ -108,7 +106,7 @@ static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t 
   }
 }
 
-/* The spread is sent: computes when each member should have it at the latest, two at a time. */
+/* Called when the spread is sent: computes when each member should have it at the latest, two at a time. */
 static void spread_handed_over(mlfab__server *server, const mlfab__server_pull *own) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread != own->request) continue;
@@ -288,7 +286,7 @@ static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   }
 }
 
-/* The out-link is idle: answers the last overdue member directly. */
+/* Answers the last overdue member directly, while the out-link is idle. */
 static void spread_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {

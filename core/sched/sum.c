@@ -1,12 +1,12 @@
 /* sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
  * packet.h.
  *
- * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private
- * copy of their frame, member after member in the manifest's order. A later member stages as many of its
- * packets as a ring holds, from its start and without wrapping. An element that no member names is zero;
- * otherwise the sum is what the members' dense values would give, except for the sign of zeros. When the
- * last member is complete, the sum is encoded as packets, a part in each tick, and forwarded as far as it
- * is released, in frames of whole packets. Its length is known only then, so there is no cut-through. */
+ * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private copy of their
+ * frame, member after member in the manifest's order. A later member stages as many of its packets as a ring holds,
+ * from its start and without wrapping. Elements that no member names are zero; the sum equals the sum of the members'
+ * dense values, except for the sign of zeros. When the last member is complete, the sum is encoded as packets, a part
+ * in each tick, and forwarded as far as it is released, in frames of whole packets. Its length is known only then, so
+ * there is no cut-through. */
 #include "aggregator.h"
 
 #include "../kernels/kernels.h"
@@ -19,7 +19,7 @@
 #endif
 
 enum {
-  SUM_TICK_BYTES = 4 << 20, /* of the sum, encoded in one tick */
+  SUM_TICK_BYTES = 4 << 20, /* bytes of the sum encoded in one tick */
   SUM_MOST = 8,             /* maximum size of packets, as a multiple of their elements' size */
   SUM_MORE = 32,            /* overhead of a dense packet */
   SUM_WORDS = MLFAB__PACKET_ELEMENTS / 64,
@@ -33,7 +33,7 @@ typedef struct sum_piece {
   uint64_t bytes;
 } sum_piece;
 
-/* The piece at a cursor, which it advances: 1, or 0 behind the last. */
+/* Takes the piece at a cursor, and advances it: returns 1, or 0 after the last. */
 static int sum_next(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
                     mlfab__sum_cursor *cursor, sum_piece *piece) {
   const mlfab__layout *layout = aggregator->layout;
@@ -68,7 +68,7 @@ static int sum_next(const mlfab__aggregator *aggregator, const mlfab__accumulato
 static int sum_room(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   mlfab__sum_cursor cursor = {0, 0};
   sum_piece piece;
-  /* A packer writes no more than the dense packet, but may need room for a bitmap besides. */
+  /* A packer writes at most the dense packet, but may need room for a bitmap besides. */
   uint64_t more = SUM_MORE + MLFAB__PACKET_ELEMENTS / 8;
   while (sum_next(aggregator, group, &cursor, &piece)) more += SUM_MORE;
   if (group->stream_room >= group->bytes + more) return 0;
@@ -102,7 +102,7 @@ MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accum
 
 /* --- packets of members --- */
 
-/* The stretch that contains this offset, or the next one. */
+/* Returns the stretch that contains this offset, or the next one. */
 static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint64_t offset) {
   uint32_t low = 0, high = group->nstretches;
   MLFAB__SEARCH(low, high, at,
@@ -110,7 +110,7 @@ static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint6
   return low < group->nstretches ? &group->stretches[low] : NULL;
 }
 
-/* Returns a text if a packet of this group must not be at its position. */
+/* Returns a text if a packet of this group must not be at its position, else NULL. */
 static const char *sum_check_place(const mlfab__aggregator *aggregator,
                                    const mlfab__accumulator *group, const mlfab__packet *packet) {
   const mlfab__layout *layout = aggregator->layout;
@@ -224,8 +224,7 @@ static uint64_t sum_pairs(uint64_t x) {
   return (x | x >> 16) & 0xffffffffu;
 }
 
-/* Marks the non-zero elements of n; returns their number. Compares bits: a sum that began with 0 is never
- * -0. */
+/* Marks the non-zero elements of n; returns their number. Compares bits: a sum that began with 0 is never -0. */
 static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
   uint8_t last[64 * 8];
   uint32_t kept = 0;

@@ -1,5 +1,4 @@
-/* sparse_push.h - the worker role: updates sent as packets (sparse_push.c). For calls_sparse.c and compose.c. See
- * sparse_push.c. */
+/* sparse_push.h - the worker role: updates sent as packets (sparse_push.c). For calls_sparse.c and compose.c. */
 #ifndef MLFAB__SPARSE_PUSH_H
 #define MLFAB__SPARSE_PUSH_H
 
