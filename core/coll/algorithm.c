@@ -1,14 +1,15 @@
-/* algorithm.c - collectives as task graphs: see algorithm.h. Layer 2.
+/* algorithm.c - builds collectives as task graphs, and chooses among the algorithms by their cost. See algorithm.h.
+ * Layer 2.
  *
- * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
- * segment of an earlier row. Only HALVING moves stretches that begin at a different block at either
- * end; its segments wait for all segments that they meet. */
+ * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same segment of an
+ * earlier row. Only HALVING moves stretches that begin at a different block at either end; there a segment waits for
+ * all segments that it meets. */
 #include "algorithm.h"
 
-#define ALGORITHM_MESSAGES 65536u /* as many for one pass over the data; then segments grow */
+#define ALGORITHM_MESSAGES 65536u /* most messages per pass over the data; then segments grow */
 #define ALGORITHM_STEPS 10u       /* log2 of MLFAB__COLLECTIVE_MEMBERS_MAX */
 
-/* A task under construction. `block` and `offset` are those of the last look-up, near which the next one mostly is. */
+/* A task under construction. `block` and `offset` belong to the last look-up: the next look-up is mostly near it. */
 typedef struct algorithm_work {
   mlfab__dag *dag;
   const mlfab__algorithm_task *task;
@@ -18,10 +19,10 @@ typedef struct algorithm_work {
   uint64_t total, step; /* bytes: of the data, of a segment */
   uint32_t block;
   uint64_t offset;
-  int rc; /* the first error; nothing is added after it */
+  int rc; /* the first error; after it nothing is added */
 } algorithm_work;
 
-/* ---- what is where */
+/* ---- positions and sizes */
 
 static uint64_t algorithm_block_bytes(const algorithm_work *w, uint32_t block) {
   const mlfab__algorithm_task *task = w->task;
@@ -29,7 +30,7 @@ static uint64_t algorithm_block_bytes(const algorithm_work *w, uint32_t block) {
   return (task->count / w->members + (block < task->count % w->members)) * task->width;
 }
 
-/* Where the block begins; for block `members`: the end of the data. */
+/* Returns the start of the block; for block `members`: the end of the data. */
 static uint64_t algorithm_offset(algorithm_work *w, uint32_t block) {
   if (!w->counts) {
     uint64_t count = w->task->count, extra = count % w->members;
@@ -87,7 +88,7 @@ static void algorithm_after(algorithm_work *w, uint32_t op, uint32_t dependency)
   w->rc = mlfab__dag_after(w->dag, op, dependency);
 }
 
-/* An operation over a stretch of the data that waits for nothing yet. */
+/* Adds an operation over a stretch of the data, without dependencies. */
 static uint32_t algorithm_add(algorithm_work *w, mlfab__dag_op op, uint64_t at, uint64_t bytes) {
   uint32_t id = 0;
   op.space = w->task->space;
@@ -112,7 +113,7 @@ static mlfab__dag_op algorithm_recv(uint32_t peer, uint32_t tag) {
   return op;
 }
 
-/* left: the message is the left operand. */
+/* Makes an operation. left: the message is the left operand. */
 static mlfab__dag_op algorithm_recv_reduce(uint32_t peer, uint32_t tag, int left) {
   mlfab__dag_op op = algorithm_send(peer, tag);
   op.kind = MLFAB__DAG_RECV_REDUCE;
@@ -120,7 +121,7 @@ static mlfab__dag_op algorithm_recv_reduce(uint32_t peer, uint32_t tag, int left
   return op;
 }
 
-/* A row up a tree, which is paced: tags of such rows count from 0. */
+/* Makes the operation of a row up a tree, which is paced: tags of such rows count from 0. */
 static mlfab__dag_op algorithm_paced(const algorithm_work *w, mlfab__dag_op op) {
   op.paced = w->task->tag == 0;
   return op;
@@ -133,8 +134,8 @@ static mlfab__dag_op algorithm_divide(void) {
   return op;
 }
 
-/* The operation for each segment of a stretch, tags counting up; segment i waits for operation
- * after + i. Returns the first of them. */
+/* Adds the operation for each segment of a stretch, tags counting up; segment i waits for operation after + i. Returns
+ * the first of them. */
 static uint32_t algorithm_row(algorithm_work *w, mlfab__dag_op op, uint64_t at, uint64_t bytes,
                               uint32_t after) {
   uint32_t first = w->dag->nops;
@@ -147,7 +148,7 @@ static uint32_t algorithm_row(algorithm_work *w, mlfab__dag_op op, uint64_t at, 
   return first;
 }
 
-/* The task is not over before the row is. */
+/* Makes the end of the task wait for the row. */
 static void algorithm_until(algorithm_work *w, uint32_t first, uint64_t bytes) {
   for (uint32_t i = 0; i < algorithm_segments(w, bytes) && !w->rc; i++)
     algorithm_after(w, w->end, first + i);
@@ -160,8 +161,8 @@ static uint32_t algorithm_finish(algorithm_work *w, uint64_t at, uint64_t bytes,
 
 /* ---- RING */
 
-/* The first half: the block that ends at me arrives in the last step. Returns the row that finished
- * it. Reduce-scatter alone has nothing that proves that its SENDs have arrived. */
+/* The first half: the block that ends at `me` arrives in the last step. Returns the row that finished it.
+ * Reduce-scatter alone has no message that proves the arrival of its SENDs. */
 static uint32_t algorithm_scatter(algorithm_work *w, uint32_t tag, uint32_t per) {
   uint32_t n = w->members, last = MLFAB__DAG_NONE;
   uint32_t next = (w->me + 1) % n, before = (w->me + n - 1) % n;
@@ -211,8 +212,8 @@ static uint32_t algorithm_around(algorithm_work *w) {
 
 /* ---- RING, ordered: a chain up, and back */
 
-/* Member 0 first. Returns the row that hands on the sum of all up to me, at the last member the one
- * that finished it. */
+/* Member 0 first. Returns the row that passes on the sum of all up to `me`; at the last member, the row that finished
+ * it. */
 static uint32_t algorithm_up(algorithm_work *w, uint32_t tag, uint64_t at, uint64_t bytes) {
   uint32_t last = MLFAB__DAG_NONE;
   if (w->me > 0)
@@ -253,12 +254,12 @@ static uint32_t algorithm_chain_scatter(algorithm_work *w) {
 /* A stretch that begins at a block and may wrap round to the beginning of the data. Segments are cut at both places;
  * positions in it count from its beginning. */
 typedef struct algorithm_bow {
-  uint64_t at;   /* where it begins in the data */
+  uint64_t at;   /* its start in the data */
   uint64_t tail; /* bytes from there to the end of the data */
   uint64_t bytes;
 } algorithm_bow;
 
-/* `blocks` blocks, fewer than all, from `block` on. */
+/* Returns the bow of `blocks` blocks, fewer than all, from `block` on. */
 static algorithm_bow algorithm_bow_of(algorithm_work *w, uint32_t block, uint32_t blocks) {
   algorithm_bow bow;
   uint32_t end = block + blocks;
@@ -269,7 +270,7 @@ static algorithm_bow algorithm_bow_of(algorithm_work *w, uint32_t block, uint32_
   return bow;
 }
 
-/* Which segment the byte is in. */
+/* Returns the index of the segment that has this byte. */
 static uint32_t algorithm_bow_index(const algorithm_work *w, const algorithm_bow *bow,
                                     uint64_t place) {
   if (place < bow->tail) return (uint32_t)(place / w->step);
@@ -280,7 +281,7 @@ static uint32_t algorithm_bow_segments(const algorithm_work *w, const algorithm_
   return bow->bytes ? algorithm_bow_index(w, bow, bow->bytes - 1) + 1 : 0;
 }
 
-/* Where the segment that begins at this place ends. */
+/* Returns the end of the segment that begins at this place. */
 static uint64_t algorithm_bow_end(const algorithm_work *w, const algorithm_bow *bow,
                                   uint64_t place) {
   uint64_t end = mlfab__min(place + w->step, bow->bytes);
@@ -291,8 +292,8 @@ static uint64_t algorithm_bow_at(const algorithm_bow *bow, uint64_t place) {
   return place < bow->tail ? bow->at + place : place - bow->tail;
 }
 
-/* `op` waits for those of a row of operations, one a segment of the bow, that meet [from, end).
- * Returns how many. */
+/* Makes `op` wait for those operations of a row, one for each segment of the bow, that meet [from, end). Returns their
+ * number. */
 static uint32_t algorithm_meet(algorithm_work *w, uint32_t op, uint32_t row,
                                const algorithm_bow *bow, uint64_t from, uint64_t end) {
   end = mlfab__min(end, bow->bytes);
@@ -302,8 +303,8 @@ static uint32_t algorithm_meet(algorithm_work *w, uint32_t op, uint32_t row,
   return last - i + 1;
 }
 
-/* A row of an earlier step that wrote at this member: its stretch, and where that begins, counted from the beginning of
- * the own block. */
+/* A row of an earlier step that wrote at this member: its stretch, and its start, counted from the beginning of the own
+ * block. */
 typedef struct algorithm_written {
   uint32_t row;
   algorithm_bow bow;
@@ -332,7 +333,7 @@ static void algorithm_send_bow(algorithm_work *w, mlfab__dag_op op, const algori
   }
 }
 
-/* The members whose blocks travel in step k. */
+/* Returns the number of members whose blocks travel in step k. */
 static uint32_t algorithm_part(const algorithm_work *w, uint32_t k) {
   return (uint32_t)mlfab__min(1u << k, w->members - (1u << k));
 }
@@ -343,10 +344,9 @@ static uint32_t algorithm_log(uint32_t members) {
   return log;
 }
 
-/* The first half. What is sent in step k lies 2^k blocks or more behind me, where nothing is
- * received any more. What is received in step k lies at my block and on, as did the longer stretch
- * in step k + 1 (in the first step it may be shorter), with the same cuts: so segment i waits for
- * segment i. */
+/* The first half. Step k sends blocks 2^k or more behind `me`, which receive nothing any more. Step k receives into
+ * blocks from `me` on. The longer stretch of step k + 1 began there, too, with the same cuts (in the first step it may
+ * be shorter): so segment i waits for segment i. */
 static algorithm_written algorithm_halve(algorithm_work *w, uint32_t tag) {
   algorithm_written last = {MLFAB__DAG_NONE, {0, 0, 0}, 0};
   uint32_t n = w->members, had = 0;
@@ -375,7 +375,7 @@ static algorithm_written algorithm_halve(algorithm_work *w, uint32_t tag) {
   return last;
 }
 
-/* The second half; `own` is what finished the own block. */
+/* The second half; `own` is the row that finished the own block. */
 static void algorithm_double(algorithm_work *w, uint32_t tag, algorithm_written own) {
   algorithm_written written[ALGORITHM_STEPS + 1];
   uint32_t n = w->members, steps = algorithm_log(n);
@@ -399,7 +399,7 @@ static void algorithm_double(algorithm_work *w, uint32_t tag, algorithm_written 
   }
 }
 
-/* One range of tags a half: the peers of a half differ from step to step. */
+/* Each half has its own range of tags: the peers of a half differ from step to step. */
 static uint32_t algorithm_halving(algorithm_work *w) {
   uint32_t tag = w->task->tag, range = algorithm_segments(w, w->total) + 1;
   algorithm_written own = {MLFAB__DAG_NONE, {0, 0, 0}, 0};
@@ -417,12 +417,12 @@ static uint32_t algorithm_halving(algorithm_work *w) {
 
 /* ---- DOUBLING */
 
-/* Who has number v when the first 2 * extra members are pairs. */
+/* Returns the member with number v if the first 2 * extra members are pairs. */
 static uint32_t algorithm_partner(uint32_t v, uint32_t extra) {
   return v < extra ? 2 * v : v + extra;
 }
 
-/* All of the data in each step; every member adds into the memory that it sends. */
+/* Each step sends all of the data; every member adds into the memory that it sends. */
 static uint32_t algorithm_exchange(algorithm_work *w) {
   uint32_t tag = w->task->tag, me = w->me, last = MLFAB__DAG_NONE, pow = 1;
   uint64_t bytes = w->total;
@@ -511,7 +511,7 @@ static uint32_t algorithm_planned(algorithm_work *w) {
   return down + algorithm_segments(w, w->total);
 }
 
-/* 1 when every way leads to the root. `at`: where a member is in the list, plus one. */
+/* Returns 1 if every way leads to the root. `at`: position of a member in the list, plus one. */
 static int algorithm_leads(const mlfab__tree_node *tree, uint32_t n, const uint32_t *at,
                            uint32_t root, int down) {
   for (uint32_t i = 0; i < n; i++) {
@@ -564,12 +564,12 @@ static uint32_t algorithm_broadcast(algorithm_work *w) {
   return next_tag;
 }
 
-/* In step k each member has heard of the 2^k members before it, and tells the one 2^k after it. */
+/* In step k each member has heard of the 2^k members before it, and tells the member 2^k after it. */
 static uint32_t algorithm_barrier(algorithm_work *w) {
   uint32_t n = w->members, tag = w->task->tag, heard[ALGORITHM_STEPS], steps = 0;
   for (uint32_t far = 1; far < n; far *= 2, steps++) {
     mlfab__dag_op send = algorithm_send((w->me + far) % n, tag);
-    send.copy = 1; /* there is nothing to keep for the peer */
+    send.copy = 1; /* the memory is not kept for the peer */
     uint32_t id = algorithm_add(w, send, 0, 0);
     if (steps == 0) algorithm_after(w, id, MLFAB__DAG_NONE);
     for (uint32_t k = 0; k < steps; k++) algorithm_after(w, id, heard[k]);
@@ -599,14 +599,14 @@ static uint32_t algorithm_binomial(algorithm_work *w) {
   return w->task->kind == MLFAB__COLLECTIVE_BROADCAST ? algorithm_broadcast(w) : algorithm_tree(w);
 }
 
-/* ---- what it costs */
+/* ---- costs */
 
 typedef struct algorithm_link {
-  double latency, send, add; /* ns: a message, a byte, a byte */
+  double latency, send, add; /* ns for a message, for a byte, for a byte */
 } algorithm_link;
 
-/* One step of `bytes` that are sent and added (add 0: or not): all but one segment of the shorter
- * part is hidden behind the longer. */
+/* Returns the cost of one step of `bytes` that are sent and (add 1) added: all but one segment of the shorter part is
+ * hidden behind the longer. */
 static double algorithm_step_cost(const algorithm_work *w, const algorithm_link *link, double bytes,
                                   int add) {
   double send = bytes * link->send, sum = add ? bytes * link->add : 0;
@@ -615,7 +615,7 @@ static double algorithm_step_cost(const algorithm_work *w, const algorithm_link 
   return link->latency + (send > sum ? send : sum) + seen;
 }
 
-/* The steps of one half of HALVING. */
+/* Returns the cost of the steps of one half of HALVING. */
 static double algorithm_half_cost(const algorithm_work *w, const algorithm_link *link, int add) {
   double cost = 0, most = (double)algorithm_largest(w), total = (double)w->total;
   for (uint32_t k = 0; k < algorithm_log(w->members); k++) {
@@ -625,7 +625,7 @@ static double algorithm_half_cost(const algorithm_work *w, const algorithm_link 
   return cost;
 }
 
-/* All segments down a chain: the first one all the way, the others behind it. */
+/* Returns the cost of all segments down a chain: the first all the way, the others behind it. */
 static double algorithm_chain_cost(const algorithm_work *w, const algorithm_link *link, int add) {
   double total = (double)w->total, first = total < (double)w->step ? total : (double)w->step;
   double slow = add && link->add > link->send ? link->add : link->send;
@@ -648,7 +648,7 @@ static double algorithm_ring_cost(const algorithm_work *w, const algorithm_link 
   return cost;
 }
 
-/* What comes back down, or goes around, adds nothing. */
+/* Does the task add? The way back down, or around, adds nothing. */
 static int algorithm_reduces(const algorithm_work *w) {
   return w->task->kind != MLFAB__COLLECTIVE_ALLGATHER &&
          w->task->kind != MLFAB__COLLECTIVE_BROADCAST;
@@ -660,7 +660,7 @@ static double algorithm_halving_cost(const algorithm_work *w, const algorithm_li
   return cost + algorithm_half_cost(w, link, 0);
 }
 
-/* Of a planned tree, too, whose shape is not looked at. */
+/* Returns the cost of a tree, also of a planned tree, whose shape it ignores. */
 static double algorithm_tree_cost(const algorithm_work *w, const algorithm_link *link) {
   double log = algorithm_log(w->members), total = (double)w->total;
   double up = algorithm_reduces(w) ? algorithm_step_cost(w, link, total, 1) : 0;
@@ -689,10 +689,10 @@ enum {
 
 /* By MLFAB_ALGORITHM_*. */
 static const struct algorithm_row {
-  uint8_t kinds;                        /* of collectives that it can do, as bits */
-  uint8_t ordered;                      /* those that it can do in the order of the members */
-  uint8_t by_tree;                      /* only where the task names a tree */
-  uint32_t (*build)(algorithm_work *w); /* the first tag that is free behind it */
+  uint8_t kinds;                        /* bits: collectives that it can do */
+  uint8_t ordered;                      /* bits: those that it can do in the order of the members */
+  uint8_t by_tree;                      /* only if the task names a tree */
+  uint32_t (*build)(algorithm_work *w); /* returns the first free tag behind it */
   double (*cost)(const algorithm_work *w, const algorithm_link *link);
 } algorithm_list[] = {
     [MLFAB_ALGORITHM_RING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
@@ -756,8 +756,8 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
     uint8_t a = (uint8_t)k;
     if (algorithm_list[k].by_tree) continue;
     double cost = mlfab__algorithm_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
-    /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
-     * pipelines over its steps: another one has to be a twentieth better. */
+    /* Members are in the order of hosts, so most messages of the ring stay within a host, and the ring pipelines over
+     * its steps: another algorithm must be a twentieth better. */
     if (cost < 0 || (least >= 0 && cost >= least)) continue;
     if (best == MLFAB_ALGORITHM_RING && least >= 0 && cost >= least * 0.95) continue;
     best = a;

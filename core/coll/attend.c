@@ -1,5 +1,5 @@
-/* attend.c - who is here, in a build without pushes and pulls: a role at servers (links WORKER), and one at workers (links
- * SERVER). See attend.h. */
+/* attend.c - tells who is here, in a build without pushes and pulls: a role at servers (links WORKER), and a role at
+ * workers (links SERVER). See attend.h. */
 #include "attend.h"
 
 #include "../node/node.h"
@@ -141,7 +141,7 @@ static int attend_wants(void *self, mlfab__at at, const char *why) {
   return 1;
 }
 
-/* A server with pushes may tell of rounds, which are nothing to this worker. */
+/* A server with pushes may send frames of rounds, which this worker ignores. */
 static int attend_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__attend_worker *worker = self;
   if (at.peer != 0 || frame->type != MLFAB__DONE_ACK) return 1;

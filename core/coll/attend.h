@@ -1,15 +1,15 @@
-/* attend.h - who is here, in a build without pushes and pulls. Layer 4.
+/* attend.h - tells who is here, in a build without pushes and pulls. compose.c attaches it. Layer 4.
  *
- * HELLO_ACK tells barriers and collectives whether the worker was dead, and whether it is a guest (membership.h). In
- * a build with pushes the server and the worker see to that, and to `finish`. In a build without them two small roles do,
- * one at each end of a link, with the same frames:
+ * HELLO_ACK tells barriers and collectives if the worker was dead, and if it is a guest (membership.h). In a build with
+ * pushes the server and the worker do that, and `finish`. In other builds two small roles do, one at each end of a
+ * link, with the same frames:
  *
  *    HERE --BYE, or no link for too long--> GONE --HELLO of a new process--> HERE, a guest
  *    no process has had the number --HELLO--> HERE, a guest
  *    finish: OPEN --DONE to server 0--> TOLD --DONE_ACK, or server 0 is dead--> success
  *
- * Invariants. (1) The first process of a founder is no guest: nobody is ahead of it. (2) DONE is repeated on a new link until
- * it is acknowledged. (3) A worker of a build with pushes that defines a model is told which switch is missing here. */
+ * Invariants. (1) The first process of a founder is no guest. (2) DONE is repeated on a new link until it is
+ * acknowledged. (3) A worker of a build with pushes that defines a model hears which switch is missing here. */
 #ifndef MLFAB__ATTEND_H
 #define MLFAB__ATTEND_H
 
@@ -32,10 +32,10 @@ typedef struct mlfab__attend_worker {
   mlfab__port port; /* peer 0 is server 0 */
   mlfab__requests *requests;
   mlfab_request finish; /* 0: not yet called */
-  int dead, acked;      /* server 0 is dead; has heard of it */
+  int dead, acked;      /* server 0 is dead; server 0 has acknowledged */
 } mlfab__attend_worker;
 
-/* Add the rows, at a server and at a worker. The node owns the roles. Errors: MEMORY. */
+/* Add the roles, at a server and at a worker. The node owns the roles. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__attend_server_attach(struct mlfab_node *node);
 MLFAB__INTERNAL int mlfab__attend_attach(struct mlfab_node *node, mlfab__attend_worker **worker_p);
 /* Begins `finish`: self is the mlfab__attend_worker. timeout_ns 0: the config's. Errors: STATE, AGAIN (too many requests). */

@@ -24,8 +24,8 @@ static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barri
   return entry->asked > server->over && !entry->gone && !entry->guest;
 }
 
-/* The first live worker that has not asked for the next barrier, or NO_RANK. *next_p: up to which
- * barrier all who wait have asked, or `over` when nobody waits. */
+/* Returns the first live worker that has not asked for the next barrier, or NO_RANK. *next_p: up to this barrier all
+ * waiting workers have asked; `over` if nobody waits. */
 static int32_t barrier_missing(const mlfab__barrier_server *server, uint64_t *next_p) {
   int32_t missing = MLFAB_NO_RANK;
   uint64_t least = UINT64_MAX;
@@ -47,7 +47,7 @@ static int barrier_collects(const mlfab__barrier_server *server) {
   return 0;
 }
 
-/* One that came late, and counts in barriers only, is a guest again, if others take part in collectives. */
+/* Makes a worker that came late, and counts in barriers only, a guest again, if others take part in collectives. */
 static void barrier_look_late(const mlfab__barrier_server *server, uint32_t worker) {
   const mlfab__barrier_entry *entry = &server->entries[worker];
   const mlfab__barrier barrier = {.what = MLFAB__BARRIER_LEAVES};
@@ -55,13 +55,13 @@ static void barrier_look_late(const mlfab__barrier_server *server, uint32_t work
     MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
-/* A barrier that all others have asked for waits for the guests that have asked, until they count. Tells them. The first
- * of them, or NO_RANK. */
+/* Holds the next barrier, if all others have asked for it, until the guests that have asked count. Tells these guests.
+ * Returns the first of them, or NO_RANK. */
 static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next) {
   mlfab__barrier barrier = {.what = barrier_collects(server) ? MLFAB__BARRIER_PASSES
                                                              : MLFAB__BARRIER_MEETS};
   int32_t first = MLFAB_NO_RANK;
-  uint64_t guests = 0; /* newcomers alone follow the first of them */
+  uint64_t guests = 0; /* newcomers alone follow the first newcomer */
   int waits = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
@@ -80,8 +80,8 @@ static int32_t barrier_meets(const mlfab__barrier_server *server, uint64_t next)
   return first;
 }
 
-/* A guest counts from now on. After a collective its barriers follow those of another that has called it, too. Else its
- * newest barrier is the next of the others. If none is open, the last that is over is theirs. */
+/* Counts a guest from now on. After a collective its barriers follow those of another worker that has called it, too.
+ * Else its newest barrier is the next of the others. If none is open, the last that is over is theirs. */
 static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
                           const mlfab__barrier *in) {
   mlfab__barrier_entry *entry = &server->entries[worker];
@@ -105,7 +105,7 @@ static void barrier_admit(mlfab__barrier_server *server, uint32_t worker,
     barrier_answer(server, worker, mlfab__min(entry->asked, server->over) - entry->base);
 }
 
-/* Releases what all have asked for. Tells who is missing: a newcomer, and all when it changes. */
+/* Releases the barriers that all have asked for. Tells who is missing: to a newcomer, and to all when it changes. */
 static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   uint64_t before = server->over, next;
   int32_t missing = barrier_missing(server, &next);
@@ -139,7 +139,7 @@ MLFAB__INTERNAL void mlfab__barrier_elsewhere(mlfab__barrier_server *server, uin
     if (barrier_waits(server, &server->entries[w])) barrier_blame(server, w, (int32_t)worker);
 }
 
-/* A worker's event changes its entry, and perhaps what is over. */
+/* Records that a worker's event changed its entry, and perhaps `over`. */
 static void barrier_touch(mlfab__barrier_server *server, uint32_t worker) {
   if (server->touched) server->touched(server, worker);
 }
@@ -149,7 +149,7 @@ static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greetin
   barrier_touch(server, at.peer);
   mlfab__barrier_entry *entry = &server->entries[at.peer];
   uint64_t base = server->over;
-  /* One that joins in good order has no part in the barriers that others have called already. */
+  /* If a worker joins in good order, it has no part in the barriers that others have called already. */
   for (uint32_t w = 0; entry->left && w < server->workers; w++)
     if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
@@ -167,7 +167,7 @@ static void barrier_server_gone(void *self, mlfab__at at, int left) {
   server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   if (left == MLFAB__NEVER_HERE)
-    return; /* nobody has called yet, and there may be 65536 such numbers */
+    return; /* nobody has called yet, and there may be 65536 such ranks */
   barrier_check(server, MLFAB__NO_NODE);
 }
 
@@ -260,7 +260,7 @@ static void barrier_ask(const mlfab__barrier_worker *worker) {
   barrier_say(worker, MLFAB__BARRIER_ASKS);
 }
 
-/* Nobody is to wait for this one in a barrier. */
+/* Tells server 0 that no barrier waits for this worker. */
 static void barrier_rest(mlfab__barrier_worker *worker) {
   worker->newcomer = 1;
   worker->told = worker->wants = worker->passing = 0;
@@ -302,7 +302,7 @@ MLFAB__INTERNAL void mlfab__barrier_here(mlfab__barrier_worker *worker, int32_t 
   barrier_say(worker, MLFAB__BARRIER_HERE);
 }
 
-/* It counts, in this barrier at least. */
+/* Counts this worker, in this barrier at least. */
 static void barrier_met(mlfab__barrier_worker *worker) {
   uint8_t passing = worker->told == MLFAB__BARRIER_PASSES;
   mlfab__barrier_here(worker, MLFAB_NO_RANK, 0, 0);
@@ -320,14 +320,14 @@ MLFAB__INTERNAL uint64_t mlfab__barrier_calls(const mlfab__barrier_worker *worke
   return worker->over + worker->open;
 }
 
-/* Server 0 has told from which progress on this worker counts: it does when all servers say so. */
+/* Server 0 has told the progress from which this worker counts: it counts when all servers agree. */
 static void barrier_settle(void *self) {
   mlfab__barrier_worker *worker = self;
   if (worker->told && worker->counting.counted(worker->counting.worker)) barrier_met(worker);
   barrier_look(worker);
 }
 
-/* No barrier of a joiner waits any more, and it has met nobody. */
+/* Gives up: a joiner has no waiting barrier any more, before it was admitted. */
 static void barrier_gives_up(mlfab__barrier_worker *worker) {
   if ((worker->newcomer || worker->passing) && worker->open == 0) barrier_rest(worker);
 }
@@ -355,7 +355,7 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
   return 0;
 }
 
-/* The first call that is open, or NULL. Ids grow. */
+/* Returns the first open call, or NULL. Ids grow. */
 static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
   mlfab__request *first = NULL, *r = NULL;
   while ((r = mlfab__request_of(worker->requests, MLFAB__REQUEST_BARRIER, 0, r)))
@@ -371,7 +371,7 @@ static void barrier_withdraw(void *self, mlfab__request *request, int code, uint
   barrier_gives_up(worker);
 }
 
-/* A lost link changes nothing: it is asked again on the next one. */
+/* A lost link changes nothing: the worker asks again on the next link. */
 static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_worker *worker = self;
   if (at.peer != 0 || greeting->ack->was_dead >= 2) return;
@@ -423,7 +423,7 @@ static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
   return 1;
 }
 
-/* A barrier has admitted it, perhaps another one than it meant: rounds do not wait for it while it waits for long. */
+/* A barrier has admitted it, perhaps another than it meant: rounds do not wait for it while it waits for long. */
 static void barrier_scan(void *self, uint64_t now_ns) {
   mlfab__barrier_worker *worker = self;
   const mlfab__request *first = barrier_first(worker);

@@ -1,4 +1,4 @@
-/* comm.c - the communicator: its frames, and what it does as time passes. See comm.h. */
+/* comm.c - the communicator: takes its frames, and watches calls as time passes. See comm.h. */
 #include "comm.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ MLFAB__INTERNAL void mlfab__comm_free(void *self) {
 
 /* --- frames --- */
 
-/* Server 0 asks whether this worker has called a call or round, and which. */
+/* Server 0 asks if this worker has called a call or round, and which. */
 static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   mlfab__membership_tell tell = {.epoch = in->epoch, .channel = in->channel, .number = in->number};
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
@@ -77,7 +77,7 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_TELL, membership_tell, &tell);
 }
 
-/* Server 0 says who has not called a call or round, or epoch 0: the epoch to come. */
+/* Server 0 reports who has not called a call or round, or epoch 0: the epoch to come. */
 static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
   if (in->epoch == 0) {
     if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
@@ -98,7 +98,7 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *
   if (slot) slot->missing = in->rank, slot->missing_waits = in->waits != 0;
 }
 
-/* 0, FRAME, or 1: not of this role. */
+/* Returns 0, FRAME, or 1: the frame belongs to another role. */
 static int comm_take_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
 #define COMM_FRAME(TYPE, name, handle)                                                     \
   case TYPE: {                                                                             \
@@ -172,7 +172,7 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const void *self) {
 
 /* --- calls that are open for long --- */
 
-/* Says that the first call seems to be stuck: later ones may wait for it. */
+/* Reports the first call if it seems to be stuck: later calls may wait for it. */
 static void comm_look_at_calls(mlfab__comm *comm) {
   mlfab__comm_slot *first = comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
   if (!first || comm->now_ns - first->stuck_ns < comm->config->heartbeat_ns) return;
@@ -180,7 +180,7 @@ static void comm_look_at_calls(mlfab__comm *comm) {
   mlfab__comm_stuck(comm, 0, mlfab__comm_number(first));
 }
 
-/* An object with an open request. */
+/* Does the same for an object with an open request. */
 static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
                                 const mlfab__request *request) {
   uint64_t beat = comm->config->heartbeat_ns;

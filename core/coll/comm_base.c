@@ -1,5 +1,5 @@
-/* comm_base.c - the communicator: what all its parts use: failures, checks that calls have in common, calls and objects
- * by their numbers, what server 0 is told. See comm.h. */
+/* comm_base.c - the communicator: common functions: failures, checks of calls, lookup of calls and objects by number,
+ * reports to server 0. See comm.h. */
 #include "comm.h"
 
 #include <stdio.h>
@@ -116,7 +116,7 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
                       "%s: worker %u has NaN or infinity in its data", what, comm->rank);
 }
 
-/* --- state, and what has a number --- */
+/* --- state, and lookup by number --- */
 
 MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, uint32_t calls) {
   if (comm->phase != MLFAB__COMM_IN || comm->epoch != epoch || comm->dead || comm->leaving)
@@ -127,7 +127,7 @@ MLFAB__INTERNAL int mlfab__comm_room(const mlfab__comm *comm, uint32_t epoch, ui
   return comm->begun == comm->end && comm->begun - comm->first < MLFAB__COMM_AHEAD;
 }
 
-/* The open call of this number, or NULL. */
+/* Returns the open call of this number, or NULL. */
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
   uint64_t serial = comm->base + number;
   return number < comm->end - comm->base && serial >= comm->first ? *mlfab__comm_place(comm, serial)
@@ -166,7 +166,7 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
 
 MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
                                            const mlfab__algorithm_task *task) {
-  const double add_bytes_per_ns = 16.0; /* in a cache; the same on all members, as the rest is */
+  const double add_bytes_per_ns = 16.0; /* in a cache; the same on all members, like the rest */
   double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : 1.0;
   return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
@@ -179,7 +179,7 @@ MLFAB__INTERNAL mlfab__mark mlfab__comm_mark(const mlfab__comm *comm) {
   return mark;
 }
 
-/* --- what server 0 is told --- */
+/* --- reports to server 0 --- */
 
 MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
   uint32_t n = 0;

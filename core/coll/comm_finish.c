@@ -1,5 +1,5 @@
-/* comm_finish.c - the communicator: workers that have no more data, and what the others do then. See comm.h, and
- * membership.h for the whole of it. */
+/* comm_finish.c - the communicator: handles workers without more data, and continues the calls of the others. See
+ * comm.h, and membership.h for the protocol. */
 #include "comm.h"
 
 MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
@@ -10,12 +10,12 @@ MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
   memset(comm->seek, 0, sizeof comm->seek);
 }
 
-/* Nobody needs this worker any more if it has finished: so it waits until others have acknowledged all bytes. */
+/* A finished worker may go when nobody needs it: it waits until others have acknowledged all bytes. */
 MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   uint64_t serial = comm->base + comm->limit;
   if (comm->limit == UINT64_MAX || comm->frozen || mlfab__comm_moved(comm)) return;
   if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
-  if (comm->seek[0] && comm->end == serial) return; /* no such call yet */
+  if (comm->seek[0] && comm->end == serial) return; /* no such call was made yet */
   if (comm->finishing && comm->end == serial) {
     if (!mlfab__streams_quiet(&comm->streams)) return;
     comm->moved = comm->epoch;
@@ -81,11 +81,11 @@ static void finish_tell_owed(mlfab__comm *comm, uint64_t number) {
                    past.counts);
 }
 
-/* All members know who has finished: the epoch has a limit. */
+/* Sets the limit of the epoch: all members know who has finished. */
 MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t owed = UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  if (comm->frozen || in->calls == UINT64_MAX) { /* else it says so again */
+  if (comm->frozen || in->calls == UINT64_MAX) { /* else it repeats the report */
     comm->limit = in->calls;
     comm->settled = mlfab__min(comm->settled, in->calls);
     memcpy(comm->seek, in->seek, sizeof comm->seek);
@@ -102,7 +102,7 @@ MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membe
 
 /* --- calls that others have begun --- */
 
-/* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
+/* The bits of an element that changes nothing in a sum (-0), product and so on. By type, then operation. */
 static const uint64_t finish_identities[][MLFAB_OP_PRODUCT + 1] = {
     [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
     [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
@@ -128,7 +128,7 @@ static int finish_has_identity(const mlfab__comm *comm, const mlfab__membership_
   return owed->kind != MLFAB__COLLECTIVE_ALLGATHER || !counts || counts[comm->rank] == 0;
 }
 
-/* Takes part in a call that others have begun. Not 0: MEMORY, or FRAME. */
+/* Takes part in a call that others have begun. Returns 0, MEMORY, or FRAME. */
 static int finish_owe(mlfab__comm *comm, const mlfab__membership_owed *owed,
                       const uint64_t *counts) {
   const int dtype = (int)owed->dtype;
@@ -202,7 +202,7 @@ MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
   } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
     comm->phase = MLFAB__COMM_OUT;
     mlfab__comm_say_finish(comm, 0);
-  } else { /* epoch.c says it when an epoch stands, or when the failed one is over */
+  } else { /* epoch.c reports it when an epoch stands, or when the failed epoch is over */
     mlfab__comm_enter(comm, 0);
     comm->due |= MLFAB__COMM_BEGIN;
     mlfab__comm_exit(comm);

@@ -1,4 +1,4 @@
-/* comm_object.c - the communicator: objects. See comm_object.h. */
+/* comm_object.c - the communicator: opens, finds and removes objects. See comm_object.h. */
 #include "comm.h"
 
 MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, mlfab__comm_object *object,

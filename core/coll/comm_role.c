@@ -1,5 +1,5 @@
-/* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
- * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part: WORKER. */
+/* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others, PEER_IN
+ * theirs to it, SERVER the one to server 0. At server 0, the membership: WORKER. */
 #include "../node/node.h"
 #include "comm.h"
 #include "membership.h"
@@ -71,7 +71,7 @@ static void comm_role_settle(void *self) {
   mlfab__epoch_look_apart(comm);
 }
 
-/* Rounds of an open object go on without this worker's call. */
+/* Rounds of an open object continue without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
@@ -79,7 +79,7 @@ static int comm_role_serves(const void *self) {
   return 0;
 }
 
-/* Nobody waits for acknowledgements either. */
+/* Nobody waits for acknowledgements, either. */
 static void comm_role_part(void *self) {
   mlfab__comm *comm = self;
   mlfab__streams_tick(&comm->streams);
@@ -146,7 +146,7 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
   return code;
 }
 
-/* --- who takes part --- */
+/* --- the membership --- */
 
 static int membership_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   return mlfab__membership_frame(self, at.peer, frame, at.now_ns);

@@ -1,8 +1,8 @@
-/* dag.c - task graphs: see dag.h. Layer 1.
+/* dag.c - builds task graphs, checks them, and runs their rounds: see dag.h. Layer 1.
  *
- * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named),
- * finds cycles by removing operations that wait for nothing, and hashes the messages. A round then has a counter for
- * each operation, and a queue that every operation enters once. */
+ * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named), and
+ * finds cycles: it removes operations without dependencies as long as it can. It also hashes the messages. A round has
+ * a counter for each operation, and a queue that every operation enters once. */
 #include "dag.h"
 
 #include "../base/rng.h"
@@ -88,7 +88,7 @@ static int dag_lay_out(mlfab__dag *dag) {
   return 0;
 }
 
-/* Dependents by dependency, and how many dependencies each operation has, in `start`. */
+/* Sorts dependents by dependency, and counts each operation's dependencies in `start`. */
 static void dag_sort_edges(mlfab__dag *dag) {
   uint32_t n = dag->nops;
   memset(dag->first, 0, (n + 1) * sizeof *dag->first);
@@ -98,12 +98,12 @@ static void dag_sort_edges(mlfab__dag *dag) {
     dag->start[dag->edges[i].op]++;
   }
   for (uint32_t i = 0; i < n; i++) dag->first[i + 1] += dag->first[i];
-  /* first[] holds where each list ends; filling the lists from their ends leaves where they begin. */
+  /* first[] holds the end of each list; filling the lists from their ends turns it into the start. */
   for (uint32_t i = dag->nedges; i-- > 0;)
     dag->heads[--dag->first[dag->edges[i].dependency]] = dag->edges[i].op;
 }
 
-/* An operation on a cycle: goes from an operation that is never free back along others that are never free. */
+/* Finds an operation on a cycle: goes back from an operation that is never free, along others of this kind. */
 static uint32_t dag_on_cycle(mlfab__dag *dag) {
   uint32_t at = 0;
   for (uint32_t i = 0; i < dag->nedges; i++) {
@@ -116,7 +116,7 @@ static uint32_t dag_on_cycle(mlfab__dag *dag) {
   return at;
 }
 
-/* Removes operations that wait for nothing, until none is left or only cycles are. */
+/* Removes operations that are free of open dependencies, until all are gone or only cycles are left. */
 static int dag_find_cycle(mlfab__dag *dag, uint32_t *culprit_p) {
   uint32_t head = 0, end = 0;
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -137,7 +137,7 @@ static uint32_t dag_hash(int recv, uint32_t peer, uint32_t tag) {
   return (uint32_t)mlfab__mix(((uint64_t)peer << 33) ^ ((uint64_t)tag << 1) ^ (uint64_t)recv);
 }
 
-/* The place of the message in the table, or the empty place for it. */
+/* Returns the place of the message in the table, or the empty place for it. */
 static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint32_t tag) {
   uint32_t at = dag_hash(recv, peer, tag) & dag->mask;
   for (; dag->table[at] != 0; at = (at + 1) & dag->mask) {
@@ -147,7 +147,7 @@ static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint
   return at;
 }
 
-/* Puts the messages into the table; 1 when one is twice. */
+/* Puts the messages into the table; returns 1 if one of them is there twice. */
 static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
   memset(dag->table, 0, ((size_t)dag->mask + 1) * sizeof *dag->table);
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -163,7 +163,7 @@ static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
   return 0;
 }
 
-/* Computes how many dependencies start each operation; 1 when one needs more than it has. */
+/* Computes how many dependencies start each operation; returns 1 if one needs more than it has. */
 static int dag_find_need(mlfab__dag *dag, uint32_t *culprit_p) {
   dag->required = 0;
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -205,7 +205,7 @@ static void dag_ready(mlfab__dag *dag, uint32_t id) {
   dag->queue[dag->queue_end++] = id;
 }
 
-/* A dependency of the operation is done. The operation starts once: later ones find it started. */
+/* Counts a dependency that is done. The operation starts once: later dependencies find it started. */
 static void dag_count(mlfab__dag *dag, uint32_t id) {
   if (dag->state[id] != MLFAB__DAG_WAITING) return;
   if (--dag->missing[id] == 0) dag_ready(dag, id);

@@ -1,10 +1,10 @@
-/* engine.c - the communicator: runs, and their messages. See engine.h. */
+/* engine.c - the communicator: executes runs, and sends and takes their messages. See engine.h. */
 #include "comm.h"
 
 #include <stdio.h>
 
 enum {
-  ENGINE_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
+  ENGINE_STAGED_MAX = 256 << 10 /* limit of early frames, bytes: more is an attack */
 };
 
 /* --- stretches of the runs' memory --- */
@@ -23,7 +23,7 @@ static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__
   return walk;
 }
 
-/* The next contiguous piece, of *bytes_p bytes, or NULL. */
+/* Returns the next contiguous piece, of *bytes_p bytes, or NULL. */
 static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
   if (walk->left == 0) return NULL;
   while (walk->skip == walk->vec->count) {
@@ -49,7 +49,7 @@ static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint3
                        .total = total};
 }
 
-/* Sends the next n bytes of a message. Copies small ones: nothing then waits for their acknowledgement. */
+/* Sends the next n bytes of a message. Copies a small message: then nothing waits for its acknowledgement. */
 static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
                             mlfab__coll *head, const void *bytes, uint64_t n, int how) {
   int borrow = how != MLFAB__STREAM_KEEP_COPY && n > MLFAB__STREAM_LEND;
@@ -60,7 +60,7 @@ static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
   return code;
 }
 
-/* Sends a message of several stretches; small ones go together. */
+/* Sends a message of several stretches; joins small ones. */
 static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
@@ -95,7 +95,7 @@ static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
   return run->eager || bytes == 0;
 }
 
-/* 1 when the peer takes its bytes. */
+/* Returns 1 if the peer accepts its bytes. */
 static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
   const mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_is_eager(run, op->bytes)) return 1;
@@ -116,7 +116,7 @@ static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) 
   }
 }
 
-/* Runs a SEND at once, or queues it until the peer takes its bytes. */
+/* Runs a SEND at once, or queues it until the peer accepts its bytes. */
 static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   const mlfab__dag_op *op = &run->dag.ops[id];
   mlfab__engine_peer *peer = &run->peers[op->peer];
@@ -180,7 +180,7 @@ static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
   }
 }
 
-/* Finds the peers that a new run paces. Eager runs pace nobody. */
+/* Finds the peers that a new run paces. Eager runs do not pace. */
 static void engine_pace(mlfab__engine_run *run) {
   uint64_t most = 0;
   run->paced = run->behind = run->step = run->window = 0;
@@ -195,7 +195,7 @@ static void engine_pace(mlfab__engine_run *run) {
   run->step_bytes = run->paced * most;
 }
 
-/* The oldest run that is paced and newer than `than`, or NULL. */
+/* Returns the oldest run that is paced and newer than `than`, or NULL. */
 static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
                                             const mlfab__engine_run *than) {
   mlfab__engine_run *oldest = NULL;
@@ -206,7 +206,7 @@ static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
   return oldest;
 }
 
-/* Gives the free bytes of windows to runs, the oldest first. `fresh`: its peers have heard nothing yet. */
+/* Gives the free bytes of windows to runs, the oldest first. `fresh`: its peers know nothing yet. */
 static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
   const mlfab__engine_run *first = engine_next_paced(comm, NULL);
   for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && comm->phase == MLFAB__COMM_IN;
@@ -222,13 +222,13 @@ static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fres
   }
 }
 
-/* The run awaits no more messages. */
+/* Closes its window: the run awaits no more messages. */
 static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
   comm->engine.window_bytes -= run->window * run->step_bytes;
   run->paced = run->window = 0;
 }
 
-/* A paced message of this peer is in the sum. */
+/* Counts a paced message of this peer, which is in the sum now. */
 static void engine_added(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
   if (!run->paced || run->peers[member].added++ != run->step || --run->behind > 0) return;
   run->step++;
@@ -237,13 +237,13 @@ static void engine_added(mlfab__comm *comm, mlfab__engine_run *run, uint32_t mem
   engine_raise(comm, run);
 }
 
-/* --- what came --- */
+/* --- incoming messages --- */
 
 static int engine_reduces_by_user(const mlfab__engine_run *run, const mlfab__dag_op *op) {
   return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && run->reduce != NULL;
 }
 
-/* The type and operation of a RECV_REDUCE that is not the user's. */
+/* Finds the type and operation of a RECV_REDUCE without a user's reducer. */
 static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *op, int *dtype_p) {
   int which = op->reduce - 1;
   *dtype_p = run->dtype;
@@ -256,8 +256,8 @@ static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *o
   return which % 16;
 }
 
-/* 1 when these bytes can go to their place as they are: they need alignment only, as frames are cut between elements (at
- * multiples of 64 bytes, and where a stretch of the sender ends). */
+/* Returns 1 if these bytes can go to their place as they are: they need only alignment, because frames are cut between
+ * elements (at multiples of 64 bytes, and at the end of a sender's stretch). */
 static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
   int dtype;
   if (op->kind == MLFAB__DAG_RECV) return 1;
@@ -300,7 +300,7 @@ static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_
   run->staged--;
 }
 
-/* A RECV may run, or its last byte came: its staged bytes go to their place. */
+/* Moves staged bytes to their place: a RECV may run, or its last byte came. */
 static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   mlfab__engine_recv *recv = &run->recvs[id];
   const mlfab__dag_op *op = &run->dag.ops[id];
@@ -339,7 +339,7 @@ static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, u
                    comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
 }
 
-/* Bytes for the RECV `id`. */
+/* Takes bytes for the RECV `id`. */
 static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
                         const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
   mlfab__engine_recv *recv = &run->recvs[id];
@@ -369,8 +369,8 @@ static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
 
 static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
 
-/* 1 for frames that do not tell that somebody has called: of an object whose runs are armed ahead a READY, and all frames
- * of run 0, which `begin` arms. */
+/* Returns 1 for frames that do not prove a call: a READY of an object with runs armed ahead, and all frames of run 0,
+ * which `begin` arms. */
 static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
   return ahead && (flags & MLFAB__COLL_READY || number == 0);
 }
@@ -380,7 +380,7 @@ static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   return object && engine_is_ahead(object->kind->ahead, head->flags, head->number);
 }
 
-/* A frame of an armed run. */
+/* Takes a frame of an armed run. */
 static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
                          const mlfab__coll *head, const void *bulk, uint32_t bytes) {
   if (!engine_says_nothing(comm, head)) run->moved = 1;
@@ -417,7 +417,7 @@ MLFAB__INTERNAL mlfab__engine_run *mlfab__engine_find(const mlfab__comm *comm, u
   return run;
 }
 
-/* --- what came early, or late --- */
+/* --- early and late frames --- */
 
 static uint32_t engine_bucket(uint32_t channel, uint64_t number) {
   return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__ENGINE_BUCKETS);
@@ -485,7 +485,7 @@ static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
                    "worker %u has closed object %u", comm->rank, channel);
 }
 
-/* A frame of an object that is closed here: a failure if its round needs this worker, else a late one. */
+/* Takes a frame of an object that is closed here: a failure if its round needs this worker, else a late frame. */
 static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
@@ -495,7 +495,7 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   }
 }
 
-/* A frame without an armed run: 1 when it is kept, or an object takes it. */
+/* Takes a frame without an armed run: returns 1 if it is kept, or an object takes it. */
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
@@ -534,7 +534,7 @@ MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const ml
   mlfab__comm_exit(comm);
 }
 
-/* Delivers the early frames of a run that is armed now. The run may be over before the last of them. */
+/* Delivers the early frames of a run that is now armed. The run may be over before the last of them. */
 static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   mlfab__engine_stage *stage = engine_pick(comm, channel, number);
   for (mlfab__engine_stage *next; stage; stage = next) {
@@ -586,7 +586,7 @@ static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
 
 static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t id;
-  if (run->busy) return; /* the outer call goes on with it */
+  if (run->busy) return; /* the outer call continues it */
   run->busy = 1;
   while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
     switch (run->dag.ops[id].kind) {

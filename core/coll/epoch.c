@@ -1,9 +1,9 @@
-/* epoch.c - the communicator: the phases of an epoch. The diagram and the table of transitions are in comm.h. */
+/* epoch.c - the communicator: begins and ends epochs. The diagram and the table of transitions are in comm.h. */
 #include "comm.h"
 
 #include <stdio.h>
 
-/* The place of the call that waits, else of a call that is made now. Its progress counts updates as they are numbered now. */
+/* Returns the place of the waiting call, else of a call now. Its progress counts updates by their present numbers. */
 static mlfab__mark epoch_mark(const mlfab__comm *comm) {
   const mlfab__mark now = mlfab__comm_mark(comm);
   mlfab__mark mark = now;
@@ -32,7 +32,7 @@ static void epoch_say_leaving(mlfab__comm *comm) {
 
 /* --- newcomers --- */
 
-/* Nobody waits for a newcomer while it waits in a call. It asks when its updates are decided, and again when its first call changes. */
+/* Others do not wait for a waiting newcomer. It asks when its updates are decided, again if its first call changes. */
 MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
   const mlfab__counting *counting = &comm->counting;
   int waits = comm->newcomer && !comm->told && comm->phase != MLFAB__COMM_IN && !comm->dead &&
@@ -50,7 +50,7 @@ MLFAB__INTERNAL void mlfab__epoch_look_apart(mlfab__comm *comm) {
     mlfab__comm_ask(comm, comm->over_epoch);
 }
 
-/* With newcomers a member is ready when it has called; a newcomer, when the others are, and all servers count it. */
+/* With newcomers, a member is ready when it has called; a newcomer, when the others are and all servers count it. */
 MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_READY || comm->said) return;
   if (comm->meets && !comm->finishing && !comm->leaving) {
@@ -66,7 +66,7 @@ MLFAB__INTERNAL void mlfab__epoch_look_ready(mlfab__comm *comm) {
   epoch_say_ready(comm);
 }
 
-/* The others have called, after so many updates. */
+/* Takes the report that the others have called, after so many updates. */
 MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__membership_ready *in) {
   if (in->epoch != comm->epoch || !comm->newcomer || comm->told) return;
   if (comm->phase != MLFAB__COMM_LISTED && comm->phase != MLFAB__COMM_READY) return;
@@ -75,14 +75,14 @@ MLFAB__INTERNAL void mlfab__epoch_on_meet(mlfab__comm *comm, const mlfab__member
   comm->told = 1;
   comm->apart = 0;
   comm->met = *in;
-  /* The one that leads keeps its number. */
+  /* The leading newcomer keeps its number. */
   if (comm->counting.worker)
     comm->counting.back(comm->counting.worker, MLFAB__APART_CALL,
                         in->rank == (int32_t)comm->rank ? NULL : &level);
   mlfab__epoch_look_ready(comm);
 }
 
-/* --- it begins --- */
+/* --- beginning --- */
 
 static void epoch_begin(mlfab__comm *comm) {
   comm->phase = MLFAB__COMM_IN;
@@ -104,7 +104,7 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->due |= MLFAB__COMM_BEGIN;
 }
 
-/* The members are known: 1 when their frames are taken from now on, 0 when there is no memory for the streams. */
+/* Returns 1 if the members' frames are taken from now on, 0 without memory for the streams. */
 static int epoch_take_frames(mlfab__comm *comm) {
   if (!mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) return 1;
   comm->later = 1;
@@ -112,7 +112,7 @@ static int epoch_take_frames(mlfab__comm *comm) {
   return 0;
 }
 
-/* A worker alone is its own epoch. */
+/* Forms an epoch of this worker alone. */
 static void epoch_form_alone(mlfab__comm *comm) {
   comm->epoch++;
   comm->members = 1;
@@ -138,7 +138,7 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
   }
 }
 
-/* --- it ends --- */
+/* --- end --- */
 
 static void epoch_objects_over(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
@@ -149,14 +149,14 @@ static void epoch_objects_over(mlfab__comm *comm) {
   }
 }
 
-/* A newcomer that was told, and is in no epoch now, asks again, in its barriers too. */
+/* Makes a newcomer that was told, and is in no epoch now, ask again, in its barriers, too. */
 static void epoch_untold(mlfab__comm *comm) {
   if (comm->told && comm->counting.barrier) comm->counting.barrier_alone(comm->counting.barrier);
   comm->told = 0;
 }
 
-/* All runs and objects end with the verdict, and with `calls` all open calls. Otherwise these wait, and have numbers
- * of the next epoch, which begin at 0. */
+/* Ends all runs and objects with the verdict, and with `calls` all open calls. Otherwise these calls wait, and get
+ * numbers of the next epoch, which begin at 0. */
 static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next) {
   comm->phase = MLFAB__COMM_ENDING;
   comm->failing = 0;
@@ -174,7 +174,7 @@ static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next)
   comm->phase = next;
 }
 
-/* A failure of ours takes effect, and is told: now, or when no epoch is listed, as soon as one is. */
+/* Takes a failure of ours into effect, and reports it: now or, if no epoch is listed, as soon as one is. */
 static void epoch_fail(mlfab__comm *comm) {
   int stands = mlfab__comm_stands(comm), alone = mlfab__comm_alone(comm);
   epoch_end(comm, 1, alone ? MLFAB__COMM_OUT : stands ? MLFAB__COMM_FAILED : comm->phase);
@@ -214,7 +214,7 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
   return rank;
 }
 
-/* All members have ended the calls of this epoch. A call that is to come still fails with an earlier verdict. */
+/* Renews the epoch: all members have ended its calls. A later call still fails with an earlier verdict. */
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
   const mlfab_error earlier = comm->verdict;
   char text[MLFAB__TEXT_MAX];
@@ -232,7 +232,7 @@ static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
 
 /* --- frames --- */
 
-/* The members as listed: 0, or what is wrong with them. */
+/* Takes the members as listed: returns 0, or an error if the list is wrong. */
 static int epoch_take_members(mlfab__comm *comm, const mlfab__membership_list *list,
                               const mlfab__membership_member *members) {
   uint32_t me = list->members;
@@ -251,7 +251,7 @@ static int epoch_take_members(mlfab__comm *comm, const mlfab__membership_list *l
   return 0;
 }
 
-/* Do all share this host, and have they memory for each other? */
+/* Do all share this host, and have memory for each other? */
 static int epoch_has_arena(const mlfab__comm *comm) {
   for (uint32_t i = 0; i < comm->members; i++) {
     if (!comm->list[i].arena_nonce || comm->list[i].host != comm->list[comm->me].host) return 0;
@@ -289,7 +289,7 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
   comm->list = members;
   comm->epoch = list.epoch;
   if (comm->phase == MLFAB__COMM_FAILED || comm->untold) {
-    /* A failure of calls that waited, or of the epoch before, which nobody can fail any more. */
+    /* A failure of calls that waited, or of the former epoch, which nobody can fail any more. */
     if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
     comm->phase = MLFAB__COMM_FAILED;
     epoch_say_failed(comm);
@@ -314,7 +314,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membersh
   epoch_begin(comm);
 }
 
-/* The verdict. Calls that have failed here already do not fail by it. */
+/* Takes the verdict. Calls that have failed here already ignore it. */
 MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over) {
   int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
   if (over->epoch <= comm->over_epoch) return;
@@ -329,7 +329,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
     comm->said = 0;
     mlfab__streams_end(&comm->streams);
   } else {
-    if (comm->said) comm->newcomer = 0; /* all count it, and it has failed where they have */
+    if (comm->said) comm->newcomer = 0; /* all count it, and its call has failed with theirs */
     if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
     if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
     if (!told) epoch_end(comm, 1, MLFAB__COMM_OUT);
@@ -338,7 +338,7 @@ MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__member
   mlfab__epoch_join(comm);
 }
 
-/* A member has left: the calls from the first on that it has not called fail. */
+/* A member has left: fails the calls from the first one that it has not called. */
 MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
   if (!mlfab__comm_stands(comm) || in->epoch != comm->epoch || in->rank == (int32_t)comm->rank)
     return;

@@ -1,4 +1,4 @@
-/* graph.c - communication graphs and their gaps: see graph.h. */
+/* graph.c - builds communication graphs, checks them, and computes their gaps: see graph.h. */
 #include "graph.h"
 
 #include "../base/rng.h"
@@ -44,7 +44,7 @@ static uint32_t graph_degree(const graph_rows *rows, uint32_t row) {
   return degree;
 }
 
-/* The first node that no way along the rows leads to from node 0; `nodes` when there is none. */
+/* Returns the first node that no path along the rows from node 0 reaches; `nodes` if there is none. */
 static uint32_t graph_unreached(const graph_rows *rows, uint32_t nodes) {
   uint32_t todo[MLFAB__GRAPH_NODES_MAX] = {0}, n = 1;
   uint8_t seen[MLFAB__GRAPH_NODES_MAX] = {1};
@@ -62,7 +62,7 @@ static uint32_t graph_unreached(const graph_rows *rows, uint32_t nodes) {
 
 /* --- builders: rows are receivers of a node --- */
 
-/* sqrt(nodes), halves up: the largest s with s - 1/2 <= sqrt(nodes). */
+/* Returns sqrt(nodes), halves rounded up: the largest s with s - 1/2 <= sqrt(nodes). */
 static uint32_t graph_root(uint32_t nodes) {
   uint32_t s = 1;
   while ((s + 1) * s < nodes) s++;
@@ -86,7 +86,7 @@ static void graph_build_by_rule(uint32_t kind, uint32_t nodes, graph_rows *out) 
   }
 }
 
-/* The ring over the shuffled nodes, each to its next `degree`. */
+/* Builds the ring over the shuffled nodes, each to its next `degree`. */
 static void graph_band(uint32_t nodes, uint32_t degree, const uint32_t *names, graph_rows *out,
                        mlfab_edge *edges) {
   memset(out, 0, sizeof *out);
@@ -99,7 +99,7 @@ static void graph_band(uint32_t nodes, uint32_t degree, const uint32_t *names, g
   }
 }
 
-/* Two random edges change receivers, unless that makes a loop or a duplicate: degrees stay. */
+/* Two random edges exchange receivers, if that makes no loop or duplicate: degrees stay. */
 static void graph_switch(mlfab__rng *prng, uint32_t n, graph_rows *out, mlfab_edge *edges) {
   mlfab_edge *a = &edges[mlfab__rng_below(prng, n)], *b = &edges[mlfab__rng_below(prng, n)];
   uint32_t to = a->to;
@@ -113,9 +113,9 @@ static void graph_switch(mlfab__rng *prng, uint32_t n, graph_rows *out, mlfab_ed
   graph_flip(out, b->from, b->to);
 }
 
-/* A graph with equal degrees is a union of `degree` permutations (König). It is drawn by switching
- * edges of the shuffled band, which has no dead ends however large the degree is, until it is
- * connected. One permutation is connected only as a single cycle: the shuffled ring itself. */
+/* A graph with equal degrees is a union of `degree` permutations (König). It is drawn by switching edges of the
+ * shuffled band until it is connected; this finds a graph for every degree. One permutation is connected only as a
+ * single cycle: the shuffled ring itself. */
 static void graph_build_regular(uint32_t nodes, uint32_t degree, uint64_t seed, graph_rows *out,
                                 graph_rows *turned, mlfab_edge *edges) {
   uint32_t names[MLFAB__GRAPH_NODES_MAX], n = nodes * degree;
@@ -228,7 +228,7 @@ static void graph_tridiagonal(graph_matrix *m) {
   m->beside[0] = 0;
 }
 
-/* How many eigenvalues are below x (Sturm). */
+/* Returns how many eigenvalues are below x (Sturm). */
 static uint32_t graph_below(const graph_matrix *m, double x, double least) {
   uint32_t count = 0;
   double q = 1;
@@ -240,7 +240,7 @@ static uint32_t graph_below(const graph_matrix *m, double x, double least) {
   return count;
 }
 
-/* The eigenvalue that `larger` others are not below. None is negative, but for rounding. */
+/* Returns the eigenvalue that `larger` others equal or exceed. All are at least 0, apart from rounding. */
 static double graph_eigenvalue(const graph_matrix *m, uint32_t larger) {
   double low = 0, high = 0;
   for (uint32_t i = 0; i < m->n; i++) {
@@ -260,7 +260,7 @@ static double graph_eigenvalue(const graph_matrix *m, uint32_t larger) {
   return low;
 }
 
-/* Adds `weight` at all pairs of those that send to i, itself included. */
+/* Adds `weight` at all pairs of nodes that send to i, including i. */
 static void graph_square(const graph_rows *in, uint32_t i, double weight, graph_matrix *m) {
   uint32_t senders[MLFAB__GRAPH_NODES_MAX], n = 0;
   for (uint32_t j = 0; j < m->n; j++) {
@@ -271,7 +271,7 @@ static void graph_square(const graph_rows *in, uint32_t i, double weight, graph_
   }
 }
 
-/* sigma_2 of P; `degree`: of all, in and out, with itself, or 0 when they differ. */
+/* Returns sigma_2 of P; `degree`: that of all nodes, in and out, with themselves, or 0 if they differ. */
 static double graph_sigma2(const graph_rows *in, uint32_t degree, graph_matrix *m) {
   double d = degree, n = m->n;
   for (uint32_t i = 0; i < m->n; i++) {
@@ -297,8 +297,8 @@ static int graph_gap(mlfab__env *env, const graph_rows *in, uint32_t nodes, uint
 
 /* --- the check --- */
 
-/* The first node whose in-degree is not the most frequent one (of equals the smallest); `nodes`
- * when all are equal. */
+/* Returns the first node whose in-degree is not the most frequent one (among equals the smallest); `nodes` if all are
+ * equal. */
 static uint32_t graph_odd(const uint32_t *degree, uint32_t nodes, uint32_t *usual_p) {
   uint32_t times[MLFAB__GRAPH_NODES_MAX] = {0}, usual = 0, i = 0;
   for (uint32_t k = 0; k < nodes; k++) times[degree[k]]++;
@@ -310,7 +310,7 @@ static uint32_t graph_odd(const uint32_t *degree, uint32_t nodes, uint32_t *usua
   return i;
 }
 
-/* Everything but the gap; 0 or the error that the graph is. */
+/* Checks everything except the gap; returns 0, or the error. */
 static int graph_look(const graph_rows *out, const graph_rows *in, uint32_t nodes,
                       mlfab_graph_info *info, mlfab_error *error) {
   uint32_t degree[MLFAB__GRAPH_NODES_MAX], usual, balanced = 1;

@@ -1,8 +1,7 @@
-/* membership.c - server 0 keeps the membership of collectives. See membership.h.
+/* membership.c - server 0 keeps the membership of collectives: forms and ends epochs. See membership.h.
  *
- * It holds no bytes and no task graphs: it knows who has asked, who knows of the others, and how an
- * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
- * only verdicts, departures and open questions, after which a worker is silent, are repeated at
+ * It knows who has asked, who knows of the others, and how an epoch ended. Server 0 repeats an answer when the worker
+ * repeats its question. Only verdicts, departures and open questions, after which a worker is silent, are repeated at
  * its greeting. */
 #include "membership.h"
 
@@ -13,10 +12,10 @@
 enum {
   MEMBERSHIP_LIST_BYTES = 12,
   MEMBERSHIP_MEMBER_BYTES = 40,
-  MEMBERSHIP_KEPT_TICKS = 4,          /* a heartbeat */
-  MEMBERSHIP_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
+  MEMBERSHIP_KEPT_TICKS = 4,          /* ticks in a heartbeat */
+  MEMBERSHIP_UNTOLD = -2,             /* no name was told, even NO_RANK */
   MEMBERSHIP_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
-  MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
+  MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, if nothing has measured it */
 };
 static const double membership_rate_inside = 2e9; /* bytes a second, with its two system calls */
 static const double membership_rate_unknown = 1.25e9;
@@ -77,25 +76,25 @@ static int membership_stands(const mlfab__membership *membership) {
          membership->phase == MLFAB__MEMBERSHIP_RUNNING;
 }
 
-/* The members in their order. */
+/* Returns the members in their order. */
 static mlfab__membership_entry *membership_member(const mlfab__membership *membership, uint32_t i) {
   return &membership->entries[membership->order[i]];
 }
 
-/* A worker's event changes its entry, and what is said once; other entries only where all are touched. */
+/* Records that a worker's event has changed its entry and the common state; other entries only if all are touched. */
 static void membership_touch(mlfab__membership *membership, uint32_t worker) {
   mlfab__touched(membership->touch, 0);
   mlfab__touched(membership->touch, 1 + worker);
 }
 
-/* --- what is said --- */
+/* --- sending --- */
 
 static void membership_post(mlfab__membership *membership, uint32_t worker, uint8_t type,
                             const void *meta, uint32_t bytes) {
   membership->port.post(membership->port.self, worker, type, meta, bytes);
 }
 
-/* To all members that have not left. */
+/* Posts to all members that have not left. */
 static void membership_post_all(mlfab__membership *membership, uint8_t type, const void *meta,
                                 uint32_t bytes) {
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -105,7 +104,7 @@ static void membership_post_all(mlfab__membership *membership, uint8_t type, con
   }
 }
 
-/* Tells a worker how its epoch ended. A worker that was taken for dead may not have heard of an older epoch's end. */
+/* Tells a worker how its epoch ended. A worker that was declared dead may have missed the end of an older epoch. */
 static void membership_post_over(mlfab__membership *membership, uint32_t worker) {
   mlfab__membership_over over = membership->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
@@ -135,7 +134,7 @@ static void membership_post_go(mlfab__membership *membership, uint32_t worker) {
                   mlfab__encode_membership_go(meta, &membership->go));
 }
 
-/* Says again who has left: a member of a running epoch may have missed it. */
+/* Repeats who has left: a member of a running epoch may have missed it. */
 static void membership_post_departures(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[32];
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -147,14 +146,14 @@ static void membership_post_departures(mlfab__membership *membership, uint32_t w
 
 /* --- verdicts --- */
 
-/* It is no member any more. If it is new, and no epoch has begun with it, it joins again. */
+/* Releases a worker from the membership. If it is new, and no epoch has begun with it, it joins again. */
 static void membership_release(mlfab__membership_entry *entry) {
   entry->joins = entry->fresh;
   entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
   entry->finished = entry->frozen = entry->moved = 0;
 }
 
-/* The epoch is over for all members. */
+/* Ends the epoch for all members. */
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *format, ...) {
   va_list arguments;
@@ -182,13 +181,13 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
 
 /* --- forming an epoch --- */
 
-/* Bytes a second that a member says its link carries; 0: it does not know. */
+/* Returns the bytes a second of a member's link, as it reports; 0: unknown. */
 static double membership_rate(const mlfab__membership_ask *ask) {
   double rate = ask->in < ask->out ? ask->in : ask->out;
   return rate > 0.0 && rate < 1e18 ? rate : 0.0;
 }
 
-/* Members of one host share its link: the largest rate that one of them has measured counts. */
+/* Members of one host share its link: the largest measured rate of them counts. */
 static void membership_look_at_hosts(mlfab__membership *membership) {
   for (uint32_t i = 0; i < membership->members; i++) {
     mlfab__membership_entry *entry = membership_member(membership, i);
@@ -235,7 +234,7 @@ static void membership_make_list(mlfab__membership *membership) {
       mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
-/* Ends the epoch for all workers that have asked, before it begins, but for those that fail nobody's call. */
+/* Ends the epoch, before it begins, for all workers that have asked, except those that cannot fail a call of others. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
   mlfab__touched_all(membership->touch);
@@ -252,7 +251,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   }
 }
 
-/* 1 when the workers that have asked can form an epoch that begins with this call; else it refuses the epoch. */
+/* Returns 1 if the workers that have asked can form an epoch that begins with this call; else refuses the epoch. */
 static int membership_may_form(mlfab__membership *membership, uint32_t asked, uint64_t first) {
   char text[128];
   if (asked > membership_room(membership)) {
@@ -273,7 +272,7 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked, ui
   return 1;
 }
 
-/* The first member of the next epoch that has objects of the last one, which joiners do not have; or NO_RANK. */
+/* Returns the first member of the next epoch with objects of the last epoch, which joiners lack; or NO_RANK. */
 static int32_t membership_keeper(const mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
@@ -282,8 +281,8 @@ static int32_t membership_keeper(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* Joiners for whom there is room in an epoch beside the members of the one that runs, or beside the others that have
- * asked for the next. */
+/* Returns the number of joiners that fit into an epoch beside the members of the running one, or beside the others that
+ * have asked for the next. */
 static uint32_t membership_places(const mlfab__membership *membership) {
   uint32_t taken = 0, room = membership_room(membership);
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -294,8 +293,8 @@ static uint32_t membership_places(const mlfab__membership *membership) {
   return taken < room ? room - taken : 0;
 }
 
-/* The call with which the next epoch begins, if all workers but joiners have told the same; 0: it is not known. With joiners
- * alone it is that of the first. */
+/* Returns the call with which the next epoch begins, if all workers except joiners have told the same; 0: unknown. With
+ * joiners alone it is the first joiner's call. */
 static uint64_t membership_first_call(const mlfab__membership *membership) {
   uint64_t first = 0, joiner = 0;
   uint32_t members = 0;
@@ -313,8 +312,8 @@ static uint64_t membership_first_call(const mlfab__membership *membership) {
   return members > 0 ? first : joiner;
 }
 
-/* Is it in the epoch that begins with this call? A joiner only if its first call is this one, there is room, and nobody keeps
- * objects; one that returns, also if they do. */
+/* Belongs the worker to the epoch that begins with this call? A joiner does only if its first call is this one, there
+ * is room, and nobody keeps objects; a returning worker does even if they do. */
 static int membership_fits(const mlfab__membership_entry *entry, uint64_t first, int kept,
                            uint32_t *places) {
   if (!entry->asked || !entry->joins) return entry->asked;
@@ -323,8 +322,7 @@ static int membership_fits(const mlfab__membership_entry *entry, uint64_t first,
   return 1;
 }
 
-/* The workers that have asked are the members of the next epoch, joiners only if they can be, and begin with its first
- * call. */
+/* Forms the next epoch from the workers that have asked, and from joiners that fit; it begins with its first call. */
 static void membership_form(mlfab__membership *membership) {
   uint32_t asked = 0, places = membership_places(membership), joiners = places;
   uint64_t first = membership_first_call(membership);
@@ -354,8 +352,8 @@ static void membership_form(mlfab__membership *membership) {
   membership_meet(membership);
 }
 
-/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. Newcomers get ready after
- * the others. */
+/* Returns the rank for which a forming epoch waits: the first that has not asked, or is not ready. Newcomers get ready
+ * after the others. */
 static int32_t membership_missing(const mlfab__membership *membership) {
   int32_t fresh = MLFAB_NO_RANK;
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -376,7 +374,7 @@ static uint32_t membership_waits(const mlfab__membership *membership, int32_t ra
          mlfab__barrier_waits(membership->barrier, (uint32_t)rank);
 }
 
-/* Tells the workers that wait which rank is missing, when it has changed. */
+/* Tells the waiting workers which rank is missing, if it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
   int32_t rank = membership_missing(membership);
   const mlfab__membership_missing missing = {.rank = rank,
@@ -403,7 +401,7 @@ static void membership_check(mlfab__membership *membership) {
     membership_form(membership);
 }
 
-/* Latency and rate, by which members choose algorithms. */
+/* Computes latency and rate, by which members choose algorithms. */
 static void membership_make_go(mlfab__membership *membership) {
   const mlfab__membership_entry *first = membership_member(membership, 0);
   mlfab__membership_go *go = &membership->go;
@@ -422,8 +420,8 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
-/* Tells newcomers that all others have called, and after how many updates and barriers. Without others the first of them
- * leads: it is told first, and counts with the number that it has. */
+/* Tells newcomers that all others have called, and after how many updates and barriers. Without others the first of
+ * them leads: it is told first, and counts with its own number. */
 static void membership_meet(mlfab__membership *membership) {
   mlfab__membership_ready ready = {.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -487,7 +485,7 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
                       mlfab__encode_membership_call(meta, &call));
 }
 
-/* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
+/* Ends the inquiry: a call or an answer of this rank is missing; NO_RANK: none is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
   const mlfab__membership_missing missing = {.epoch = membership->epoch,
@@ -501,12 +499,12 @@ static void membership_answer(mlfab__membership *membership, int32_t rank) {
                       mlfab__encode_membership_missing(meta, &missing));
 }
 
-/* 1 when the member has told what it called. A call that is over there needs no comparison. */
+/* Returns 1 if the member has told its call. A call that is over at that member needs no comparison. */
 static int membership_knows(const mlfab__membership_entry *entry) {
   return membership_awaited(entry) && entry->signature != 0;
 }
 
-/* How many members have called the same as this one. */
+/* Returns how many members have made the same call as this one. */
 static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_t signature) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -516,7 +514,7 @@ static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_
   return n;
 }
 
-/* All members have called: the verdict is MISMATCH unless all calls are the same. */
+/* Compares, as all members have called: the verdict is MISMATCH if the calls differ. */
 static void membership_compare(mlfab__membership *membership) {
   const mlfab__membership_entry *usual = NULL, *odd = NULL;
   uint32_t most = 0;
@@ -550,8 +548,8 @@ static void membership_compare(mlfab__membership *membership) {
                        odd->words, other, usual->words);
 }
 
-/* 1 when the call under inquiry waits for this member. Nobody begins a call while a worker finishes, and a worker that
- * has finished takes part in the others' calls by itself. */
+/* Returns 1 if the call under inquiry waits for this member. Nobody begins a call while a worker finishes, and a
+ * finished worker takes part in the others' calls by itself. */
 static int membership_may_call(const mlfab__membership *membership,
                                const mlfab__membership_entry *entry) {
   return !membership->freezing && !entry->finished;
@@ -622,7 +620,7 @@ static void membership_post_finish(mlfab__membership *membership, uint32_t worke
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
-/* A member that has called all calls below the limit, and can describe them. */
+/* Returns a member that has called all calls below the limit, and can describe them. */
 static int32_t membership_teller(const mlfab__membership *membership) {
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -633,13 +631,13 @@ static int32_t membership_teller(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* The calls of the last rank that has finished; UINT64_MAX: it joins. */
+/* Returns the number of calls of the last rank that has finished; UINT64_MAX: it joins. */
 static uint64_t membership_finished_with(const mlfab__membership *membership) {
   const mlfab__membership_entry *entry = &membership->entries[membership->finisher];
   return entry->finished ? entry->calls : UINT64_MAX;
 }
 
-/* Says again what a member may have missed: who has finished, the last one last; or, when all know that, the limit. */
+/* Repeats all that a member may have missed: who has finished, the last one last; or, if all know that, the limit. */
 static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
   if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
   for (uint32_t i = 0; i < membership->members && membership->freezing; i++) {
@@ -667,7 +665,7 @@ static int membership_sought(const mlfab__membership *membership, uint64_t signa
   return 0;
 }
 
-/* The epoch ends before the first call of a joiner, from `limit` on. */
+/* Ends the epoch before the first call of a joiner, from `limit` on. */
 static void membership_seek(mlfab__membership *membership, uint64_t limit) {
   uint32_t at;
   for (uint32_t w = 0; w < membership->workers; w++) {
@@ -680,7 +678,7 @@ static void membership_seek(mlfab__membership *membership, uint64_t limit) {
   if (membership->seek[0]) membership->limit = limit;
 }
 
-/* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
+/* When all members have answered FREEZE: sets the limit of the epoch; then finished workers may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
   int finished = membership->limit != UINT64_MAX;
@@ -709,7 +707,7 @@ static void membership_settle(mlfab__membership *membership) {
                              membership_teller(membership), membership->limit);
 }
 
-/* A member has opened an object before the joiner's call: the epoch goes on for a while. */
+/* A member has opened an object before the joiner's call: continues the epoch for a while. */
 static void membership_keep(mlfab__membership *membership, uint32_t worker) {
   mlfab__touched_all(membership->touch);
   membership->keeper = (int32_t)worker;
@@ -722,7 +720,7 @@ static void membership_keep(mlfab__membership *membership, uint32_t worker) {
   }
 }
 
-/* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
+/* When all members have ended the calls below the limit: forms the next epoch, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
   uint32_t members = membership->members;
   int32_t keeper = MLFAB_NO_RANK;
@@ -754,7 +752,7 @@ static void membership_check_moved(mlfab__membership *membership) {
   membership_form(membership);
 }
 
-/* All members begin no more calls for now, because this rank finishes, or joins. */
+/* Stops all members from beginning calls for now, because this rank finishes, or joins. */
 static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   mlfab__touched_all(membership->touch);
   if (membership->seek[0]) membership_no_limit(membership);
@@ -769,7 +767,7 @@ static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
   }
 }
 
-/* Does `seek` have a call for which nobody asks any more? */
+/* Has `seek` a call for which nobody asks any more? */
 static int membership_is_stale(const mlfab__membership *membership) {
   for (uint32_t i = 0; i < MLFAB__MEMBERSHIP_SEEK && membership->seek[i]; i++) {
     uint32_t w = 0;
@@ -782,7 +780,7 @@ static int membership_is_stale(const mlfab__membership *membership) {
   return 0;
 }
 
-/* Has a running epoch end for the workers that join, unless it is about to end, or their calls are sought. */
+/* Ends a running epoch for the workers that join, except if it is about to end, or their calls are sought. */
 static void membership_admit(mlfab__membership *membership) {
   uint32_t at;
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING || membership->freezing ||
@@ -801,7 +799,7 @@ static void membership_admit(mlfab__membership *membership) {
   }
 }
 
-/* Tells a joiner for whom there is no room. Its next call waits until there is. Returns 0 when it knows, or there is. */
+/* Tells a joiner that the epoch is full; then its next call waits for room. Returns 0 if it knows, or there is room. */
 static int membership_is_full(mlfab__membership *membership, uint32_t worker,
                               const mlfab__membership_ask *in) {
   mlfab__membership_over over = {membership->epoch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, {0}};
@@ -812,7 +810,7 @@ static int membership_is_full(mlfab__membership *membership, uint32_t worker,
   return 1;
 }
 
-/* Tells the workers that join whose objects they wait for, or what others call. */
+/* Tells the joining workers whose objects they wait for, or the call of the others. */
 static void membership_tell_joiners(mlfab__membership *membership) {
   mlfab__membership_missing missing = {.rank = membership->keeper};
   if (membership->kept == 0) memcpy(missing.text, membership->others, sizeof missing.text);
@@ -824,7 +822,7 @@ static void membership_tell_joiners(mlfab__membership *membership) {
   }
 }
 
-/* A worker finishes. When it does not know yet of the epoch that is listed, this ends without failing a call. */
+/* Finishes a worker. If it has not yet heard of the listed epoch, that epoch ends without failing a call. */
 static void membership_finishes(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_finish *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -864,7 +862,7 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   membership_settle(membership);
 }
 
-/* Hands the description of a call on to the workers that owe it. */
+/* Passes the description of a call on to the workers that owe it. */
 static void membership_hand_on(mlfab__membership *membership, uint64_t number,
                                const mlfab__frame_in *frame) {
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -875,9 +873,9 @@ static void membership_hand_on(mlfab__membership *membership, uint64_t number,
   }
 }
 
-/* --- what workers say --- */
+/* --- frames of workers --- */
 
-/* A worker wants to take part. 0, or FRAME: after an epoch that never was. */
+/* Takes the wish of a worker to take part. Returns 0; or FRAME if it names an epoch that never existed. */
 static int membership_asks(mlfab__membership *membership, uint32_t worker,
                            const mlfab__membership_ask *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -898,7 +896,7 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
     return 0;
   }
   if (entry->member && membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->fresh &&
-      in->signature == 0) { /* its call has ended before it heard of the list */
+      in->signature == 0) { /* its call ended before it heard of the list */
     membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
     return 0;
   }
@@ -962,14 +960,14 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
                      known ? in->rank : (int32_t)worker, "%s", in->text);
 }
 
-/* A worker that is no member takes no further part: the members of the next epoch are told. */
+/* Loses a worker that is no member: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   int counted = entry->alive && !entry->done && !entry->member && !entry->joins && !entry->fresh;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
-/* A worker takes no further part. It has called nothing in an epoch that it did not know yet. */
+/* Lets a worker leave: it takes no further part. An epoch that is new to it counts as one without its calls. */
 static void membership_leaves(mlfab__membership *membership, uint32_t worker,
                               const mlfab__membership_leave *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -977,7 +975,7 @@ static void membership_leaves(mlfab__membership *membership, uint32_t worker,
   membership_lose(membership, worker, MLFAB_ERR_PEER_CLOSED);
   entry->done = 1;
   entry->asked = 0;
-  if (entry->finished) return; /* it has said so before */
+  if (entry->finished) return; /* it has reported this before */
   if (!entry->member) {
     membership_check(membership);
     return;
@@ -997,7 +995,7 @@ static void membership_leaves(mlfab__membership *membership, uint32_t worker,
   membership_check_moved(membership);
 }
 
-/* 0, FRAME, or 1: not of this role. Frames of an epoch that is over, and of workers that are dead, are ignored. */
+/* Returns 0, FRAME, or 1: not of this role. Ignores frames of an epoch that is over, and of dead workers. */
 static int membership_take_frame(mlfab__membership *membership, uint32_t worker,
                                  const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -1055,7 +1053,7 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint3
 
 /* --- who comes and goes --- */
 
-/* A worker has a new link: server 0 says again what it may have missed, but for answers to what it repeats itself. */
+/* For a worker on a new link: repeats all that it may have missed, except answers: it repeats its own questions. */
 static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
   const mlfab__membership_entry *entry = &membership->entries[worker];
   const mlfab__membership_inquiry *inquiry = &membership->inquiry;
@@ -1111,7 +1109,7 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   if (entry->member && entry->finished && entry->moved) { /* nobody waits for its bytes */
     entry->left = 1;
     membership_check_moved(membership);
-  } else if (entry->member && left && entry->left) { /* it has said so */
+  } else if (entry->member && left && entry->left) { /* it has reported this */
     entry->ready = 1;
     membership_check_ready(membership);
   } else if (entry->member) {
@@ -1125,7 +1123,7 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   }
 }
 
-/* Tells the barrier which workers wait in a collective: for the epoch that forms, or in the call of the last inquiry. */
+/* Tells the barrier which workers wait in a collective: for the forming epoch, or in the call of the last inquiry. */
 static void membership_tell_barrier(mlfab__membership *membership, uint64_t now_ns) {
   const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   int fresh =
@@ -1139,8 +1137,8 @@ static void membership_tell_barrier(mlfab__membership *membership, uint64_t now_
   }
 }
 
-/* One that returns has the epoch end if the members keep objects, or have not made its first call for long. Then it is in the
- * next one, whatever it calls. */
+/* Ends the epoch for a returning worker if the members keep objects, or have not made its first call for long. Then it
+ * belongs to the next epoch, whatever its call. */
 static void membership_insist(mlfab__membership *membership) {
   const mlfab_config *config = membership->config;
   for (uint32_t w = 0; w < membership->workers; w++) {

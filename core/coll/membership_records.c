@@ -1,11 +1,11 @@
-/* membership_records.c - the membership as records for the other copy of server 0. See membership.h, and
- * ../node/mirrored.h.
+/* membership_records.c - encodes the membership as records for the other copy of server 0, and decodes them. See
+ * membership.h, and ../node/mirrored.h.
  *
- * Left out: what follows from the rest (order, list, lead, rate: mlfab__membership_resume), and what is a courtesy
- * (the inquiry; who was named as missing). */
+ * Left out: all that follows from the rest (order, list, lead, rate: mlfab__membership_resume), and mere courtesy (the
+ * inquiry; the rank named as missing). */
 #include "membership.h"
 
-/* The members of an entry that are one bit in `flags`, from the lowest on. */
+/* Entry members that are one bit in `flags`, from the lowest on. */
 /* clang-format off */
 #define RECORDS_FLAGS(X) \
   X(alive) X(done) X(asked) X(member) X(ready) X(arena) X(left) X(finished) X(frozen) X(moved) \

@@ -1,4 +1,4 @@
-/* notify.c - the NOTIFY-ACK state machine: see notify.h. */
+/* notify.c - the NOTIFY-ACK state machine of one node: see notify.h. */
 #include "notify.h"
 
 MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
@@ -49,7 +49,7 @@ MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
 
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
   if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
-  /* After the first of them all others may be sent to: ACKs that come meanwhile are of this iteration. */
+  /* After the first receiver all others may get the model: ACKs that come meanwhile belong to this iteration. */
   return notify->mode != MLFAB_STOCHASTIC_NOTIFY_ACK || notify->unsent < notify->outs ||
          notify->unacked == 0;
 }
@@ -73,7 +73,7 @@ MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
   if (!notify_under_way(notify) || notify->unsent > 0) return 0;
   if (notify->mode == MLFAB_STOCHASTIC_BSP) return notify->barrier == notify->iteration;
-  /* After the first slot all others may be looked at: a NOTIFY that comes meanwhile is of the next iteration. */
+  /* After the first slot all others may be read: a NOTIFY that comes meanwhile belongs to the next iteration. */
   return notify->mode == MLFAB_STOCHASTIC_ASYNC || notify->unknown < notify->ins ||
          notify->unheard == 0;
 }
@@ -129,10 +129,10 @@ static int notify_refuse(mlfab_error *error, uint32_t rank, const char *what, ui
                       (unsigned long long)k, (unsigned long long)expected);
 }
 
-/* 1 when k can be the next model of this sender: in NOTIFY_ACK the one after the last that was consumed (I1, I3), else
- * any later one. */
+/* Returns 1 if k can be the next model of this sender: in NOTIFY_ACK the one after the last consumed model (I1, I3),
+ * else any later one. */
 static int notify_next(const mlfab__notify *notify, const mlfab__notify_in *in, uint64_t k) {
-  if (in->header != in->footer) return 0; /* the last one is still coming */
+  if (in->header != in->footer) return 0; /* the last model is still arriving */
   return notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK
              ? in->footer == in->consumed && k == in->consumed + 1
              : k > in->footer;

@@ -1,4 +1,4 @@
-/* partial.c - partial reductions: see partial.h. Layer 2. */
+/* partial.c - builds and runs the rounds of a partial reduction at one member: see partial.h. Layer 2. */
 #include "partial.h"
 
 #include "../kernels/kernels_combine.h"
@@ -45,7 +45,7 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
 
 /* ---- the task graph */
 
-/* A task graph under construction. `code`: the first error, after which nothing is added. */
+/* A task graph under construction. `code`: the first error; after it nothing is added. */
 typedef struct partial_work {
   mlfab__dag *dag;
   int rc;
@@ -61,7 +61,7 @@ static void partial_after(partial_work *w, uint32_t op, uint32_t dependency) {
   if (!w->rc) w->rc = mlfab__dag_after(w->dag, op, dependency);
 }
 
-/* A SEND of a bare notice, which the runner triggers. */
+/* Adds a SEND of a bare notice, which the runner triggers. */
 static uint32_t partial_add_send(partial_work *w, uint32_t peer, uint32_t tag) {
   return partial_add(w, (mlfab__dag_op){.kind = MLFAB__DAG_SEND,
                                         .outside = 1,
@@ -76,7 +76,7 @@ static uint32_t partial_add_recv(partial_work *w, uint32_t peer, uint32_t tag) {
       w, (mlfab__dag_op){.kind = MLFAB__DAG_RECV, .optional = 1, .peer = peer, .tag = tag});
 }
 
-/* Notices of one level. Nobody passes on those of the highest level: they have one kind. */
+/* Adds the notices of one level. Notices of the highest level are never passed on: they have one kind. */
 static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t level,
                               uint32_t start) {
   uint32_t n = partial->members, far = 1u << level;
@@ -94,7 +94,7 @@ static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t
   }
 }
 
-/* Members tell their calls to the one that counts them. */
+/* Lets members report their calls to the member that counts them. */
 static void partial_add_arrivals(partial_work *w, mlfab__partial *partial) {
   partial->plan.arrive = w->dag->nops;
   for (uint32_t i = 0; i < partial->members; i++)
@@ -118,7 +118,7 @@ MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *
                                  .after = partial->plan.take};
 }
 
-/* The exchange of data and bitmap, after TAKE. */
+/* Adds the exchange of data and bitmap, after TAKE. */
 static void partial_add_exchange(partial_work *w, mlfab__partial *partial, uint8_t algorithm,
                                  uint32_t deliver) {
   mlfab__algorithm_task task = mlfab__partial_task(partial);
@@ -164,7 +164,7 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
 /* ---- activation */
 
 /* Sends notices on this level and those above; this member is d < 2^level after the initiator. near: d < E modulo
- * 2^level, where E = P - 2^top. The receiver on level b is at d + 2^b: where E has bit b, the lower bits of E decide
+ * 2^level, where E = P - 2^top. The receiver on level b is at d + 2^b: if E has bit b, the lower bits of E decide
  * whether it is near; E's bits from `level` to b decide alone if any is set. */
 static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t level, int near) {
   uint32_t top = partial->levels - 1, extra = partial->members - (1u << top);
@@ -218,7 +218,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
   *b = was;
 }
 
-/* Data that no round used is older than the data that came since. */
+/* Returns data that no round used to pending: it is older than the later data. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
     mlfab__kernel_combine_by(partial->spec.kernels, MLFAB_OP_SUM, partial->spec.dtype,
@@ -241,7 +241,7 @@ MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t
   partial->marks.now = (mlfab__partial_mark){partial->given + 1, partial->flushes + 1};
 }
 
-/* Where the first epoch began that others have settled and this member has missed. */
+/* Returns the beginning of the first epoch that others have settled and this member has missed. */
 static mlfab__partial_mark partial_missed(mlfab__partial *partial, uint32_t epoch) {
   uint32_t missed = epoch - partial->epoch;
   uint32_t i = missed < MLFAB__PARTIAL_EPOCHS ? missed : MLFAB__PARTIAL_EPOCHS;
@@ -292,7 +292,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
   uint32_t parity = round & 1;
   int some = partial->some;
   assert(round == partial->over && !partial->taken);
-  /* The initiator of this round has got the result of the one before. */
+  /* The initiator of this round has the result of the former round. */
   partial->given = mlfab__max(partial->given, round);
   partial->taken = 1;
   partial->kept_some = (uint8_t)some;
@@ -311,7 +311,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
     partial->bitmap[parity][partial->me / 64] |= (uint64_t)1 << partial->me % 64;
 }
 
-/* The bitmap by ranks, and the rest of a result's description. */
+/* Notes the bitmap by ranks, and the rest of a result's description. */
 static void partial_note(const mlfab__partial *partial, uint64_t round, mlfab__partial_note *note) {
   const uint64_t *bitmap = partial->bitmap[round & 1];
   memset(note, 0, sizeof *note);
@@ -325,7 +325,7 @@ static void partial_note(const mlfab__partial *partial, uint64_t round, mlfab__p
   }
 }
 
-/* The call of step - 1 gets the result of `round`. */
+/* Answers the call of step - 1 with the result of `round`. */
 static void partial_answer(mlfab__partial *partial, uint64_t round, const uint8_t *data) {
   const mlfab__partial_note *note = &partial->notes[round % partial->nnotes];
   mlfab_partial_info *info = &partial->answer;

@@ -1,20 +1,20 @@
-/* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
- * keeps is partial.h's.
+/* partial_run.c - the communicator: runs partial reductions, round by round. See comm.h for the communicator, partial.h
+ * for a round and a member's state.
  *
- * There are two runs, by parity of the round. The runner arms one as soon as the round two before it is over and
- * nothing of that is borrowed, so that a worker that does not call takes part all the same. The run of a round has the
- * number round - base + 1, where base is the first round of the epoch.
+ * There are two runs, by parity of the round. The runner arms a round's run as soon as the round two before it is over
+ * and messages of that round borrow nothing. So a worker takes part even if it does not call. The run of a round has
+ * the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with run 0, an allreduce (MAX) of the marks (partial.h). From them each member knows whether the data
- * that it gave to the round, or flush, that a failure ended is in a result that some member has. An object's first epoch
- * needs no such run: all begin with 0. A flush that is called meanwhile begins when the run is over.
+ * An epoch begins with run 0, an allreduce (MAX) of the marks (partial.h). From them each member knows if its data in
+ * the round, or flush, that a failure ended is in a result that some member has. An object's first epoch needs no such
+ * run: all members begin with 0. A flush that is called meanwhile begins after the run.
  *
- * Closing waits for the round that has taken data here, and for what of it is borrowed: all members have given to that
- * round, so it ends by itself. A round that has not taken yet fails where others begin it, naming this worker.
+ * Closing waits for the round that has taken data here, and for its borrowed parts: all members have given to that
+ * round, so it ends by itself. If a round has not taken yet, it fails when others begin it, and names this worker.
  *
- * Invariants. (1) A round's run takes only when the round before is over here (partial.h), so
- * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
- * (3) While a flush is open there is no call, and no round takes the flushed data. A flush that
+ * Invariants. (1) A round's run takes only when the round before is over here (partial.h), so rounds are delivered in
+ * order. (2) After its request has ended, a call's buffers are not touched.
+ * (3) During a flush no call is open, and rounds leave the flushed data alone. A flush that
  * ends without a failure has succeeded; one that fails here counts as carried out if the next epoch's marks say that
  * another member has its result. */
 #include "partial_run.h"
@@ -32,14 +32,14 @@ struct mlfab__partial_run {
   mlfab__engine_run runs[2]; /* rounds, by parity */
   mlfab__engine_run settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t base;  /* the epoch's first round */
-  uint64_t armed; /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch; /* 0: none stands */
-  uint8_t known;  /* has been through an epoch */
-  mlfab_request request; /* the call that waits; 0: none */
+  uint64_t base;         /* the epoch's first round */
+  uint64_t armed;        /* lower rounds have been armed in this epoch, or are over */
+  uint32_t epoch;        /* 0: none stands */
+  uint8_t known;         /* it has been through an epoch */
+  mlfab_request request; /* request of the waiting call; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
-  void *flush_data;    /* where it goes */
+  void *flush_data;    /* destination of the flush */
 };
 
 /* --- rounds --- */
@@ -54,7 +54,7 @@ static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run)
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
-/* Arms the runs that may be armed, and triggers what is due. */
+/* Arms the runs that may be armed, and triggers the operations that are due. */
 static void partial_run_go_on(mlfab__partial_run *e) {
   mlfab__comm *comm = e->comm;
   mlfab__partial *partial = &e->partial;
@@ -67,7 +67,7 @@ static void partial_run_go_on(mlfab__partial_run *e) {
   if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
-  /* A round that ends meanwhile calls this function again. */
+  /* If a round ends meanwhile, it calls this function again. */
   if (take) mlfab__engine_trigger(comm, open, partial->plan.take, comm->now_ns);
   if (op != MLFAB__DAG_NONE) mlfab__engine_trigger(comm, open, op, comm->now_ns);
 }
@@ -108,7 +108,7 @@ static void partial_run_free(void *self) {
   mlfab__free(env, e, sizeof *e);
 }
 
-/* 1 when a round is under way that ends by itself. */
+/* Returns 1 if a round is under way that ends by itself. */
 static int partial_run_ends(const mlfab__partial_run *e) {
   if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
@@ -126,7 +126,7 @@ static void partial_run_round_over(void *self, int status) {
   }
 }
 
-/* All members know the base. */
+/* Continues after all members know the base. */
 static void partial_run_settled(mlfab__partial_run *e) {
   int code = mlfab__partial_settle(&e->partial, e->epoch);
   if (code) {
@@ -159,7 +159,7 @@ static int partial_run_build_settle(mlfab__partial_run *e) {
   return code ? code : mlfab__dag_seal(&e->settle.dag, &culprit);
 }
 
-/* The task graphs for these members. */
+/* Builds the task graphs for these members. */
 static int partial_run_build(mlfab__partial_run *e) {
   const mlfab__comm *comm = e->comm;
   mlfab__partial_begin(&e->partial, comm->members, comm->me, comm->ranks);
@@ -225,7 +225,7 @@ static void partial_run_begin(void *self) {
   }
 }
 
-/* The flush may begin when the members know the base: only then is it known what there is to flush. */
+/* May the flush begin? It may when the members know the base: only then is its data known. */
 static int partial_run_stands(void *self) {
   mlfab__partial_run *e = self;
   if (!e->partial.settled) return 0;
@@ -266,8 +266,8 @@ static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **
   return (int32_t)comm->ranks[drawn];
 }
 
-/* Others wait for this worker when it was drawn and has not called, when a quorum counts its call and it has not called,
- * and when its queue is full. */
+/* Returns 0 if others wait for this worker. They do if its queue is full, or if a call is missing that was drawn or
+ * that a quorum counts. */
 static int partial_run_called(void *self, uint64_t number) {
   const mlfab__partial_run *e = self;
   const mlfab__partial *partial = &e->partial;
@@ -363,7 +363,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .seed = o->seed ? o->seed : comm->config->seed};
 }
 
-/* A hash of the options that all workers must have in common. */
+/* Returns a hash of the options that must be equal on all workers. */
 static uint64_t partial_run_signature(const mlfab__partial_spec *spec) {
   const uint64_t of[] = {spec->mode,      spec->quorum, spec->results,         spec->queue_max,
                          spec->algorithm, spec->mean,   (uint64_t)spec->dtype, spec->count,

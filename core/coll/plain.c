@@ -1,4 +1,4 @@
-/* plain.c - the communicator: the life of a plain collective. See plain.h. */
+/* plain.c - the communicator: takes a plain collective from the call to the result. See plain.h. */
 #include "comm.h"
 
 #include <stdio.h>
@@ -148,7 +148,7 @@ MLFAB__INTERNAL void mlfab__plain_free(mlfab__comm *comm) {
 
 /* --- its run --- */
 
-/* The members' blocks in their order, and their lengths. Those that are neighbours become one. */
+/* Collects the members' blocks in their order, and their lengths. Joins neighbouring blocks. */
 static int plain_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *lengths) {
   uint32_t n = 0, width = mlfab__plain_width(&slot->call);
   uint8_t *data = slot->vecs[0].data, *end = NULL;
@@ -171,13 +171,13 @@ static int plain_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *len
   return 0;
 }
 
-/* Bytes of a message: the windows of a parent with so many children stay within MLFAB__ENGINE_WINDOWS. */
+/* Returns the bytes of a message: the windows of a parent with so many children stay within MLFAB__ENGINE_WINDOWS. */
 static uint32_t plain_tree_segment(uint32_t children) {
   uint64_t all = (uint64_t)MLFAB__ENGINE_WINDOWS / MLFAB__ENGINE_WINDOW / mlfab__max(children, 1);
   return (uint32_t)mlfab__min(MLFAB__COMM_SEGMENT, mlfab__max(all / 64 * 64, 4096));
 }
 
-/* Builds its task graph; `tree`, where a node has `children` at most, or NULL. Errors: MEMORY, LIMIT. */
+/* Builds its task graph; `tree` (nodes with at most `children`), or NULL. Errors: MEMORY, LIMIT. */
 static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
                           uint32_t children) {
   const mlfab__comm_call *call = &slot->call;
@@ -213,7 +213,7 @@ static void plain_slot_over(void *self, int status) {
   if (status == 0) plain_finish_slot(slot->comm, slot);
 }
 
-/* Where others only receive, some calls wait for them all the same (MLFAB__COMM_AHEAD). */
+/* If others only receive, some calls still wait for them (MLFAB__COMM_AHEAD). */
 static int plain_is_eager(const mlfab__comm_slot *slot) {
   uint8_t kind = slot->call.kind;
   int ahead = kind != MLFAB__COLLECTIVE_ALLREDUCE && kind != MLFAB__COLLECTIVE_BARRIER;
@@ -221,7 +221,7 @@ static int plain_is_eager(const mlfab__comm_slot *slot) {
          !(ahead && mlfab__comm_number(slot) % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
 }
 
-/* Does the scheduler plan a tree for it? The same on all members. */
+/* Does the scheduler plan a tree for it? All members answer alike. */
 static int plain_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
   if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3 ||
@@ -245,7 +245,7 @@ MLFAB__INTERNAL void mlfab__plain_ask_trees(mlfab__comm *comm) {
   }
 }
 
-/* Arms its run, up and down `tree` where there is one. Not 0: the epoch fails. */
+/* Arms its run, up and down `tree` if there is one. Returns an error if the epoch fails. */
 static int plain_arm(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
                      uint32_t children) {
   mlfab__engine_run *run = &slot->run;
@@ -272,7 +272,7 @@ static int plain_arm(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tre
   return code;
 }
 
-/* Not 0: the epoch fails. */
+/* Returns an error if the epoch fails. */
 static int plain_begin(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (comm->members == 1) {
     plain_finish_slot(comm, slot);
@@ -310,9 +310,9 @@ MLFAB__INTERNAL int mlfab__plain_on_tree(mlfab__comm *comm, const mlfab__frame_i
 
 /* --- its turn --- */
 
-/* An outside call becomes a run after all. */
+/* Turns an outside call into a run. */
 static void plain_go_inside(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  /* This worker uses the arena no more in this epoch; others may not know yet. */
+  /* This worker no longer uses the arena in this epoch; others may not know yet. */
   if (comm->go.arena) comm->go.arena = 2;
   if (mlfab__plain_finite(comm, &slot->call, 1)) {
     (void)plain_begin(comm, slot);
@@ -322,7 +322,7 @@ static void plain_go_inside(mlfab__comm *comm, mlfab__comm_slot *slot) {
   }
 }
 
-/* The object that this call opens gets its channel, also when the object is gone already. */
+/* Gives the object that this call opens its channel, even if the object is gone already. */
 static void plain_open_object(mlfab__comm *comm, uint32_t id) {
   mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
   comm->objects_opened++;
@@ -332,7 +332,7 @@ static void plain_open_object(mlfab__comm *comm, uint32_t id) {
   if (object->kind->begin) object->kind->begin(object->self);
 }
 
-/* A call of an epoch that stands. Not 0: the epoch fails. */
+/* Begins a call of a standing epoch. Returns an error if the epoch fails. */
 static int plain_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
   int32_t stranger = mlfab__plain_stranger(comm, &slot->call);
   slot->stuck_ns = comm->now_ns;
@@ -367,7 +367,7 @@ static int plain_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
   return !object || !object->kind->stands || object->kind->stands(object->self);
 }
 
-/* A call that others hold up holds up the calls MLFAB__COMM_AHEAD above it, before these take all of the others'
+/* If others delay a call, it delays the calls MLFAB__COMM_AHEAD above it, before these take all of the others'
  * credit. */
 MLFAB__INTERNAL void mlfab__plain_begin_waiting(mlfab__comm *comm) {
   while (comm->phase == MLFAB__COMM_IN && !comm->failing && comm->begun < comm->end &&
@@ -401,7 +401,7 @@ static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint
                           (uint32_t)(comm->end % MLFAB__COMM_CALLS), comm->now_ns, timeout_ns);
   *request_p = request->id;
   mlfab__plain_slot_fill(comm, slot, call, count, request->id);
-  comm->due |= MLFAB__COMM_BEGIN | MLFAB__COMM_JOIN; /* the request tells how that goes */
+  comm->due |= MLFAB__COMM_BEGIN | MLFAB__COMM_JOIN; /* the request tells the outcome */
   return 0;
 }
 
@@ -434,7 +434,7 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
 
 MLFAB__INTERNAL int mlfab__comm_forgo(mlfab__comm *comm, const mlfab_error *why, uint64_t now_ns) {
   if (comm->failing || comm->phase == MLFAB__COMM_ENDING) return MLFAB_ERR_AGAIN;
-  if (mlfab__comm_owed(comm, NULL)) return 0; /* the call would have told of that */
+  if (mlfab__comm_owed(comm, NULL)) return 0; /* the call would have reported this */
   comm->now_ns = now_ns;
   mlfab__comm_fail(comm, why->code, (int32_t)comm->rank, "worker %u: %.200s", comm->rank,
                    why->text);
@@ -503,7 +503,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
 
 /* --- calls that do not end --- */
 
-/* The rank that this call waits for, or MLFAB_NO_RANK, and why as far as known. */
+/* Returns the rank for which this call waits, or MLFAB_NO_RANK, and a reason if known. */
 static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
                              const char **why_p) {
   *why_p = slot->missing_waits ? "waits in a barrier instead" : "has not called it";
@@ -518,8 +518,8 @@ static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *sl
   return mlfab__engine_awaits(comm, &slot->run);
 }
 
-/* A request is withdrawn, which ends the epoch: a call or round of `what`, which has this number of what it `counts`.
- * A deadline blames the rank that is awaited, if that is known. */
+/* Withdraws a request, which ends the epoch: a call or round of `what` with this number of its unit `counts`. A
+ * deadline blames the awaited rank, if it is known. */
 static void plain_withdraw(mlfab__comm *comm, const mlfab__request *request, int code,
                            const char *what, const char *counts, uint64_t number, int32_t awaited,
                            const char *why) {
@@ -540,7 +540,7 @@ static void plain_withdraw(mlfab__comm *comm, const mlfab__request *request, int
   }
 }
 
-/* What server 0 says of missing ranks counts more than what the object awaits. */
+/* Server 0's report of missing ranks counts more than the object's own. */
 static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *request, int code,
                                   const mlfab__comm_object *object) {
   const mlfab__comm_kind *kind = object->kind;

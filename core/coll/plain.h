@@ -1,18 +1,18 @@
 /* plain.h - the communicator: plain collectives, from the call to the result. Layer 4.
  *
  * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
- * up to MLFAB__COMM_AHEAD above the first that is open. Calls that are made while no epoch stands wait for the next.
+ * up to MLFAB__COMM_AHEAD above the first that is open. Calls made while no epoch stands wait for the next.
  *
  *    WAITING --its turn--> PLAIN (a run)
  *                          PLANNING --the tree that the scheduler plans--> PLAIN
  *                          OUTSIDE (in shared memory) --others do not use it--> PLAIN
  *
- * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED, goes by a tree that
- * the scheduler plans (trees.h): at its turn the worker asks server 0 for the tree. With an empty answer all members
- * take the algorithm that AUTO chooses. A call in shared memory (shm_coll.h) has a number like any other, so that
+ * In a fabric with a scheduler, an allreduce of more than eager_bytes, or of MLFAB_ALGORITHM_PLANNED, goes by a tree
+ * that the scheduler plans (trees.h): at its turn the worker asks server 0 for the tree. With an empty answer all
+ * members take the algorithm that AUTO chooses. A call in shared memory (shm_coll.h) has a number like any other, so
  * matching, deadlines and verdicts are the same; only its bytes pass elsewhere.
  *
- * Invariants. (1) Calls are numbered in their order, from 0 in each epoch. (2) The call of one number is the same on all
+ * Invariants. (1) Calls are numbered in their order, from 0 in each epoch. (2) The call of a number is the same on all
  * workers, or the epoch ends with MISMATCH. (3) A call ends: by finishing, by a verdict, by its deadline, or by the
  * death of server 0. */
 #ifndef MLFAB__PLAIN_H
@@ -24,17 +24,17 @@
 #include "engine.h"
 
 enum {
-  MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
-  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
-  /* A root may be ahead of those who only receive: every so many calls it waits for them, and at most
-   * so many others begin above the first that is open. */
+  MLFAB__COMM_CALLS = 1024,     /* number of open plain collectives; a power of 2 */
+  MLFAB__COMM_EAGER = 64 << 10, /* a call of at most so many bytes is sent without READY */
+  /* A root may be ahead of workers that only receive: every so many calls it waits for them, and at most so many calls
+   * begin above the first open one. */
   MLFAB__COMM_AHEAD = 32,
   MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
-  MLFAB__COMM_BUFS = 4096,         /* of a list */
-  MLFAB__COMM_PAST = 128           /* calls that are over, and of which the signature is known */
+  MLFAB__COMM_BUFS = 4096,         /* limit of a list */
+  MLFAB__COMM_PAST = 128           /* number of finished calls with known signatures */
 };
 
-/* The number under which the tree of a call is asked for: calls of later epochs have larger ones. */
+/* The number of a call in requests for its tree: calls of later epochs have larger numbers. */
 #define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
 
 /* A plain collective as it is called. */
@@ -53,13 +53,13 @@ typedef struct mlfab__comm_call {
   int32_t root;              /* rank; broadcast */
   uint64_t tag;              /* the user's, or 0 */
   const void *const *inputs; /* copied into vecs when it begins; NULL: in place */
-  uint64_t salt;             /* what else must be the same everywhere: hashed into the signature */
+  uint64_t salt;             /* further options, equal everywhere: hashed into the signature */
   uint32_t opens;            /* the object that it opens, or 0 */
-  uint32_t of;               /* the object that it belongs to, or 0: begins when that stands */
-  const char *words;         /* what it is, for texts: "an allreduce"; static */
+  uint32_t of;               /* the object that it belongs to, or 0: it begins when that stands */
+  const char *words;         /* its name in texts: "an allreduce"; static */
 } mlfab__comm_call;
 
-/* A call as other workers are told of it. */
+/* A call as reported to other workers. */
 typedef struct mlfab__comm_past {
   uint64_t signature, count, tag;
   const char *words;
@@ -68,14 +68,14 @@ typedef struct mlfab__comm_past {
   int32_t root;
   uint8_t kind, user; /* user: a reducer of the user's */
   uint8_t algorithm, opens;
-  uint64_t *counts; /* by rank; memory of the ring's, where the call has none */
+  uint64_t *counts; /* by rank; the ring's memory, if the call has none */
   uint8_t has_counts;
 } mlfab__comm_past;
 
 enum {
   MLFAB__SLOT_FREE,
-  MLFAB__SLOT_WAITING,  /* for the epoch, for its turn: those from comm.begun on */
-  MLFAB__SLOT_PLANNING, /* for its tree (trees.h); what follows may begin */
+  MLFAB__SLOT_WAITING,  /* for the epoch, or for its turn: calls from comm.begun on */
+  MLFAB__SLOT_PLANNING, /* for its tree (trees.h); later calls may begin */
   MLFAB__SLOT_PLAIN,    /* a run */
   MLFAB__SLOT_OUTSIDE
 };
@@ -84,8 +84,8 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   struct mlfab__comm *comm;
   struct mlfab__comm_slot *next; /* spare */
   uint8_t state;
-  uint8_t wanted; /* OUTSIDE: others call it as a plain one */
-  uint8_t owed;   /* nobody has called it: this worker has finished, and gives the identity */
+  uint8_t wanted; /* OUTSIDE: others make it as a plain call */
+  uint8_t owed;   /* this worker has finished, did not make the call, and gives the identity */
   mlfab__comm_call call;
   mlfab_vec one, *vecs; /* in bytes; vecs: &one, or a block of call.n while it is open */
   uint64_t *counts;     /* a copy, by rank */
@@ -95,62 +95,62 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   mlfab__mark mark;
   mlfab_request request;
   uint64_t stuck_ns;
-  int32_t missing;       /* who server 0 says has not called */
+  int32_t missing;       /* the rank that, as server 0 reports, has not called */
   uint8_t missing_waits; /* it waits in a barrier */
   mlfab__engine_run run;
 } mlfab__comm_slot;
 
-/* --- plain_check.c: what a call must be --- */
+/* --- plain_check.c: requirements of a call --- */
 
-/* 0, and how many elements its buffers have; or the error that `error` tells. */
+/* Returns 0, and the number of elements in its buffers; or an error, with a text in `error`. */
 MLFAB__INTERNAL int mlfab__plain_check(const struct mlfab__comm *comm, const mlfab__comm_call *call,
                                        uint64_t *count_p, mlfab_error *error);
 /* Does the call reduce? */
 MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call);
-/* Bytes of an element, or 0 where the element type is not one. */
+/* Returns the bytes of an element, or 0 for an invalid element type. */
 MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call);
-/* A rank that the call needs and that is no member of this epoch, or MLFAB_NO_RANK. */
+/* Returns a rank that the call needs and that is no member of this epoch, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__plain_stranger(const struct mlfab__comm *comm,
                                               const mlfab__comm_call *call);
 MLFAB__INTERNAL mlfab__algorithm_task mlfab__plain_task(const mlfab__comm_call *call,
                                                         uint64_t count, uint32_t members);
-/* Is what this worker brings finite? The counts of the buffers are in units of so many bytes. */
+/* Is this worker's data finite? The counts of the buffers are in units of so many bytes. */
 MLFAB__INTERNAL int mlfab__plain_finite(const struct mlfab__comm *comm,
                                         const mlfab__comm_call *call, uint32_t unit);
-/* Copies the inputs to where the collective works. */
+/* Copies the inputs to the memory in which the collective works. */
 MLFAB__INTERNAL void mlfab__plain_take_inputs(const struct mlfab__comm *comm,
                                               const mlfab__comm_call *call);
 MLFAB__INTERNAL uint64_t mlfab__plain_signature(const struct mlfab__comm *comm,
                                                 const mlfab__comm_call *call, uint64_t count);
 MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot);
-/* The call of so many ranks in words, of at most 120 bytes. Returns text. */
+/* Writes the call of so many ranks in words, of at most 120 bytes. Returns text. */
 MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
                                                const mlfab__comm_past *past, uint32_t ranks);
 
 /* --- plain.c: its life --- */
 
-/* The limit passes calls that no joiner begins with. */
+/* Moves the limit past calls with which no joiner begins. */
 MLFAB__INTERNAL void mlfab__comm_seek(struct mlfab__comm *comm);
-/* A slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
+/* Makes a slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
 MLFAB__INTERNAL int mlfab__plain_slot_new(struct mlfab__comm *comm, const mlfab__comm_call *call,
                                           mlfab__comm_slot **slot_p);
-/* The slot is that of the next call from here on. */
+/* Makes the slot that of the next call. */
 MLFAB__INTERNAL void mlfab__plain_slot_fill(struct mlfab__comm *comm, mlfab__comm_slot *slot,
                                             const mlfab__comm_call *call, uint64_t count,
                                             mlfab_request request);
 /* Begins the calls whose turn has come. */
 MLFAB__INTERNAL void mlfab__plain_begin_waiting(struct mlfab__comm *comm);
-/* What is known of a call of this epoch: 1, or 0. */
+/* Finds a call of this epoch: returns 1, or 0 if it is unknown. */
 MLFAB__INTERNAL int mlfab__plain_past(const struct mlfab__comm *comm, uint64_t number,
                                       mlfab__comm_past *past_p);
-/* Ends the epoch: this call, in words, worker `rank`, `what` it did. */
+/* Ends the epoch with a text: this call, in words, worker `rank`, and `what` it did. */
 MLFAB__INTERNAL void mlfab__plain_fail(struct mlfab__comm *comm, const mlfab__comm_slot *slot,
                                        int code, int32_t rank, const char *what);
 /* Ends all open calls with the verdict. */
 MLFAB__INTERNAL void mlfab__plain_end_all(struct mlfab__comm *comm);
-/* Asks server 0 for the trees that calls wait for. */
+/* Asks server 0 for the trees of calls that wait. */
 MLFAB__INTERNAL void mlfab__plain_ask_trees(struct mlfab__comm *comm);
-/* TREE_PLAN: 0, or FRAME. */
+/* Takes TREE_PLAN: returns 0, or FRAME. */
 MLFAB__INTERNAL int mlfab__plain_on_tree(struct mlfab__comm *comm, const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__plain_free(struct mlfab__comm *comm);
 

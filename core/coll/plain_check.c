@@ -1,5 +1,5 @@
-/* plain_check.c - the communicator: what a plain collective must be before it begins, and what it is to others: its
- * signature, its words. See plain.h. */
+/* plain_check.c - the communicator: checks a plain collective before it begins, and makes its signature and its words.
+ * See plain.h. */
 #include "comm.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@ MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call) {
          call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
 }
 
-/* With a reducer of the user's the element type does not count. */
+/* With a user's reducer the element type does not count. */
 MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call) {
   if (mlfab__plain_adds(call) && call->reduce) return call->width;
   return call->dtype || mlfab__plain_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
@@ -141,7 +141,7 @@ static void plain_check_sort(const mlfab__comm_call *call, uint16_t *order, uint
   }
 }
 
-/* Bytes of an input: an allgather reads this worker's block, a broadcast reads the root's only. */
+/* Returns the bytes of an input: an allgather reads this worker's block, a broadcast reads the root's only. */
 static uint64_t plain_check_input_bytes(const mlfab__comm *comm, const mlfab__comm_call *call,
                                         uint32_t i) {
   uint64_t count = call->vecs[i].count;
@@ -158,7 +158,7 @@ static int plain_check_input(const mlfab__comm *comm, const mlfab__comm_call *ca
   uint32_t low = 0, high = n;
   if (bytes == 0) return 0;
   if (!from) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u is NULL", call->words, i);
-  /* The first buffer that ends after the input begins. */
+  /* Finds the first buffer that ends after the input begins. */
   MLFAB__SEARCH(low, high, at,
                 (uintptr_t)call->vecs[order[at]].data +
                         call->vecs[order[at]].count * mlfab__plain_width(call) <=
@@ -168,7 +168,7 @@ static int plain_check_input(const mlfab__comm *comm, const mlfab__comm_call *ca
                      i, order[low]);
 }
 
-/* Buffers must not overlap each other, nor an input. */
+/* Buffers must overlap neither each other nor an input. */
 static int plain_check_overlap(const mlfab__comm *comm, const mlfab__comm_call *call,
                                mlfab_error *error) {
   uint16_t order[MLFAB__COMM_BUFS];
@@ -236,7 +236,7 @@ static int plain_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *ca
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, call->root, 0, 0,
                         "%s: root %d is not one of %u workers", call->words, (int)call->root,
                         comm->config->workers);
-  /* A verdict that this worker has not seen explains it better: that comes first. */
+  /* A verdict that this worker has not seen is the better explanation, and comes first. */
   int32_t stranger = comm->phase == MLFAB__COMM_IN && !comm->owed
                          ? mlfab__plain_stranger(comm, call)
                          : (int32_t)MLFAB_NO_RANK;

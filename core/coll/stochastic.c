@@ -1,21 +1,21 @@
-/* stochastic.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
- * notify.h's.
+/* stochastic.c - the communicator: runs stochastic reductions. See comm.h; notify.h decides when a model may be sent
+ * and averaged.
  *
- * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each sender, into which it
- * writes the bytes of models as they come, and one array of its own, from which it sends: so it replaces the caller's
- * data by the mean without waiting for an acknowledgement. It writes that array again when no message borrows it any
- * more. The streams copy small models instead.
+ * A graph over the members of the epoch tells which member sends to which. A worker has an array for each sender, into
+ * which it writes the arriving bytes of models, and one array of its own, from which it sends. So it need not wait for
+ * an acknowledgement before it replaces the caller's data by the mean. It writes that array again after all messages
+ * have returned it. The streams copy small models instead.
  *
- * Messages: (channel, iteration, tag), never EAGER: models go to their place, others have no bytes. The last byte of a
- * model is its footer: streams deliver in order, so NOTIFY needs no message of its own. BSP's barrier is a REACHED
- * from every member, sent before the models: it says nothing of their bytes, like a barrier beside one-sided writes.
+ * Messages: (channel, iteration, tag), never EAGER: models go to their place, the others have no bytes. The last byte
+ * of a model is its footer: streams deliver in order, so NOTIFY needs no message of its own. BSP's barrier is a REACHED
+ * from every member, sent before the models: like a barrier beside one-sided writes, it proves nothing about bytes.
  *
- * Iterations count from 1 in every epoch; one that fails leaves the caller's data as it was. Every epoch has a graph of
- * its members. When there is none, the object is `wrong` while the epoch stands, on all members alike, and no other
- * call fails.
+ * Iterations count from 1 in every epoch; a failed iteration leaves the caller's data as it was. Every epoch has a
+ * graph of its members. If it has none, the object is `wrong` while the epoch stands, on all members alike, and no
+ * other call fails.
  *
- * The mean is of the arrays in the order of members, with one rounding an addition and one for the
- * division: the same inputs give the same bits.
+ * The mean adds the arrays in the order of members, with one rounding for each addition and one for the division: the
+ * same inputs give the same bits.
  *
  * Source: ASAP §4, §6.2. Departs: iterations end with an epoch; notices come with the bytes. */
 #include "stochastic.h"
@@ -30,7 +30,7 @@ enum { STOCHASTIC_BLOCK = 16 << 10 }; /* bytes that are summed and divided in ca
 
 typedef struct stochastic_slot {
   uint8_t *bytes;
-  uint64_t got; /* of the model that is coming */
+  uint64_t got; /* received bytes of the arriving model */
 } stochastic_slot;
 
 struct mlfab__stochastic {
@@ -40,21 +40,21 @@ struct mlfab__stochastic {
   int dtype;
   uint32_t width;
   uint64_t count, bytes, signature;
-  uint64_t iterations; /* that this worker has finished, of all epochs */
-  /* The epoch's. */
+  uint64_t iterations; /* number that this worker has finished, over all epochs */
+  /* State of the epoch. */
   uint32_t epoch; /* 0: none */
-  int wrong;      /* there is no graph: why */
+  int wrong;      /* 1: there is no graph, for this reason: */
   mlfab_error why;
   mlfab__notify notify;
-  uint32_t room;                    /* of the four lists: members */
+  uint32_t room;                    /* number of members for which the four lists have room */
   uint32_t *out_member, *in_member; /* ascending */
   uint32_t *out_rank, *in_rank;
   stochastic_slot *slots; /* by in-edge */
   const void **inputs;    /* of a mean: room for all senders and itself */
-  uint64_t *reached;      /* BSP: iterations, by member */
-  uint8_t *own, *sum;     /* what is sent; a block, where inputs are too many for a pass */
-  uint32_t lent;          /* messages of `own` */
-  /* The iteration that is called. */
+  uint64_t *reached;      /* BSP: iterations reached, by member */
+  uint8_t *own, *sum;     /* the sent model; a block, if inputs are too many for a pass */
+  uint32_t lent;          /* number of messages that borrow `own` */
+  /* The iteration under way. */
   mlfab_request request; /* 0: none */
   void *data;
   mlfab_stochastic_info *info_p;
@@ -62,7 +62,7 @@ struct mlfab__stochastic {
 
 /* --- the graph of an epoch --- */
 
-/* Frees all but `own`, which links may read until they have been told. */
+/* Frees all except `own`, which links may read until they know of the end. */
 static void stochastic_forget(mlfab__stochastic *g) {
   mlfab__env *env = g->comm->env;
   for (uint32_t i = 0; g->slots && i < g->notify.ins; i++)
@@ -88,8 +88,8 @@ static int stochastic_no_memory(mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "a stochastic reduction: out of memory");
 }
 
-/* The graph under construction. Nodes of a graph by rule are members in their order, which puts those of one host
- * beside each other; nodes of the user's graph are members by rank. */
+/* The graph under construction. In a graph by rule the nodes are members in their order, which puts members of one host
+ * beside each other; in the user's graph they are members by rank. */
 typedef struct stochastic_graph {
   mlfab_edge *edges;
   uint32_t n, room;
@@ -176,7 +176,7 @@ static int stochastic_check(const mlfab__stochastic *g, const stochastic_graph *
                      what.text, members);
 }
 
-/* This worker's receivers or senders, ascending. Returns how many. */
+/* Lists this worker's receivers or senders, ascending. Returns their number. */
 static uint32_t stochastic_peers(const mlfab__comm *comm, const stochastic_graph *graph,
                                  int incoming, uint32_t *member, uint32_t *rank) {
   uint32_t me = graph->node[comm->rank] - 1, n = 0;
@@ -243,7 +243,7 @@ static int stochastic_build(mlfab__stochastic *g, mlfab_error *error) {
   return code;
 }
 
-/* The iteration ends with 0, or an error of this worker alone. */
+/* Ends the iteration with 0, or with an error of this worker alone. */
 static void stochastic_finish(mlfab__stochastic *g, int code, const char *text) {
   mlfab_request request = g->request;
   g->request = 0;
@@ -256,7 +256,7 @@ static void stochastic_fail_memory(const mlfab__stochastic *g) {
                    "a stochastic reduction: worker %u is out of memory", g->comm->rank);
 }
 
-/* Builds what the epoch needs, once the members are known: one that is IN already may send. */
+/* Prepares for the epoch, once the members are known: a member that is IN already may send. */
 static void stochastic_prepare(mlfab__stochastic *g) {
   if (g->epoch == g->comm->epoch) return;
   stochastic_forget(g);
@@ -311,7 +311,7 @@ static void stochastic_send_all(mlfab__stochastic *g) {
   }
 }
 
-/* BSP: the rank of the first member that has not reached this iteration, or NO_RANK. */
+/* BSP: returns the rank of the first member that has not reached this iteration, or NO_RANK. */
 static int32_t stochastic_behind(const mlfab__stochastic *g) {
   const mlfab__comm *comm = g->comm;
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -333,8 +333,8 @@ static int stochastic_take(mlfab__stochastic *g, uint32_t edge, uint32_t *n_p, m
   return input < 0 ? input : 0;
 }
 
-/* Collects the inputs in the order of members: how many, or 0 after a failure. Slots are not written until the caller
- * has averaged. */
+/* Collects the inputs in the order of members: returns their number, or 0 after a failure. Slots are not written until
+ * the caller has averaged. */
 static uint32_t stochastic_inputs(mlfab__stochastic *g) {
   uint32_t n = 0, own = 0;
   for (uint32_t i = 0; i <= g->notify.ins; i++) {
@@ -367,7 +367,7 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
   mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
 
-/* Averages, acknowledges, and ends the iteration; a later failure fails the next one. */
+/* Averages, acknowledges, and ends the iteration; a later failure fails the next. */
 static void stochastic_reduce(mlfab__stochastic *g) {
   mlfab__notify_tally tally = {0, 0, 0};
   uint64_t k = g->notify.iteration;
@@ -393,7 +393,7 @@ static void stochastic_reduce(mlfab__stochastic *g) {
   stochastic_finish(g, 0, "");
 }
 
-/* Takes the iteration as far as it goes. */
+/* Continues the iteration as far as possible. */
 static void stochastic_run(mlfab__stochastic *g) {
   const mlfab__comm *comm = g->comm;
   mlfab__notify *notify = &g->notify;
@@ -409,7 +409,7 @@ static void stochastic_run(mlfab__stochastic *g) {
   if (mlfab__notify_ready(notify)) stochastic_reduce(g);
 }
 
-/* --- what came --- */
+/* --- incoming messages --- */
 
 static void stochastic_wrong(const mlfab__stochastic *g, uint32_t member, const char *what) {
   uint32_t rank = g->comm->ranks[member];
@@ -462,7 +462,7 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
   }
 }
 
-/* A frame for an object that is closed here. Frames of earlier iterations may still come; ASYNC waits for nobody. */
+/* Takes a frame for an object closed here. Frames of earlier iterations may still come; ASYNC waits for nobody. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
   if (g->options.mode == MLFAB_STOCHASTIC_ASYNC || iteration <= g->notify.ended) return;
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
@@ -492,7 +492,7 @@ static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *hea
   if (!g->comm->failing) stochastic_run(g);
 }
 
-/* --- the end of it --- */
+/* --- the end --- */
 
 static void stochastic_free(void *self) {
   mlfab__stochastic *g = self;
@@ -548,7 +548,7 @@ static int32_t stochastic_awaited(void *self, uint64_t *number_p, const char **w
                                                                               : rank;
 }
 
-/* A worker that waits itself has done what it can. */
+/* A worker that waits has done its part. */
 static int stochastic_called(void *self, uint64_t number) {
   const mlfab__stochastic *g = self;
   return g->request || number <= g->notify.ended;
@@ -610,7 +610,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
 }
 
-/* A hash of what all workers must have in common. */
+/* Returns a hash of the options that must be equal on all workers. */
 static uint64_t stochastic_signature(const mlfab__stochastic *g) {
   const mlfab_stochastic_options *o = &g->options;
   const uint64_t of[] = {(uint64_t)g->dtype, g->count, o->graph, o->degree, o->mode,
@@ -723,7 +723,7 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
   return 0;
 }
 
-/* 1 when another worker has begun an iteration that this one has not called. */
+/* Returns 1 if another worker has begun an iteration that this one has not called. */
 static int stochastic_is_wanted(const mlfab__stochastic *g) {
   for (uint32_t i = 0; i < g->notify.ins; i++) {
     if (g->notify.in[i].header > g->notify.ended) return 1;

@@ -1,38 +1,38 @@
-/* stream.c - reliable messages between the workers of one epoch. See stream.h. */
+/* stream.c - sends and takes the reliable messages between the workers of one epoch. See stream.h. */
 #include "stream.h"
 
 enum { STREAM_RING = 16 }; /* messages of a lane's first ring */
 
 typedef struct stream_message {
-  mlfab__coll head; /* of the first frame, but for epoch and seq */
+  mlfab__coll head; /* head of the first frame, without epoch and seq */
   const uint8_t *bytes;
   uint64_t n, cookie;
   uint64_t first, frames; /* numbers of its frames: first .. first + frames - 1 */
-  uint32_t chunk;         /* most bytes of a frame */
-  uint32_t lent;          /* frames of which the link has borrowed the bulk */
+  uint32_t chunk;         /* most bytes in a frame */
+  uint32_t lent;          /* number of frames with a bulk that the link has borrowed */
   uint8_t copied;
-  uint8_t callers; /* the bytes are a caller's */
+  uint8_t callers; /* the bytes belong to a caller */
   uint8_t counted; /* its eager bytes have been taken off the credit */
 } stream_message;
 
 /* One peer. Messages have serials: begin .. begin + count - 1, at serial % room in the ring. */
 struct mlfab__lane {
-  /* To it. */
+  /* Towards it. */
   stream_message *ring;
   uint32_t room, count;   /* room: 0 or a power of two */
-  uint64_t begin, cursor; /* cursor: of the message that holds frame `next`, or the next one */
-  uint64_t queued;        /* frames of all messages so far */
-  uint64_t next;          /* frame to send; acked < next <= queued + 1 */
-  uint64_t most;          /* highest that a link ever took */
+  uint64_t begin, cursor; /* cursor: message that holds frame `next`, or the next message */
+  uint64_t queued;        /* number of frames of all messages so far */
+  uint64_t next;          /* next frame to send; acked < next <= queued + 1 */
+  uint64_t most;          /* highest frame that a link ever took */
   uint64_t acked;
-  uint64_t eager, consumed; /* bytes that were counted; of them, the peer has consumed */
-  uint64_t missing_ns;      /* the link is missing and wanted since; 0: not known to be */
-  int asking;               /* a new link, and the peer has not said yet what it has */
+  uint64_t eager, consumed; /* counted eager bytes; of them, bytes that the peer has consumed */
+  uint64_t missing_ns;      /* time since the link is missing and wanted; 0: not known to be */
+  int asking;               /* 1: a new link, and the peer has not yet reported its last frame */
   int parted;               /* the peer has said goodbye */
   /* From it. */
-  uint64_t received, told; /* frames, as far as acknowledged */
+  uint64_t received, told; /* number of received frames, and of acknowledged frames */
   uint64_t in_eager, in_consumed, in_told;
-  uint64_t bytes_since; /* the last acknowledgement */
+  uint64_t bytes_since; /* bytes since the last acknowledgement */
   uint32_t frames_since;
 };
 
@@ -43,7 +43,7 @@ MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams) {
 
 /* --- streams --- */
 
-/* The member's number plus one, or 0. */
+/* Returns the member's number plus one, or 0. */
 static uint32_t stream_place(const mlfab__streams *streams, uint32_t rank) {
   return streams->epoch && rank < streams->config->workers ? streams->member_of[rank] : 0;
 }
@@ -140,7 +140,7 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
 
 /* --- to a peer --- */
 
-/* 1: there is room for one message more. */
+/* Makes room for one more message: returns 1, or 0. */
 static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
   if (stream->count < stream->room) return 1;
   uint32_t room = stream->room ? 2 * stream->room : STREAM_RING;
@@ -187,7 +187,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   return 0;
 }
 
-/* 1 when the message waits for the peer to consume others. */
+/* Returns 1 if the message waits until the peer consumes others. */
 static int stream_waits(const mlfab__lane *stream, const stream_message *message) {
   return message->head.flags & MLFAB__COLL_EAGER && !message->counted &&
          stream->eager - stream->consumed + message->n > MLFAB__STREAM_CREDIT;
@@ -225,7 +225,7 @@ static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   MLFAB__POST(&streams->links, rank, MLFAB__COLL, coll, &question);
 }
 
-/* When all is sent, a worker that leaves asks for the last acknowledgement. */
+/* When all is sent, a leaving worker asks for the last acknowledgement. */
 static void stream_ask_last(mlfab__streams *streams, uint32_t rank, const mlfab__lane *stream) {
   if (streams->leaving && stream->count > 0 && !stream->asking && stream->next > stream->queued)
     stream_ask(streams, rank);
@@ -271,7 +271,7 @@ MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, 
   if (message->lent > 0) message->lent--;
 }
 
-/* Frees messages that are acknowledged as a whole. The user may do anything in given_back. */
+/* Frees messages that are wholly acknowledged. The user may do anything in given_back. */
 static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t epoch) {
   for (;;) {
     mlfab__lane *stream = streams->epoch == epoch ? stream_of(streams, rank) : NULL;
@@ -309,7 +309,7 @@ MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t r
   return 1;
 }
 
-/* The link is gone with its frames: sends again from the first frame that is not acknowledged. */
+/* Sends again from the first frame that is not acknowledged: the link took its frames with it. */
 static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
@@ -375,7 +375,7 @@ MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t me
     stream_acknowledge(streams, streams->ranks[member], stream);
 }
 
-/* What is wrong with the next frame, or NULL. */
+/* Returns a text if the next frame is wrong, else NULL. */
 static const char *stream_wrong(const mlfab__lane *stream, const mlfab__coll *head,
                                 const mlfab__frame_in *frame) {
   uint64_t n = frame->bulk_bytes;
@@ -421,7 +421,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
   if (last || stream->frames_since >= MLFAB__STREAM_ACK_FRAMES ||
       stream->bytes_since >= MLFAB__STREAM_ACK_BYTES)
     stream_acknowledge(streams, rank, stream);
-  /* At the very end: the user may end the epoch. */
+  /* This is the last action: the user may end the epoch. */
   streams->user.deliver(streams->user.self, place - 1, &head, frame->bulk, frame->bulk_bytes);
   return 1;
 }

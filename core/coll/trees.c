@@ -1,10 +1,10 @@
-/* trees.c - server 0 has the scheduler plan the trees of allreduces. See trees.h.
+/* trees.c - server 0 asks the scheduler for the trees of allreduces, and tells the members. See trees.h.
  *
  * Source: MLfabric §6 (AllReduce: push to a random root, get from it). */
 #include "trees.h"
 
 enum { TREES_META = 64 + 12 * MLFAB__MEMBERSHIP_MEMBERS_MAX };
-#define TREES_LOST UINT64_MAX /* since_ns: it was known, and there is no memory for it */
+#define TREES_LOST UINT64_MAX /* since_ns: it was known, and memory for it is missing */
 
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
@@ -32,7 +32,7 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
   return (uint32_t)mlfab__rng_below(&prng, n);
 }
 
-/* 1 when the number is of the epoch that stands. */
+/* Returns 1 if the number belongs to the standing epoch. */
 static int trees_stands(const mlfab__trees *trees, uint64_t number) {
   const mlfab__membership *membership = trees->membership;
   return membership->phase == MLFAB__MEMBERSHIP_RUNNING &&
@@ -49,7 +49,7 @@ static void trees_tell(mlfab__trees *trees, const mlfab__trees_entry *tree, uint
                    mlfab__encode_tree_plan(meta, &plan, tree->nodes));
 }
 
-/* The tree is known, or there is none (n 0): tells the members that wait for it. */
+/* Takes a known tree, or none (n 0): tells the members that wait for it. */
 static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   tree->known = 1;
   tree->n = n;
@@ -106,7 +106,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 
 /* --- the scheduler --- */
 
-/* Translates ranks to members' numbers; 0 when a rank is no member. */
+/* Translates ranks to members' numbers; returns 0 if a rank is no member. */
 static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   const mlfab__membership *membership = trees->membership;
   uint32_t place[MLFAB__MEMBERSHIP_MEMBERS_MAX];
@@ -151,7 +151,7 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
   return 1;
 }
 
-/* Gives up trees that were asked for at since_ns or before: they are empty. */
+/* Gives up trees requested at since_ns or before: they are empty. */
 static void trees_give_up(mlfab__trees *trees, uint64_t since_ns) {
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++) {
     mlfab__trees_entry *tree = &trees->entries[i];
@@ -180,7 +180,7 @@ static uint32_t trees_encode(const void *self, uint32_t record, uint8_t *bytes) 
   return mlfab__encode_tree_plan(bytes, &plan, tree->nodes);
 }
 
-/* Without memory for a tree nobody is told it, nor another one: members that ask for it wait, until their deadlines. */
+/* If memory for a tree is missing, nobody is told any tree: members that ask for it wait, until their deadlines. */
 static int trees_decode(void *self, uint32_t record, const uint8_t *bytes, uint32_t n, int apply) {
   mlfab__trees *trees = self;
   mlfab__trees_entry *tree = &trees->entries[record];

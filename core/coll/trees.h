@@ -10,14 +10,14 @@
  *                                                        |  no scheduler, it is lost, or it is silent
  *                                                        +--for a heartbeat: an empty tree--> KNOWN
  *
- * Members ask if the configuration has a scheduler. With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
- * tells is of ranks; server 0 checks it and tells it in the members' numbers.
+ * Members ask if the configuration has a scheduler. With an empty tree all members take the algorithm that AUTO
+ * chooses. The scheduler's tree has ranks; server 0 checks it, and passes it on with the members' numbers.
  *
- * Invariants. (1) All members of an epoch are told the same tree for a call, by a copy of server 0 that takes over,
- * too: it has all trees that were told, and members ask it again. (2) A member that asks
- * again (on a new link) is answered again. (3) Nothing of an epoch that is over is answered. (4) Memory:
- * MLFAB__COMM_AHEAD trees. Another call takes a tree's place when it is so many calls later, and no member
- * begins that one while the earlier is open anywhere: so all members had its tree. */
+ * Invariants. (1) All members of an epoch are told the same tree for a call, also by a copy of server 0 that takes
+ * over: it has all told trees, and members ask it again. (2) A member that asks again (on a new link) gets the answer
+ * again. (3) Questions about an epoch that is over get no answer. (4) Memory: MLFAB__COMM_AHEAD trees. A later call
+ * takes a tree's place only if it is so many calls later, and no member begins that call while the earlier one is open
+ * anywhere: so all members had its tree. */
 #ifndef MLFAB__TREES_H
 #define MLFAB__TREES_H
 
@@ -29,7 +29,7 @@ typedef struct mlfab__trees_entry {
   uint64_t number; /* MLFAB__COMM_TREE; 0: none */
   uint64_t since_ns;
   uint8_t known;
-  uint8_t asked[MLFAB__MEMBERSHIP_MEMBERS_MAX / 8]; /* bits of ranks that wait for it */
+  uint8_t asked[MLFAB__MEMBERSHIP_MEMBERS_MAX / 8]; /* bits: ranks that wait for it */
   mlfab__tree_node *nodes;                          /* n of them */
   uint32_t n, room;
 } mlfab__trees_entry;
@@ -39,10 +39,10 @@ typedef struct mlfab__trees {
   const mlfab_config *config;
   mlfab__port port; /* peers are workers; behind them the scheduler */
   const mlfab__membership *membership;
-  int scheduler; /* one is here */
-  uint8_t *meta; /* a frame; with the first tree */
+  int scheduler; /* 1: a scheduler is here */
+  uint8_t *meta; /* buffer of a frame; allocated with the first tree */
   mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
-  mlfab__touch *touch; /* a replica of server 0 has the known trees, too; or NULL */
+  mlfab__touch *touch; /* tells a replica of server 0, which has the known trees; or NULL */
 } mlfab__trees;
 
 /* Cannot fail. `membership` must outlive it. */
@@ -50,20 +50,20 @@ MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
                                        const mlfab__membership *membership);
 MLFAB__INTERNAL void mlfab__trees_free(void *self);
-/* A frame of a worker: 1 when it was of this role (TREE_ASK). */
+/* Takes a frame of a worker: returns 1 if it belonged to this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* The scheduler is here, or lost. Its frames: 1 when they were of this role (TREE_PLAN). */
+/* scheduler: it is here, or lost. scheduler_frame: takes its frame, and returns 1 if of this role (TREE_PLAN). */
 MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
-/* Four times a heartbeat. */
+/* Call it four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
-/* The known trees as records: one for each entry. */
+/* Returns the known trees as records: one for each entry. */
 MLFAB__INTERNAL mlfab__mirrored mlfab__trees_mirrored(mlfab__trees *trees);
-/* Adds the row of trees, at server 0 (trees_role.c). Errors: MEMORY. */
+/* Adds the role of trees, at server 0 (trees_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__trees_attach(struct mlfab_node *node,
                                         const mlfab__membership *membership);
-/* The root of a tree: one of n members. */
+/* Returns the root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 
 #endif

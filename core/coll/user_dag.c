@@ -1,17 +1,17 @@
-/* user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
- * dag.h's.
+/* user_dag.c - the communicator: builds, opens and runs the user's own task graphs. See comm.h; dag.h decides which
+ * operation may run when.
  *
- * A round is a run. Its messages have the number of rounds that were armed in this epoch, which is the same on all
- * workers. The user's number counts rounds that are over here, with or without success, so that a round and the call
- * that waits for it belong together whatever fails.
+ * A round is a run. Its messages carry the number of rounds that were armed in this epoch, which is the same on all
+ * workers. The user's number counts rounds that are over here, with or without success, so a round and the call that
+ * waits for it belong together, whatever fails.
  *
  *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, run, over, and so on
  *
- * A message goes when its receiver has said READY, however small it is: a task graph may wait first for the message that
- * its peer sends last, and credit must not stop that. So no worker whose messages have bytes is more than a round ahead.
+ * Even a small message is sent only after its receiver has sent READY: a task graph may wait first for the message that
+ * its peer sends last, and credit must not stop that. So a worker whose messages have bytes is at most one round ahead.
  *
- * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
- * requests with it. (3) A trigger counts for the present round, also when that is not armed yet.
+ * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all requests with it. (3) A
+ * trigger counts for the present round, even if that is not armed yet.
  * (4) A round is over when no message borrows its memory. */
 #include "user_dag.h"
 
@@ -119,7 +119,7 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t k
   }
   code = user_dag_check_message(graph, &message, error);
   if (code) return code;
-  op.peer = (uint32_t)message.rank; /* a member's index when it is armed */
+  op.peer = (uint32_t)message.rank; /* a member's index while armed */
   op.bytes = message.bytes;
   const mlfab__user_dag_op more = {.rank = op.peer, .data = (uintptr_t)message.data};
   return user_dag_add(graph, &op, &more, op_p, error);
@@ -202,7 +202,7 @@ static int user_dag_flaw(const mlfab__user_dag *graph, uint32_t culprit, mlfab_e
   }
 }
 
-/* 1 when a round would be over without a trigger and without a message. */
+/* Returns 1 if a round would be over with neither trigger nor message. */
 static int user_dag_runs_alone(mlfab__dag *dag) {
   uint32_t id;
   mlfab__dag_start(dag);
@@ -213,8 +213,8 @@ static int user_dag_runs_alone(mlfab__dag *dag) {
   return mlfab__dag_finished(dag);
 }
 
-/* Sets where the messages' memory lies: offsets from the lowest address, so that the run has one stretch instead of a
- * list. A SEND that others wait for copies its bytes: these may change them. */
+/* Computes the places of the messages' memory: offsets from the lowest address, so that the run has one stretch instead
+ * of a list. A SEND that others wait for copies its bytes: these operations may change them. */
 static void user_dag_lay_out(mlfab__user_dag *graph) {
   mlfab__dag *dag = &graph->run.dag;
   uintptr_t low = UINTPTR_MAX, high = 0;
@@ -298,7 +298,7 @@ static int user_dag_may_arm(const mlfab__user_dag *graph) {
          comm->phase == MLFAB__COMM_IN && !comm->failing;
 }
 
-/* Not 0: no further round can be armed. */
+/* Returns an error if no further round can be armed. */
 static int user_dag_arm(mlfab__user_dag *graph) {
   mlfab__comm *comm = graph->comm;
   uint64_t round = graph->round;
@@ -325,7 +325,7 @@ static int user_dag_arm(mlfab__user_dag *graph) {
   return 0;
 }
 
-/* Arms the next round, and others while they end at once. */
+/* Arms the next round, and further rounds while they end at once. */
 static void user_dag_run(mlfab__user_dag *graph) {
   if (graph->arming) return; /* the outer call arms the next one, too */
   graph->arming = 1;
@@ -334,7 +334,7 @@ static void user_dag_run(mlfab__user_dag *graph) {
   graph->arming = 0;
 }
 
-/* A round has ended by itself; user_dag_over handles those that end with the epoch. */
+/* Called when a round has ended by itself; user_dag_over handles those that end with the epoch. */
 static void user_dag_run_over(void *self, int status) {
   mlfab__user_dag *graph = self;
   if (status) return;
@@ -356,7 +356,7 @@ static int user_dag_call(void *self, mlfab__engine_run *run, const mlfab__dag_op
   return MLFAB_ERR_CALLBACK;
 }
 
-/* --- what the communicator tells --- */
+/* --- functions for the communicator --- */
 
 static void user_dag_begin(void *self) {
   mlfab__user_dag *graph = self;
@@ -498,7 +498,7 @@ MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeo
   return 0;
 }
 
-/* 0: the round can be waited for; 1: it is over. */
+/* Returns 0: the round can be waited for; 1: it is over. */
 static int user_dag_look(const mlfab__user_dag *graph, uint64_t round, mlfab_error *error) {
   unsigned long long number = round;
   if (round >= graph->lost && round < graph->lost_end)
@@ -565,7 +565,7 @@ static void user_dag_close(mlfab__user_dag *graph) {
   graph->started = 0;
   mlfab__engine_disarm(comm, &graph->run);
   user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
-  /* Others have begun the next round of a persistent one by themselves: that is no failure. */
+  /* Others have begun the next round of a persistent graph by themselves: that is no failure. */
   if (graph->persistent) graph->object.upto = MLFAB__NEVER;
   user_dag_forget_object(graph);
 }
