@@ -1,14 +1,15 @@
-/* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order, and a server's model.
+/* device.cu - implements a CUDA device for mlfab.h (section 14): memory, copies and their order, and a server's model.
  *
- * For: telling memory apart, pinned memory, copies on two streams of its own, one for each direction, events between them and the
- * caller's stream; memory of other processes (CUDA IPC), and reducing it; for a server, kernels on the stream of copies from the
- * host. Not for: what is copied and when, which is core/api/staging.c and direct.c, and core/device/resident.c.
+ * It tells kinds of memory apart. It has pinned memory, copies on two own streams, one for each direction, and events
+ * between them and the caller's stream. It maps memory of other processes (CUDA IPC), and reduces it. For a server it
+ * runs kernels on the stream of copies from the host. Its callers decide about copies: core/api/staging.c and direct.c,
+ * and core/device/resident.c.
  *
- * Invariants. (1) Nothing here waits for a stream, except mlfab_gpu_attach and close, and for a server `stage` and `fetch`, at most
- * DEVICE_WAIT_NS. (2) The caller's thread keeps its current device
- * and its last error: a function that finds another device current sets it back, and an error that a query leaves behind is cleared
- * if there was none before. (3) All events are of one kind without timing, and are used again. (4) No memory is mapped into the
- * process that it belongs to, which CUDA does not do: workers of one process do not reach each other.
+ * Invariants. (1) Functions here do not wait for a stream. Exceptions: mlfab_gpu_attach and close, and for a server
+ * `stage` and `fetch`, at most DEVICE_WAIT_NS. (2) The caller's thread keeps its current device and its last error: a
+ * function that changes the device sets it back. If there was no error before, it clears the error that a query leaves
+ * behind. (3) All events have one kind, without timing, and are used again. (4) CUDA cannot map memory into the process
+ * that owns it, so workers of one process do not reach each other.
  *
  * Source: CUDA C++ Programming Guide, asynchronous concurrent execution (streams, events), interprocess communication. */
 #include "../mlfab_gpu.h"
@@ -34,13 +35,13 @@ const long long DEVICE_WAIT_NS = 10000000000ll;
 
 struct device_self {
   int device;
-  cudaStream_t stream;  /* the caller's; of a server: none */
+  cudaStream_t stream;  /* the caller's; a server has none */
   cudaStream_t ways[2]; /* by mlfab_device_way */
   device_event *unused;
   void *stages
-      [DEVICE_STAGES]; /* of a server: pinned, on first use; and what is to be over before one is filled again */
+      [DEVICE_STAGES]; /* for a server: pinned, on first use; event to await before refilling */
   void *staged[DEVICE_STAGES];
-  unsigned stage; /* the one that is given next */
+  unsigned stage; /* index of the next buffer */
   char text[160];
 };
 
@@ -74,11 +75,11 @@ const char *device_text(void *self, int number) {
   return d->text;
 }
 
-/* One address: a value of enum mlfab_memory, or an error with its text. */
+/* Classifies one address: returns a value of enum mlfab_memory, or an error with its text. */
 int device_where_one(device_self *d, const void *memory, char *text, size_t room) {
   cudaPointerAttributes a;
   cudaError_t error = cudaPointerGetAttributes(&a, memory);
-  if (error == cudaErrorInvalidValue) return MLFAB_MEMORY_HOST; /* older drivers say so */
+  if (error == cudaErrorInvalidValue) return MLFAB_MEMORY_HOST; /* older drivers report this */
   if (error != cudaSuccess) {
     snprintf(text, room, "%s", device_text(d, error));
     return MLFAB_ERR_DEVICE;
@@ -98,7 +99,7 @@ int device_where_one(device_self *d, const void *memory, char *text, size_t room
   }
 }
 
-/* The last byte has to be where the first one is. What is in between is not asked for. */
+/* The last byte must have the same kind as the first. The bytes in between are not checked. */
 int device_where(void *self, const void *memory, uint64_t bytes, char *text, size_t room) {
   device_self *d = device_of(self);
   device_scope scope(d->device);
@@ -177,7 +178,7 @@ int device_poll(void *self, void *mark) {
   return error == cudaSuccess ? 1 : -static_cast<int>(error);
 }
 
-/* A stream that waits for the event waits for what it was recorded behind, also when it is recorded again. */
+/* If a stream waits for the event, it waits for the work before the record, even if the event is recorded again. */
 void device_drop(void *self, void *mark) {
   device_self *d = device_of(self);
   device_event *e = static_cast<device_event *>(mark);
@@ -226,7 +227,7 @@ int device_stage(void *self, void **pinned_p) {
   return 0;
 }
 
-/* Waits for what the direction has been given. */
+/* Waits for all work of the direction. */
 int device_drain(device_self *d, int way) {
   void *mark = nullptr;
   int error = device_record(d, d->ways[way], &mark);
@@ -235,7 +236,7 @@ int device_drain(device_self *d, int way) {
   return error;
 }
 
-/* By way of pinned memory: a copy to other memory could itself wait, without a limit. */
+/* Copies by way of pinned memory: a copy to other memory could itself wait, without a limit. */
 int device_fetch(void *self, void *to, const void *from, uint64_t bytes) {
   device_self *d = device_of(self);
   device_scope scope(d->device);
@@ -254,7 +255,7 @@ int device_fetch(void *self, void *to, const void *from, uint64_t bytes) {
   return 0;
 }
 
-/* cudaFree waits for the whole device, without a limit: what the device is not done with is not freed. */
+/* cudaFree waits for the whole device, without a limit. So memory that the device still uses is not freed. */
 void device_give(void *self, void *memory) {
   device_self *d = device_of(self);
   device_scope scope(d->device);
@@ -315,7 +316,7 @@ void device_close(void *self) {
 
 /* ---- memory of other processes ---- */
 
-/* What identifies a device: its number for all processes of the world, and this process. */
+/* The name of a device: its number among all in the world, and this process. */
 struct device_name {
   unsigned char gpu[16];
   unsigned char process[MLFAB_DEVICE_ID - 16];
@@ -323,7 +324,7 @@ struct device_name {
 static_assert(sizeof(device_name) == MLFAB_DEVICE_ID, "no holes");
 static_assert(sizeof(cudaIpcMemHandle_t) <= MLFAB_DEVICE_HANDLE, "a handle has room");
 
-/* Where the driver says that an allocation begins: its function, as the runtime has none. The runtime finds it from 11.3 on. */
+/* The driver's function that finds the start of an allocation; the runtime can look it up from 11.3 on. */
 typedef int (*device_range_fn)(unsigned long long *base_p, size_t *bytes_p, unsigned long long at);
 
 device_range_fn device_range() {
@@ -354,7 +355,7 @@ int device_gpu(int device, unsigned char *gpu) {
   return error;
 }
 
-/* Bytes that no other process has; the same in all contexts of this one. */
+/* Makes bytes that no other process has; they are the same in all contexts of this process. */
 int device_process(unsigned char *bytes, size_t n) {
   static unsigned char own[MLFAB_DEVICE_ID - 16];
   static const bool known = getentropy(own, sizeof own) == 0;
@@ -372,7 +373,7 @@ int device_identify(void *self, void *id) {
   return error;
 }
 
-/* The same GPU, or one that this process sees, too. Other hosts have other numbers. */
+/* Is it the same GPU, or a GPU that this process sees, too? Other hosts have other numbers. */
 int device_reaches(void *self, const void *id) {
   device_self *d = device_of(self);
   device_scope scope(d->device);
@@ -391,7 +392,7 @@ int device_reaches(void *self, const void *id) {
   return 0;
 }
 
-/* Refuses what does not lie in one allocation. Memory of pools, managed and virtual memory have no handle. */
+/* Refuses memory outside one allocation. Memory of pools, managed and virtual memory have no handle. */
 int device_share(void *self, const void *memory, uint64_t bytes, void *handle, uint64_t *offset_p) {
   device_scope scope(device_of(self)->device);
   device_range_fn range = device_range();
@@ -462,7 +463,7 @@ int device_fail(mlfab_error *error_p, int code, const char *text, cudaError_t er
   return code;
 }
 
-/* Streams for copies; an event on the caller's stream fails when that is of another device. */
+/* Makes the streams for copies; checks the caller's stream: an event on it fails if it belongs to another device. */
 int device_open(device_self *d, int checks, mlfab_error *error_p) {
   device_scope scope(d->device);
   void *mark = nullptr;
@@ -495,8 +496,7 @@ int device_make(int device, cudaStream_t stream, int checks, device_self **self_
   device_self *d = static_cast<device_self *>(calloc(1, sizeof *d));
   if (!d) return device_fail(error_p, MLFAB_ERR_MEMORY, "out of memory", cudaSuccess);
   d->device = device;
-  d->stream =
-      stream ? stream : cudaStreamLegacy; /* NULL is another one where a flag of nvcc says so */
+  d->stream = stream ? stream : cudaStreamLegacy; /* a flag of nvcc can give NULL another meaning */
   int code = device_open(d, checks, error_p);
   if (code)
     device_close(d);
@@ -544,7 +544,7 @@ extern "C" void mlfab_gpu_config_clear(mlfab_config *config) {
   config->device_self = nullptr;
 }
 
-/* mlfab.c asks this while no device is attached. */
+/* mlfab.c calls this while no device is attached. */
 extern "C" int mlfab_device_owns(const void *memory) {
   cudaPointerAttributes a;
   bool clean = cudaPeekAtLastError() == cudaSuccess;

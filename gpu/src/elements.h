@@ -1,27 +1,26 @@
-/* elements.h - what the kernels of kernels.cu do, written once: CUDA and plain C11 compile the same text.
+/* elements.h - the arithmetic of the kernels in kernels.cu, written once: CUDA and plain C11 compile the same text.
  *
- * For: everything that decides a bit of a result. kernels.cu adds the launches, the barriers and the checks; the
- * tests compile this header as C and play grids, blocks and warps by loops, so that the kernels can be compared
- * with the CPU's without a GPU. Not for: what needs a GPU to be seen, such as speed.
+ * It has everything that decides a bit of a result. kernels.cu adds the launches, the barriers and the checks. The
+ * tests compile this header as C and play grids, blocks and warps by loops: so they compare the kernels with the CPU's
+ * without a GPU. Only a GPU shows the rest, such as speed.
  *
  * Three levels:
  *  - Numbers. Each operation rounds once. On the device it is an instruction that no compiler contracts and that
- *    no flag makes flush subnormal numbers; on the host its result passes through an empty asm statement, so that
- *    no compiler flag contracts or reassociates it.
- *  - Threads. A thread reads chunks of 16 bytes at once, or element by element where an array is not aligned or
- *    ends. Which thread has which elements is the same in both cases. (A conversion reads or writes half chunks of
- *    16-bit numbers.)
- *  - Warps. What its lanes exchange is written over lane arrays: on the device an array has one place, that of the
- *    thread's own lane, and an exchange is a shuffle; on the host it has 32 places, and an exchange is a loop. A
- *    barrier of a block lies between two functions that take the block's shared memory.
+ *    flushes no subnormal numbers, whatever the flags. On the host its result passes through an empty asm statement: so
+ *    the compiler's flags cannot contract or reassociate it.
+ *  - Threads. A thread reads chunks of 16 bytes at once, or element by element if an array is not aligned, and at its
+ *    end. In both cases a thread has the same elements. (A conversion reads or writes half chunks of 16-bit numbers.)
+ *  - Warps. Exchanges between lanes use lane arrays. On the device such an array has one place, that of the thread's
+ *    own lane, and an exchange is a shuffle. On the host it has 32 places, and an exchange is a loop. A barrier of a
+ *    block lies between two functions that take the block's shared memory.
  *
- * Geometry: n elements are cut into tiles, and tiles into at most ELEMENTS_PARTS parts of equal numbers of
- * consecutive tiles; a block handles a part. The cut depends on n and the type only. A thread adds what it sees in
- * ascending order, a warp adds its lanes by halves, a block its warps by halves, and one block adds the parts. So
- * a norm does not depend on the device, the grid or the alignment.
+ * Geometry: n elements are cut into tiles, and tiles into at most ELEMENTS_PARTS parts with equal numbers of
+ * consecutive tiles; a block handles a part. The cut depends on n and the type only. A thread adds its elements in
+ * ascending order, a warp adds its lanes by halves, a block its warps by halves, and one block adds the parts. So a
+ * norm does not depend on the device, the grid or the alignment.
  *
- * Error bound of a norm: a term goes through at most d = e ceil(tiles / 8192) + 52 additions, e the elements of a
- * thread in a tile (F32: 16, F64 and I64: 8, F16 and BF16: 32), and through one rounding of its square (I64:
+ * Error bound of a norm: a term goes through at most d = e ceil(tiles / 8192) + 52 additions, with e elements of a
+ * thread in a tile (F32: 16, F64 and I64: 8, F16 and BF16: 32). It also goes through one rounding of its square (I64:
  * three). So norm2 differs from the exact sum by at most about (d + 1) 2^-53 of it (I64: d + 3).
  *
  * Source: the CPU's kernels (core/kernels/kernels.c and half.c, core/model/optimizer.c, core/sparse/filter.c),
@@ -168,7 +167,7 @@ ELEMENTS_FN float elements_f32_of_f64(double x) {
 #endif
 }
 
-/* How many bits are set; and which is the lowest of x > 0. */
+/* Returns how many bits are set; and the index of the lowest in x > 0. */
 ELEMENTS_FN uint32_t elements_bits(uint32_t x) {
 #ifdef __CUDA_ARCH__
   return (uint32_t)__popc(x);
@@ -183,8 +182,8 @@ ELEMENTS_FN uint32_t elements_lowest(uint32_t x) { return elements_bits((x & (0u
 
 /* ---- 16 bits ---- */
 
-/* A magnitude below 65520 as binary16; of others, some bits. Below 2^-14 numbers are multiples of 2^-24, which is
- * the last place of 0.5: the sum rounds to one. */
+/* Converts a magnitude below 65520 to binary16; for others, returns some bits. Below 2^-14 numbers are multiples of
+ * 2^-24, the last place of 0.5: the sum rounds to one. */
 ELEMENTS_FN uint32_t elements_f16_magnitude(uint32_t m) {
 #ifdef __CUDA_ARCH__
   uint16_t h;
@@ -196,14 +195,14 @@ ELEMENTS_FN uint32_t elements_f16_magnitude(uint32_t m) {
 #endif
 }
 
-/* As half.c rounds: every value stays finite. */
+/* Rounds like half.c: every value stays finite. */
 ELEMENTS_FN uint16_t elements_f16_saturate(float x) {
   uint32_t bits = elements_f32_bits(x), m = bits & ELEMENTS_F32_MAGNITUDE;
   if (m > ELEMENTS_F16_TOP) m = ELEMENTS_F16_TOP;
   return (uint16_t)((bits >> 16 & 0x8000u) | elements_f16_magnitude(m));
 }
 
-/* As kernels.c rounds: infinity and NaN stay, and numbers overflow. */
+/* Rounds like kernels.c: infinity and NaN stay, and numbers overflow. */
 ELEMENTS_FN uint16_t elements_f16_round(float x) {
   uint32_t bits = elements_f32_bits(x), m = bits & ELEMENTS_F32_MAGNITUDE;
   uint32_t h = elements_f16_magnitude(m);
@@ -225,8 +224,8 @@ ELEMENTS_FN uint16_t elements_bf16_round(float x) {
   return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-/* A binary16 as float32; a NaN becomes quiet, and keeps its fraction. Below 2^-14, m 2^-24 is what 2^-14 + m 2^-24
- * exceeds 2^-14 by. */
+/* Converts a binary16 to float32; a NaN becomes quiet, and keeps its fraction. Below 2^-14, m 2^-24 is the difference
+ * between 2^-14 + m 2^-24 and 2^-14. */
 ELEMENTS_FN float elements_f16_exactly(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16, m = h & 0x7fffu, bits;
 #ifdef __CUDA_ARCH__
@@ -242,7 +241,7 @@ ELEMENTS_FN float elements_f16_exactly(uint16_t h) {
   return elements_f32(sign | bits);
 }
 
-/* The same where it does not matter which NaN it is. */
+/* The same, if any NaN will do. */
 ELEMENTS_FN float elements_f16_back(uint16_t h) {
 #ifdef __CUDA_ARCH__
   float x;
@@ -255,7 +254,7 @@ ELEMENTS_FN float elements_f16_back(uint16_t h) {
 
 ELEMENTS_FN float elements_bf16_back(uint16_t h) { return elements_f32((uint32_t)h << 16); }
 
-/* A double as float32, clamped to its range. */
+/* Converts a double to float32, clamped to its range. */
 ELEMENTS_FN float elements_narrow(double x) {
   const double most = 0x1.fffffep127;
   return elements_f32_of_f64(x > most ? most : x < -most ? -most : x);
@@ -286,7 +285,7 @@ ELEMENTS_FN uint32_t elements_width(int dtype) {
                                                      : 0u;
 }
 
-/* Elements of a chunk. */
+/* Returns the number of elements in a chunk. */
 ELEMENTS_FN uint32_t elements_many(int dtype) { return 16u / elements_width(dtype); }
 
 ELEMENTS_FN elements_number elements_add(int dtype, elements_number a, elements_number b) {
@@ -324,7 +323,7 @@ ELEMENTS_FN double elements_square(int dtype, elements_number x) {
   return elements_f64_mul(d, d);
 }
 
-/* 1 when it is infinite or NaN, by the exponent's bits. */
+/* Returns 1 if it is infinite or NaN, by the exponent's bits. */
 ELEMENTS_FN uint32_t elements_bad(int dtype, elements_number x) {
   if (dtype == MLFAB_I64) return 0;
   if (dtype == MLFAB_F64)
@@ -332,7 +331,7 @@ ELEMENTS_FN uint32_t elements_bad(int dtype, elements_number x) {
   return (elements_f32_bits(x.f32) & ELEMENTS_F32_INFINITY) == ELEMENTS_F32_INFINITY;
 }
 
-/* A scalar as a number of the type; 0 when it is none: an int64 beyond its range. */
+/* Converts a scalar to the type; returns 0 if it cannot: an int64 beyond its range. */
 ELEMENTS_FN int elements_scalar(int dtype, double x, elements_number *number_p) {
   elements_number r = {0.0f, 0.0, 0};
   if (dtype == MLFAB_I64) {
@@ -355,7 +354,7 @@ typedef struct elements_chunk {
   uint32_t word[4];
 } elements_chunk;
 
-/* Word pairs hold 8 bytes as the memory does; a GPU's is little-endian. */
+/* Word pairs hold 8 bytes in the order of memory; a GPU's is little-endian. */
 #if !defined(__CUDA_ARCH__) && defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #error "elements.h: chunks are little-endian"
 #endif
@@ -383,7 +382,7 @@ ELEMENTS_FN elements_number elements_take(int dtype, const elements_chunk *chunk
   return r;
 }
 
-/* Place j of a chunk that is zero there. */
+/* Fills place j of a chunk, which must be zero. */
 ELEMENTS_FN void elements_put_bits(uint32_t width, elements_chunk *chunk, uint32_t j,
                                    uint64_t bits) {
   if (width == 4) {
@@ -414,7 +413,7 @@ ELEMENTS_FN uint64_t elements_bits_at(uint32_t width, const elements_chunk *chun
                       : elements_short(chunk, j);
 }
 
-/* One element of an array. */
+/* Returns one element of an array. */
 ELEMENTS_FN uint64_t elements_get(uint32_t width, const void *array, uint64_t i) {
 #ifdef __CUDA_ARCH__
   return width == 4   ? (uint64_t)((const uint32_t *)array)[i]
@@ -452,7 +451,8 @@ ELEMENTS_FN void elements_set(uint32_t width, void *array, uint64_t i, uint64_t 
 #endif
 }
 
-/* The chunk from element `at` on. `whole`: it is aligned, and ends before n. Else elements from n on are 0. */
+/* Loads the chunk from element `at` on. `whole`: it is aligned, and ends before n. Otherwise elements from n on are
+ * 0. */
 ELEMENTS_FN elements_chunk elements_load(uint32_t width, int whole, const void *array, uint64_t at,
                                          uint64_t n) {
   elements_chunk chunk = {{0, 0, 0, 0}};
@@ -525,7 +525,8 @@ ELEMENTS_FN void elements_store_shorts(int whole, void *array, uint64_t at, uint
     if (at + j < n) elements_set(2, array, at + j, elements_short(chunk, j));
 }
 
-/* 0 when `array` is not NULL and not aligned to `width`; else the bits of its address that keep it from 16 bytes. */
+/* Returns 0 if `array` is misaligned for `width` (NULL is aligned); else collects the address bits that miss 16
+ * bytes. */
 ELEMENTS_FN int elements_aligned(const void *array, uint32_t width, uint32_t *off) {
   *off |= (uint32_t)((uintptr_t)array % 16u);
   return (uintptr_t)array % width == 0;
@@ -538,12 +539,12 @@ ELEMENTS_FN int elements_aligned(const void *array, uint32_t width, uint32_t *of
 #define ELEMENTS_THREADS 256u /* of a block */
 #define ELEMENTS_ROUNDS 4u    /* chunks of a thread in a tile */
 #ifndef ELEMENTS_PARTS
-#define ELEMENTS_PARTS 8192u /* at most; a test sets less, to see parts of many tiles */
+#define ELEMENTS_PARTS 8192u /* limit; a test sets less, to see parts of many tiles */
 #endif
 
 typedef struct elements_cut {
-  uint64_t n, tiles, per; /* tiles of a part */
-  uint32_t tile, parts;   /* elements of a tile; number of parts */
+  uint64_t n, tiles, per; /* per: tiles in a part */
+  uint32_t tile, parts;   /* elements in a tile; number of parts */
   uint32_t aligned;       /* 1: all arrays, to 16 bytes */
 } elements_cut;
 
@@ -558,7 +559,7 @@ ELEMENTS_FN elements_cut elements_cut_of(uint64_t n, uint32_t tile, uint32_t off
   return cut;
 }
 
-/* Elements of the usual tile. */
+/* Returns the elements of the usual tile. */
 ELEMENTS_FN uint32_t elements_tile(int dtype) {
   return ELEMENTS_THREADS * ELEMENTS_ROUNDS * elements_many(dtype);
 }
@@ -577,7 +578,7 @@ ELEMENTS_FN int elements_whole(const elements_cut *cut, uint64_t tile) {
   return cut->aligned && cut->n - tile * cut->tile >= cut->tile;
 }
 
-/* Where a thread's chunk of a round begins. */
+/* Returns the start of a thread's chunk in a round. */
 ELEMENTS_FN uint64_t elements_at(const elements_cut *cut, uint64_t tile, uint32_t round,
                                  uint32_t thread, uint32_t many) {
   return tile * cut->tile + (uint64_t)(round * ELEMENTS_THREADS + thread) * many;
@@ -594,7 +595,7 @@ ELEMENTS_FN uint64_t elements_at(const elements_cut *cut, uint64_t tile, uint32_
 #endif
 #define ELEMENTS_EACH(l) ELEMENTS_UNROLL for (uint32_t l = 0; l < ELEMENTS_LANES; l++)
 
-/* to[lane] = from[the lane that is `step` higher, lower, or differs by the bit]; its own where there is none. */
+/* to[lane] = from[the lane that is `step` higher, lower, or differs by the bit]; its own if there is none. */
 #ifdef __CUDA_ARCH__
 #define ELEMENTS_EXCHANGE(name, type, shuffle, where, there)         \
   ELEMENTS_FN void name(const type *from, type *to, uint32_t step) { \
@@ -659,13 +660,13 @@ ELEMENTS_SCAN(elements_warp_scan_u64, uint64_t, elements_up_u64)
 
 /* ---- norms and finiteness ---- */
 
-/* What a thread has seen. */
+/* Results of a thread. */
 typedef struct elements_tally {
   double norm2;
   uint32_t bad;
 } elements_tally;
 
-/* What blocks leave: the caller's scratch; 0 without stats. */
+/* Results of blocks, in the caller's scratch; 0 without stats. */
 typedef struct elements_sums {
   double *norm2; /* by part */
   uint32_t *bad;
@@ -690,7 +691,7 @@ ELEMENTS_FN void elements_see(elements_tally *tally, double square, uint32_t bad
   tally->bad |= bad;
 }
 
-/* Each warp; then a barrier; then warp 0, whose lane 0 gets the block's. */
+/* Adds in each warp; then a barrier; then warp 0, whose lane 0 gets the block's. */
 ELEMENTS_FN void elements_tally_warp(elements_tally_shared *shared, uint32_t warp,
                                      const elements_tally *tally) {
   double norm2[ELEMENTS_LANES];
@@ -728,7 +729,7 @@ ELEMENTS_FN void elements_tally_block(const elements_tally_shared *shared, doubl
   }
 }
 
-/* The parts that a thread of the last block adds. */
+/* Adds the parts of a thread in the last block. */
 ELEMENTS_FN elements_tally elements_tally_parts(elements_sums sums, uint32_t parts,
                                                 uint32_t thread) {
   elements_tally tally = {0.0, 0};
@@ -743,7 +744,7 @@ ELEMENTS_FN void elements_stats_set(mlfab_gpu_stats *stats, double norm2, uint32
   stats->spare = 0;
 }
 
-/* Checks what a call with stats needs. */
+/* Checks the arguments of a call with stats. */
 ELEMENTS_FN int elements_stats_check(const mlfab_gpu_stats *stats, const void *scratch) {
   uint32_t off = 0;
   if (stats == NULL) return 0;
@@ -763,7 +764,7 @@ typedef struct elements_sum {
   uint32_t k, copies; /* copies: one input, whose bits are the result, also those of NaN */
 } elements_sum;
 
-/* The arguments of mlfab_gpu_sum, checked; 0 or the number of an error. */
+/* Checks the arguments of mlfab_gpu_sum; returns 0 or the number of an error. */
 static inline int elements_sum_of(elements_sum *sum, int dtype, void *dst, const void *const *in,
                                   const double *weight, uint32_t k, uint64_t n,
                                   const mlfab_gpu_stats *stats, void *scratch) {
@@ -789,7 +790,7 @@ static inline int elements_sum_of(elements_sum *sum, int dtype, void *dst, const
   return 0;
 }
 
-/* What becomes of a chunk of sums. */
+/* Stores a chunk of sums, and adds it to the tally. */
 ELEMENTS_FN void elements_sum_end(int dtype, int whole, const elements_sum *sum, uint64_t at,
                                   const elements_chunk *chunk, elements_tally *tally) {
   if (sum->dst) elements_store(elements_width(dtype), whole, sum->dst, at, sum->cut.n, chunk);
@@ -802,15 +803,15 @@ ELEMENTS_FN void elements_sum_end(int dtype, int whole, const elements_sum *sum,
   }
 }
 
-/* Without weights all are 1, which changes no number: a branch for each element would cost more. */
+/* Without weights all weights are 1, which leaves numbers unchanged: a branch for each element would cost more. */
 ELEMENTS_FN elements_number elements_sum_one(int dtype, const elements_sum *sum, uint32_t i,
                                              elements_number acc, elements_number x) {
   x = elements_mul(dtype, sum->weight[i], x);
   return i == 0 ? x : elements_add(dtype, acc, x);
 }
 
-/* A thread's chunks of a whole tile; k is sum->k, and a constant. All inputs of `step` rounds are on their way
- * before the first is used. */
+/* A thread's chunks of a whole tile; k is sum->k, and a constant. All inputs of `step` rounds are loading before the
+ * first is used. */
 ELEMENTS_FN void elements_sum_whole(int dtype, uint32_t k, const elements_sum *sum, uint64_t tile,
                                     uint32_t thread, elements_tally *tally) {
   const uint32_t width = elements_width(dtype), many = 16u / width;
@@ -894,7 +895,7 @@ typedef struct elements_reduce {
   int op;
 } elements_reduce;
 
-/* The arguments of mlfab_gpu_reduce, checked; 0 or the number of an error. */
+/* Checks the arguments of mlfab_gpu_reduce; returns 0 or the number of an error. */
 static inline int elements_reduce_of(elements_reduce *reduce, int op, int dtype, void *dst,
                                      const void *const *in, uint32_t k, uint64_t n) {
   uint32_t width = elements_width(dtype), off = 0;
@@ -918,7 +919,7 @@ static inline int elements_reduce_of(elements_reduce *reduce, int op, int dtype,
   return 0;
 }
 
-/* An integer that orders the numbers: -0 below +0, and NaN at the end that wins. */
+/* Returns an integer that orders the numbers: -0 below +0, and NaN at the end that wins. */
 ELEMENTS_FN int64_t elements_rank(int op, int dtype, elements_number x) {
   const int64_t last = op == MLFAB_OP_MAX ? INT64_MAX : INT64_MIN;
   if (dtype == MLFAB_I64) return (int64_t)x.i64;
@@ -1021,7 +1022,7 @@ static inline int elements_update_of(elements_update *update, int dtype, void *d
   return 0;
 }
 
-/* Without w it is -0, which changes no number when it is added: a branch for each element would cost more. */
+/* Without w it is -0, which leaves numbers unchanged: a branch for each element would cost more. */
 ELEMENTS_FN elements_chunk elements_nothing(int dtype) {
   elements_number zero = {-0.0f, -0.0, 0};
   elements_chunk chunk = {{0, 0, 0, 0}};
@@ -1154,7 +1155,7 @@ ELEMENTS_FN uint32_t elements_states(uint32_t rule) {
   return rule == ELEMENTS_PLAIN ? 0 : rule == ELEMENTS_ADAM ? 2 : 1;
 }
 
-/* The arguments of mlfab_gpu_apply, but for the tag. */
+/* Checks the arguments of mlfab_gpu_apply, except the tag. */
 static inline int elements_step_of(elements_step *step, const mlfab_gpu_rule *rule, int dtype,
                                    void *dst, const void *w, const void *u, void *s0, void *s1,
                                    uint64_t n) {
@@ -1362,34 +1363,33 @@ ELEMENTS_FN void elements_convert_thread(int to_dtype, int from_dtype, int satur
 
 /* ---- compaction ---- */
 
-/* Three launches. Nothing may change unless all elements are finite and there is room, so what is written depends
- * on the whole array.
+/* Three launches. The whole array decides if anything changes: only if all elements are finite and there is room.
  *  1. Mark reads g and residual, writes a bit for each element, and counts for each part; with another array for
  *     the new residual it also writes a there.
  *  2. Scan, one block, adds the counts up and decides.
- *  3. Emit writes the marked elements. Where a is stored it reads the bits and only those elements, as long as
- *     they are few; else it computes a again, and writes the residual of all elements.
+ *  3. Emit writes the marked elements. If a is stored, and as long as they are few, it reads the bits and only those
+ *     elements; else it computes a again, and writes the residual of all elements.
  *
- * Bytes for an element of F32 where d = 1 % are sent. Memory moves pieces of 64 bytes, of which 1 - 0.99^16 = 0.15
- * hold an element that is sent, 0.6 bytes an element:
+ * Bytes for an element of F32 if d = 1 % are sent. Memory moves pieces of 64 bytes. 1 - 0.99^16 = 0.15 of them hold an
+ * element that is sent: 0.6 bytes per element:
  *     mark          4 (residual) [+ 4 (g)] [+ 4 (a)] + 1/8 (bits)
  *     emit, sparse  1/8 (bits) + 0.6 read + 0.6 written (residual) + 8 d = 0.08 (index and value)
  *     emit, dense   1/8 (bits) + 4 (residual) [+ 4 (g)] + 4 (residual) + 8 d
- * g NULL, in place: 5.5, of which 4.12 are needed (a once, what is sent). g, into another array: 13.5, of 12.08.
- * g, in place: 20.3, of 20.08. The scan moves less than 200 KiB. */
+ * g NULL, in place: 5.5 bytes, and 4.12 are necessary (a once, and the sent elements). g, into another array: 13.5, and
+ * 12.08. g, in place: 20.3, and 20.08. The scan moves less than 200 KiB. */
 #define ELEMENTS_COMPACT_TILE 8192u
-#define ELEMENTS_COMPACT_WORDS 256u /* of a tile: one a thread */
+#define ELEMENTS_COMPACT_WORDS 256u /* words of a tile: one for each thread */
 #define ELEMENTS_SCAN_THREADS 1024u
-#define ELEMENTS_SCAN_EACH 8u /* parts of a thread */
-#define ELEMENTS_SPARSE 8u    /* a part with fewer than one in so many is sparse */
+#define ELEMENTS_SCAN_EACH 8u /* number of parts for each thread */
+#define ELEMENTS_SPARSE 8u    /* a part with fewer than one marked element in so many is sparse */
 
 typedef struct elements_compact {
   elements_cut cut;
   const void *g, *residual;
-  void *to;           /* where the new residual goes */
-  void *a;            /* NULL: mark does not store a */
-  const void *kept;   /* NULL: emit computes a again; else where a is */
-  uint64_t high, top; /* magnitudes as bits: sent from `high` on; above `top` an excess stays */
+  void *to;           /* place of the new residual */
+  void *a;            /* place of a; NULL: mark does not store a */
+  const void *kept;   /* the stored a; NULL: emit computes a again */
+  uint64_t high, top; /* bits of magnitudes: from `high` on, send; above `top`, keep an excess */
   uint32_t *indices;
   void *values;
   uint64_t room;
@@ -1408,7 +1408,7 @@ static inline uint64_t elements_compact_bytes(uint64_t n) {
   return ELEMENTS_COMPACT_HEAD + tiles * (ELEMENTS_COMPACT_TILE / 8);
 }
 
-/* The bits of the smallest number of the type that is not below tau > 0. */
+/* Returns the bits of the smallest number of the type that is at least tau > 0. */
 static inline uint64_t elements_ceiling(int dtype, double tau) {
   float nearest;
   if (dtype == MLFAB_F64) return elements_f64_bits(tau);
@@ -1417,8 +1417,8 @@ static inline uint64_t elements_ceiling(int dtype, double tau) {
   return elements_f32_bits(nearest) + (uint64_t)((double)nearest < tau);
 }
 
-/* The bits of the smallest number of the type that `half` does not round to zero: float32 above 2^-25 or 2^-134. A
- * float64 is rounded to float32 first, so it has to be above the middle between these and the next float32; the
+/* Returns the bits of the smallest number of the type that `half` does not round to zero: float32 above 2^-25 or
+ * 2^-134. A float64 is rounded to float32 first. So it must be above the middle between these and the next float32; the
  * middle itself rounds down, to even. */
 static inline uint64_t elements_low(int dtype, int half) {
   if (half == MLFAB_HALF_NONE) return 1;
@@ -1500,17 +1500,17 @@ ELEMENTS_FN elements_chunk elements_sum_chunk(int dtype, const elements_chunk *r
   return a;
 }
 
-/* What a thread has seen in its part. */
+/* Results of a thread in its part. */
 typedef struct elements_marks {
   uint32_t count, over, bad;
 } elements_marks;
 
-/* Magnitudes of float32 are compared as words of 32 bits, which is what a GPU has. */
+/* Magnitudes of float32 are compared as words of 32 bits, which are native on a GPU. */
 ELEMENTS_FN int elements_above(int dtype, uint64_t m, uint64_t than) {
   return dtype == MLFAB_F32 ? (uint32_t)m > (uint32_t)than : m > than;
 }
 
-/* The marks of a chunk, an element a bit. Beyond n elements are 0, which is not sent. */
+/* Returns the marks of a chunk, one bit per element. Beyond n elements are 0, and are not sent. */
 ELEMENTS_FN uint32_t elements_mark_chunk(int dtype, const elements_compact *c,
                                          const elements_chunk *a, elements_marks *seen) {
   const uint64_t infinity = dtype == MLFAB_F32 ? ELEMENTS_F32_INFINITY : ELEMENTS_F64_INFINITY;
@@ -1645,7 +1645,7 @@ typedef struct elements_scan_shared {
   uint32_t bad[ELEMENTS_WARP];
 } elements_scan_shared;
 
-/* What a thread keeps over the barriers. */
+/* State of a thread across the barriers. */
 typedef struct elements_scan {
   uint64_t before;                    /* marked elements of the warp's parts before the thread's */
   uint32_t count[ELEMENTS_SCAN_EACH]; /* by part of the thread */
@@ -1662,7 +1662,7 @@ ELEMENTS_FN void elements_scan_read(int whole, const elements_compact *c, const 
   }
 }
 
-/* The first part of a thread. */
+/* Returns the first part of a thread. */
 ELEMENTS_FN uint32_t elements_scan_from(uint32_t warp, uint32_t lane) {
   return (warp * ELEMENTS_WARP + lane) * ELEMENTS_SCAN_EACH;
 }
@@ -1739,7 +1739,7 @@ ELEMENTS_FN void elements_scan_block(const elements_compact *c, elements_scan_sh
   }
 }
 
-/* Third: each thread writes what is before its parts. */
+/* Third: each thread writes the number before its parts. */
 ELEMENTS_FN void elements_scan_write(int whole, const elements_compact *c, uint32_t from,
                                      uint64_t before, const elements_scan *scan) {
   ELEMENTS_UNROLL
@@ -1764,20 +1764,20 @@ ELEMENTS_FN void elements_scan_end(const elements_compact *c, const elements_sca
   }
 }
 
-/* ---- compaction: writing what is sent ---- */
+/* ---- compaction: writing the sent elements ---- */
 
 typedef struct elements_emit_shared {
   uint32_t warp[ELEMENTS_WARPS]; /* marks of the tile, by warp */
   union {
     struct {
       uint32_t word[ELEMENTS_COMPACT_WORDS],
-          before[ELEMENTS_COMPACT_WORDS]; /* marks of the tile; how many before */
+          before[ELEMENTS_COMPACT_WORDS]; /* marks of the tile; number of marks before */
     } dense;
     uint16_t sparse[ELEMENTS_COMPACT_TILE]; /* the tile's marked elements, counted from its first */
   } of;
 } elements_emit_shared;
 
-/* What a thread keeps over the barriers of a tile. */
+/* State of a thread across the barriers of a tile. */
 typedef struct elements_emit {
   uint32_t word, before;
 } elements_emit;
@@ -1799,7 +1799,7 @@ ELEMENTS_FN elements_number elements_number_of(int dtype, uint64_t bits) {
   return r;
 }
 
-/* Sends a as entry k, and returns what stays: 0, or the excess over the largest value. */
+/* Sends a as entry k, and returns the rest: 0, or the excess over the largest value. */
 ELEMENTS_FN elements_number elements_send(int dtype, const elements_compact *c, elements_number a,
                                           uint64_t i, uint64_t k) {
   elements_number rest = {0.0f, 0.0, 0}, top = elements_number_of(dtype, c->top);
@@ -1835,8 +1835,8 @@ ELEMENTS_FN void elements_emit_scan(const elements_compact *c, elements_emit_sha
   }
 }
 
-/* Second: each thread computes how many elements of the tile are marked before its word, and writes to shared memory what the third
- * step needs of its word. Returns how many elements of the tile are marked. */
+/* Second: each thread computes the number of marked elements before its word in the tile, and writes the data of its
+ * word for the third step to shared memory. Returns the number of marked elements in the tile. */
 ELEMENTS_FN uint32_t elements_emit_places(int sparse, elements_emit_shared *shared, uint32_t warp,
                                           elements_emit *emit) {
   uint32_t before = 0, all = 0;
@@ -1979,7 +1979,7 @@ ELEMENTS_FN void elements_scatter_thread(int dtype, const elements_scatter *scat
       to[r] = scatter->indices[i];
       value[r] = elements_value(dtype, scatter, i);
     }
-    /* After all indices are on their way, because these loads wait for them. */
+    /* Comes after all index loads were issued, because these loads wait for them. */
     ELEMENTS_UNROLL
     for (uint32_t r = 0; r < ELEMENTS_SCATTER_EACH; r++) {
       uint64_t i = elements_at(&scatter->cut, tile, r, thread, 1);

@@ -1,12 +1,11 @@
-/* kernels.cu - launches of what elements.h describes.
+/* kernels.cu - launches the kernels of elements.h: the functions of mlfab_gpu.h.
  *
- * For: the functions of mlfab_gpu.h. Not for: anything that decides a bit of a result; that is in elements.h, where
- * it can be tested without a GPU.
+ * All arithmetic that decides a bit of a result is in elements.h, because tests reach it there without a GPU.
  *
- * Invariants: a launch's grid is the number of parts of an array, at most ELEMENTS_PARTS, and a block handles one
- * part; all arguments travel by value; nothing waits, allocates, or asks which device it is. Sums over a whole
- * array end in a second launch of one block, not in the last block of the first: the order of launches in a stream
- * needs no counters that somebody must have set to zero, and no fences. */
+ * Invariants: the grid of a launch is the number of parts of an array, at most ELEMENTS_PARTS, and a block handles one
+ * part. All arguments travel by value. Functions do not wait, allocate, or query the device. A sum over a whole array
+ * ends in a second launch of one block, instead of in the last block of the first. The order of launches in a stream
+ * replaces fences, and counters that must start at zero. */
 #include "../mlfab_gpu.h"
 
 #include "elements.h"
@@ -64,7 +63,7 @@ extern "C" uint64_t mlfab_gpu_stats_scratch(void) { return ELEMENTS_STATS_BYTES;
 
 /* ---- sums ---- */
 
-/* As many blocks as the inputs that are on their way leave registers for. */
+/* As many blocks as the registers allow, given the inputs that are loading. */
 template <int DTYPE, uint32_t K>
 static __global__ void __launch_bounds__(ELEMENTS_THREADS, K > 8 ? 2 : 4)
     kernels_sum(const __grid_constant__ elements_sum sum) {
@@ -171,7 +170,7 @@ static kernels_step_kernel kernels_step_of(uint32_t rule) {
                                      : kernels_step<DTYPE, ELEMENTS_ADAM>;
 }
 
-/* The rules that need no kernel of their own: only SGD works on int64. */
+/* Is it a rule without its own kernel? Only SGD works on int64. */
 static int kernels_adds(const mlfab_gpu_rule *rule, int dtype) {
   return dtype == MLFAB_I64 && rule && rule->kind == MLFAB_OPTIMIZER_SGD &&
          !(rule->weight_decay > 0.0) && rule->t >= 1;
@@ -249,8 +248,8 @@ static __global__ void __launch_bounds__(ELEMENTS_SCAN_THREADS)
   elements_scan_end(&c, &shared, threadIdx.x / ELEMENTS_WARP, &scan);
 }
 
-/* Two barriers a tile are enough: between the last reads of a tile and the next writes to the same shared memory lies the first barrier
- * of the next tile. */
+/* Two barriers per tile are enough: between the last reads of a tile and the next writes to the same shared memory lies
+ * the first barrier of the next tile. */
 template <int DTYPE, int SPARSE>
 static __device__ __forceinline__ void kernels_emit_part(const elements_compact &c,
                                                          elements_emit_shared &shared) {
