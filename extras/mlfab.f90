@@ -128,7 +128,7 @@ module mlfab
   interface mlfab_broadcast
     module procedure broadcast_f32, broadcast_f64, broadcast_i64
   end interface
-  ! The model as one array of all tensors, in the order of mlfab_tensor_add; they have one element type then.
+  ! The model as one array of all tensors, in the order of mlfab_tensor_add; then they have one element type.
   interface mlfab_model_start
     module procedure model_start_f32, model_start_f64, model_start_i64
   end interface
@@ -162,7 +162,7 @@ contains
     if (present(error)) error = converted(status, why)
   end subroutine
 
-  ! Sets what the environment says: mlfab_config_from_env.
+  ! Sets members from the environment: mlfab_config_from_env.
   subroutine mlfab_from_environment(config, status, error)
     type(mlfab_config), intent(inout), target :: config
     integer, intent(out) :: status

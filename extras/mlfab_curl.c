@@ -1,20 +1,20 @@
-/* mlfab_curl.c - the traffic of others from node_exporter, and metrics for a Pushgateway. See mlfab_curl.h.
+/* mlfab_curl.c - reads the traffic of others from node_exporter, and pushes metrics to a Pushgateway. See mlfab_curl.h.
  *
- * Both are a worker: a thread that runs a step, sleeps until the next one, and ends when it is told to. Its session of
- * mlfab_http.c bounds each request.
+ * Each is a worker: a thread that runs a step, sleeps until the next, and ends when told. Its session of mlfab_http.c
+ * bounds each request.
  *
- * The monitor's arithmetic. node_exporter counts the bytes of the interface; mlfab_stats the bytes that this node has moved on
- * network links. Each node adds its own to a page of shared memory that all nodes of its fabric, user and network
- * namespace on this host map, so the page has what they have moved together: two sums that only grow, whoever
- * dies. Over a window of the last WINDOW intervals
+ * The monitor's arithmetic. node_exporter counts the bytes of the interface; mlfab_stats the bytes that this node has
+ * moved on network links. Each node adds its bytes to a page of shared memory. All nodes of its fabric, user and
+ * network namespace on this host map the page. So it has two sums, of the bytes that they have moved together, which
+ * only grow, whoever dies. Over a window of the last WINDOW intervals
  *
  *    other = interface - own * (1 + headers) - own of the other direction * acknowledgements      (bytes a second)
  *
- * and 0 where that is less than a tenth of `own`: mlfab_stats counts twice a heartbeat, so the ends of the window are that
+ * and 0 if that is less than a tenth of `own`: mlfab_stats counts twice a heartbeat, so the ends of the window are that
  * inexact.
  *
- * Invariants: what is told is finite and not negative; nothing is told from counters that went backwards, or from other
- * interfaces than one; after DEAD_AFTER failures 0 is told. */
+ * Invariants: a told rate is finite and at least 0. Counters that went backwards, or a change of the interface, give no
+ * rate. After DEAD_AFTER failures the told rate is 0. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -38,16 +38,16 @@
 
 enum {
   URL_ROOM = 2048,
-  BODY_MOST = 8 << 20, /* of an exporter */
+  BODY_MOST = 8 << 20, /* limit of an exporter's answer, bytes */
   LINE_ROOM = 1024,
   DEVICES = 64,
   DEVICE_ROOM = 64,
-  WINDOW = 4,     /* intervals */
+  WINDOW = 4,     /* number of intervals */
   DEAD_AFTER = 3, /* failures in a row after which the other traffic counts as 0 */
   TEXT_FIRST = 32768
 };
 static const uint64_t tick_ns = 250000000, interval_least_ns = 100000000;
-/* A longer interval is taken as this, so that a time and an interval have a sum. */
+/* Longer intervals are cut to this, so that a time plus an interval does not overflow. */
 static const uint64_t interval_most_ns = UINT64_C(31536000000000000);
 static const double headers = 0.05, acknowledgements = 0.03, noise = 0.1;
 
@@ -57,11 +57,11 @@ typedef struct curl_worker {
   pthread_t thread;
   pthread_mutex_t lock;
   pthread_cond_t wake;
-  int stopped; /* under lock */
-  pid_t pid;   /* in a forked child there is no thread */
+  int stopped; /* protected by the lock */
+  pid_t pid;   /* a forked child has no thread */
   mlfab__http *http;
   mlfab *ctx;
-  /* Does what is due at `now`, without the lock; returns when to call it again. */
+  /* Does the work due at `now`, without the lock; returns when to call it again. */
   uint64_t (*step)(void *self, uint64_t now);
   void *self;
 } curl_worker;
@@ -109,7 +109,7 @@ static int curl_start(curl_worker *w, mlfab_error *error_p) {
   return mlfab__http_fail(error_p, MLFAB_ERR_IO, "no thread: %s", mlfab__http_reason(failed));
 }
 
-/* Ends the thread, and a request that is under way. In a forked child, where both are the parent's, returns 0. */
+/* Ends the thread, and a running request. In a forked child, where both belong to the parent, returns 0. */
 static int curl_stop(curl_worker *w) {
   if (w->pid != getpid()) return 0;
   pthread_mutex_lock(&w->lock);
@@ -131,7 +131,7 @@ static uint64_t curl_interval(uint64_t given, uint64_t otherwise) {
   return given < interval_most_ns ? given : interval_most_ns;
 }
 
-/* A line in the context's log, or on stderr. */
+/* Writes a line to the context's log, or to stderr. */
 static void curl_tell(mlfab *ctx, const char *line) {
   if (mlfab_log(ctx, MLFAB_LOG_WARN, line) != 1) fprintf(stderr, "mlfab: %s\n", line);
 }
@@ -141,7 +141,7 @@ static void curl_take(void *to, size_t room, const void *from, uint32_t size) {
   if (from) memcpy(to, from, size < room ? size : room);
 }
 
-/* The last error of the context. */
+/* Takes the last error of the context. */
 static int curl_context_fail(mlfab *ctx, int code, mlfab_error *error_p) {
   mlfab_error error;
   memset(&error, 0, sizeof error);
@@ -150,7 +150,7 @@ static int curl_context_fail(mlfab *ctx, int code, mlfab_error *error_p) {
                           error.code == code ? error.text : mlfab_error_text(code));
 }
 
-/* The value of a label among `labels`, unescaped, which end at the closing brace. 0: it is not there, or too long. */
+/* Finds the value, unescaped, of a label among `labels`, which end at the closing brace. 0: missing, or too long. */
 static int curl_label(const char *labels, const char *name, char *value, size_t room) {
   size_t n = strlen(name);
   for (const char *at = labels; *at && *at != '}';) {
@@ -174,13 +174,13 @@ static int curl_label(const char *labels, const char *name, char *value, size_t 
   return 0;
 }
 
-/* The labels of a node's metrics: behind "mlfab_state{". NULL: there are none. */
+/* Returns the labels of a node's metrics: behind "mlfab_state{". NULL: there are none. */
 static const char *curl_labels(const char *text) {
   const char *at = text ? strstr(text, "\nmlfab_state{") : NULL;
   return at ? at + strlen("\nmlfab_state{") : NULL;
 }
 
-/* The metrics of the context in the older format; the caller frees them. Errors: as mlfab_metrics; MEMORY. */
+/* Returns the metrics of the context in the older format; the caller frees them. Errors: as mlfab_metrics; MEMORY. */
 static int curl_text(mlfab *ctx, char **text_p, size_t *bytes_p) {
   size_t room = TEXT_FIRST;
   for (int i = 0; i < 3; i++) {
@@ -200,7 +200,7 @@ static int curl_text(mlfab *ctx, char **text_p, size_t *bytes_p) {
   return MLFAB_ERR_AGAIN;
 }
 
-/* A number of the text format, whatever the locale: [+-]digits[.digits][e[+-]digits]. NaN and infinity are refused. */
+/* Reads a number of the text format in any locale: [+-]digits[.digits][e[+-]digits]. Refuses NaN and infinity. */
 static int curl_number(const char *text, double *number_p) {
   uint64_t mantissa = 0;
   int negative = *text == '-', digits = 0, exponent = 0, more = 0, after = 0;
@@ -239,11 +239,11 @@ static int curl_number(const char *text, double *number_p) {
   return 1;
 }
 
-/* --- what an exporter says --- */
+/* --- the exporter's answer --- */
 
 typedef struct curl_device {
   char name[DEVICE_ROOM];
-  double in, out, speed; /* bytes, bytes, bytes a second; negative: not told */
+  double in, out, speed; /* bytes, bytes, bytes a second; negative: missing */
 } curl_device;
 
 typedef struct curl_scrape {
@@ -254,7 +254,7 @@ typedef struct curl_scrape {
   curl_device devices[DEVICES];
 } curl_scrape;
 
-/* Interfaces of software whose bytes pass through another one as well, or that do not leave the host. */
+/* Is it a software interface, whose bytes pass through another interface as well, or stay in the host? */
 static int curl_is_virtual(const char *name) {
   static const char *const known[] = {"veth",   "docker", "br-", "virbr", "cni",   "flannel",
                                       "cali",   "cilium", "lxc", "vnet",  "tun",   "tap",
@@ -278,7 +278,7 @@ static curl_device *curl_find(curl_scrape *s, const char *name) {
   return device;
 }
 
-/* One line of the text format, without its end. What is not a sample of the three families is passed over. */
+/* Takes one line of the text format, without its end. Ignores all except samples of the three families. */
 static void curl_line(curl_scrape *s, const char *line) {
   static const char *const families[] = {"node_network_receive_bytes_total{",
                                          "node_network_transmit_bytes_total{",
@@ -318,7 +318,7 @@ static int curl_on_bytes(void *user, const void *data, size_t bytes, uint64_t of
   return 0;
 }
 
-/* The wanted device, else the one with the most traffic. NULL: there is none. */
+/* Returns the wanted device, else the device with the most traffic. NULL: there is none. */
 static const curl_device *curl_pick(const curl_scrape *s) {
   const curl_device *best = NULL;
   for (uint32_t i = 0; i < s->count; i++) {
@@ -329,7 +329,7 @@ static const curl_device *curl_pick(const curl_scrape *s) {
   return best;
 }
 
-/* --- what the nodes of a fabric on this host have moved --- */
+/* --- bytes moved by the nodes of a fabric on this host --- */
 
 typedef struct curl_page {
   uint64_t in, out; /* atomic */
@@ -357,7 +357,7 @@ static void curl_sweep(const char *prefix) {
   if (folder) closedir(folder);
 }
 
-/* Maps the page of this fabric; one of its own where that cannot be had. */
+/* Maps the page of this fabric, or a private page if that is impossible. */
 static void curl_share(curl_shared *s, const char *fabric) {
   static const struct timespec pause = {0, 1000000};
   struct stat net, here, named;
@@ -379,7 +379,7 @@ static void curl_share(curl_shared *s, const char *fabric) {
     void *page = MAP_FAILED;
     int mine = !fstat(file, &here) && here.st_uid == geteuid() && S_ISREG(here.st_mode) &&
                !posix_fallocate(file, 0, (off_t)sizeof *s->page);
-    /* Nobody has the other lock for long; its last user may have removed the page before this lock was had. */
+    /* The other lock is held only briefly; its last user may have removed the page before this lock was taken. */
     int locked = mine && !flock(file, LOCK_SH | LOCK_NB);
     int same = locked && !stat(s->path, &named) && named.st_ino == here.st_ino;
     if (same) page = mmap(NULL, sizeof *s->page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -413,16 +413,16 @@ struct mlfab_curl_monitor {
   char url[URL_ROOM], device[DEVICE_ROOM], ca_file[URL_ROOM];
   int has_device; /* the user has named it */
   uint64_t interval_ns, timeout_ns, due_ns;
-  uint64_t told_in, told_out; /* of this node's counters, added to the page */
+  uint64_t told_in, told_out; /* this node's counters so far, added to the page */
   curl_shared shared;
   curl_scrape scrape;
-  curl_sample samples[WINDOW + 1]; /* the newest is the last */
+  curl_sample samples[WINDOW + 1]; /* the last is the newest */
   uint32_t nsamples, bad;          /* bad: failures in a row */
-  int spoken;                      /* the last line in the log said that it failed */
+  int spoken;                      /* the last line in the log reported a failure */
   mlfab_curl_monitor_state state;  /* under worker.lock */
 };
 
-/* Adds to the page what this node has moved since the last call. */
+/* Adds this node's bytes since the last call to the page. */
 static void curl_monitor_add(mlfab_curl_monitor *m) {
   mlfab_stats stats;
   memset(&stats, 0, sizeof stats);
@@ -433,13 +433,13 @@ static void curl_monitor_add(mlfab_curl_monitor *m) {
   m->told_out = stats.network_sent;
 }
 
-/* Bytes a second of others in one direction. */
+/* Returns the bytes a second of others in one direction. */
 static double curl_other(double interface, double own, double own_back) {
   double other = interface - own * (1 + headers) - own_back * acknowledgements;
   return other > own * noise && other > 0 ? other : 0;
 }
 
-/* Takes a sample of the device: tells the rates over the window, if there is one. */
+/* Takes a sample of the device: reports the rates over the window, if there is one. */
 static void curl_monitor_sample(mlfab_curl_monitor *m, const curl_device *device, uint64_t now) {
   curl_sample *last = &m->samples[m->nsamples ? m->nsamples - 1 : 0];
   curl_sample next = {now, device->in, device->out,
@@ -492,7 +492,7 @@ static void curl_monitor_failed(mlfab_curl_monitor *m, const mlfab_error *error)
   if (m->bad == DEAD_AFTER) (void)mlfab_set_other_traffic(m->worker.ctx, 0, 0, 0);
 }
 
-/* Asks the exporter. Errors: as mlfab__http_run; FRAME where the answer has no such interface. */
+/* Asks the exporter. Errors: those of mlfab__http_run; FRAME if the answer lacks such an interface. */
 static int curl_monitor_ask(mlfab_curl_monitor *m, const curl_device **device_p,
                             mlfab_error *error) {
   static const char *const accept[] = {"Accept: text/plain; version=0.0.4"};
@@ -611,7 +611,7 @@ int mlfab_curl_monitor_start(mlfab *ctx, const mlfab_curl_monitor_options *optio
 
 int mlfab_curl_monitor_get(mlfab_curl_monitor *monitor, mlfab_curl_monitor_state *state_p) {
   if (!monitor || !state_p || !state_p->size) return MLFAB_ERR_ARGUMENT;
-  if (monitor->worker.pid != getpid()) return MLFAB_ERR_STATE; /* the lock may be kept for ever */
+  if (monitor->worker.pid != getpid()) return MLFAB_ERR_STATE; /* the lock may never be released */
   uint32_t size = state_p->size;
   if (size > sizeof *state_p) size = sizeof *state_p;
   pthread_mutex_lock(&monitor->worker.lock);
@@ -643,8 +643,8 @@ struct mlfab_curl_push {
   mlfab_error error;
 };
 
-/* Appends a label and its value to a path: base64 where the value is empty or has another character than a name has.
- * 0: no room. */
+/* Appends a label and its value to a path, in base64 if the value is empty or has a character that names lack. Returns
+ * 0 if there is no room. */
 static int curl_push_label(char *path, size_t room, const char *label, const char *value) {
   static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.+";
@@ -665,7 +665,7 @@ static int curl_push_label(char *path, size_t room, const char *label, const cha
   return 1;
 }
 
-/* Sends the metrics of this node, or deletes them. Errors: as mlfab_metrics and mlfab__http_run. */
+/* Sends the metrics of this node, or deletes them. Errors: those of mlfab_metrics and mlfab__http_run. */
 static int curl_push_send(mlfab_curl_push *p, mlfab__http *http, int removes, mlfab_error *error) {
   static const char *const head[] = {"Content-Type: text/plain; version=0.0.4; charset=utf-8",
                                      "Expect:"};

@@ -1,4 +1,4 @@
-/* mlfab_http.c - one HTTP request with limits, by libcurl. See mlfab_http.h. */
+/* mlfab_http.c - runs one HTTP request with limits, by libcurl. See mlfab_http.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -16,10 +16,10 @@
 #include <time.h>
 
 enum {
-  HTTP_HEAD_MOST = 65536, /* bytes of an answer's head, redirects included */
+  HTTP_HEAD_MOST = 65536, /* limit of an answer's head, redirects included, bytes */
   HTTP_BODY_MOST = 1 << 20,
   HTTP_NAME = 128,
-  HTTP_POLL_MS = 1000, /* between two looks at `progress`, at most */
+  HTTP_POLL_MS = 1000, /* longest time between two looks at `progress` */
   HTTP_CONNECT_MS = 10000,
   HTTP_PARTIAL = 206
 };
@@ -30,16 +30,16 @@ struct mlfab__http {
   CURLM *multi;
   CURL *easy;
   int stopped; /* atomic */
-  /* The request that runs. */
+  /* The running request. */
   const mlfab__http_request *request;
   mlfab__http_answer *answer;
   uint64_t sent, head_bytes, length; /* length: of the answer's body; http_unknown */
-  uint64_t part_first;               /* of Content-Range; http_unknown: there is none */
-  int begun;                         /* the body's first byte was looked at */
-  int code;                          /* why one of the functions below ended it; 0: none did */
-  char reason[64];                   /* behind the status */
+  uint64_t part_first;               /* first byte in Content-Range; http_unknown: there is none */
+  int begun;                         /* the body's first byte was checked */
+  int code;                          /* error of a function below that ended it; 0: none */
+  char reason[64];                   /* text behind the status */
   char why[CURL_ERROR_SIZE];
-  char detail[160]; /* about `code` */
+  char detail[160]; /* details of `code` */
 };
 
 /* --- texts --- */
@@ -62,8 +62,8 @@ static void http_clean(char *text) {
   }
 }
 
-/* How much of `host` is user and password: all before an '@'. An '@' behind the host's end counts too if what stands
- * before cannot be host:port: somebody has forgotten to escape a '/' in a password. */
+/* Returns how much of `host` is user and password: all before an '@'. An '@' behind the host's end counts, too, if the
+ * text before cannot be host:port: then a '/' in a password was not escaped. */
 static size_t http_secret(const char *host, size_t all) {
   size_t authority = strcspn(host, "/\\?#"), secret = 0;
   const char *colon = memchr(host, ':', authority);
@@ -82,7 +82,7 @@ void mlfab__http_name(const char *url, char *text, size_t room) {
   http_clean(text);
 }
 
-/* --- what libcurl calls --- */
+/* --- callbacks of libcurl --- */
 
 /* Ends the request. */
 static void http_end(mlfab__http *http, int code, const char *format, ...) {
@@ -147,7 +147,7 @@ const char *mlfab__http_reason(int number) {
   return text;
 }
 
-/* The value of a header line when its name is this one, else NULL. */
+/* Returns the value of a header line if it has this name, else NULL. */
 static const char *http_header(const char *line, const char *name) {
   size_t n = strlen(name);
   if (strlen(line) <= n || mlfab__http_compare(line, name, n) != 0 || line[n] != ':') return NULL;
@@ -155,7 +155,7 @@ static const char *http_header(const char *line, const char *name) {
   return line + strspn(line, " \t");
 }
 
-/* Copies a header's value; one that is too long counts as missing. */
+/* Copies a header's value; a value that is too long counts as missing. */
 static void http_take(char *to, size_t room, const char *value) {
   size_t n = strlen(value);
   if (n >= room) return;
@@ -174,7 +174,7 @@ static void http_content_range(mlfab__http *http, const char *value) {
     http->answer->total = strtoull(value + 1, &end, 10);
 }
 
-/* A new head: what an earlier one (of a redirect, or 100) said does not count. */
+/* Begins a new head: values of an earlier head (of a redirect, or 100) no longer count. */
 static void http_status_line(mlfab__http *http, const char *line) {
   mlfab__http_answer *answer = http->answer;
   const char *blank = strchr(line, ' ');
@@ -220,7 +220,7 @@ static size_t http_on_header(char *data, size_t size, size_t count, void *user) 
 
 static int http_success(int32_t status) { return status >= 200 && status < 300; }
 
-/* Before the first byte of a body: is it the part that was asked for? */
+/* Called before the first byte of a body: is it the requested part? */
 static void http_begin(mlfab__http *http) {
   const mlfab__http_request *request = http->request;
   mlfab__http_answer *answer = http->answer;
@@ -380,7 +380,7 @@ static CURLcode http_set_limits(CURL *easy, const mlfab__http_request *r) {
   HTTP_SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
   HTTP_SET(CURLOPT_NOSIGNAL, 1L);
 #if LIBCURL_VERSION_NUM >= 0x075700
-  HTTP_SET(CURLOPT_QUICK_EXIT, 1L); /* a slow name server does not hold up `stop` */
+  HTTP_SET(CURLOPT_QUICK_EXIT, 1L); /* a slow name server does not delay `stop` */
 #endif
   return code;
 }
@@ -420,7 +420,7 @@ static int http_is_stopped(mlfab__http *http) {
   return __atomic_load_n(&http->stopped, __ATOMIC_ACQUIRE);
 }
 
-/* Runs what is set; libcurl's code. */
+/* Runs the prepared request; returns libcurl's code. */
 static CURLcode http_perform(mlfab__http *http) {
   CURLcode code = CURLE_OK;
   int running = 1;
@@ -443,7 +443,7 @@ static CURLcode http_perform(mlfab__http *http) {
   return code;
 }
 
-/* Errors of libcurl that a later attempt may not have, and the code of each. */
+/* Returns the code of an error of libcurl, and if a later attempt may succeed. */
 static int http_code(CURLcode code, uint32_t *retryable_p) {
   *retryable_p = 0;
   switch (code) {
@@ -482,7 +482,7 @@ static int http_retryable(int32_t status) {
   return status == 408 || status == 429 || status >= 500;
 }
 
-/* How it ended, as an error or 0. */
+/* Returns the outcome, as an error or 0. */
 static int http_result(mlfab__http *http, CURLcode result, const char *name, mlfab_error *error_p) {
   const mlfab__http_request *r = http->request;
   mlfab__http_answer *answer = http->answer;
@@ -509,7 +509,7 @@ static int http_result(mlfab__http *http, CURLcode result, const char *name, mlf
                           target[0] ? ", a redirect to " : "", target);
 }
 
-/* SIGPIPE of a TLS connection that the peer has closed reaches nobody. */
+/* Hides SIGPIPE of a TLS connection that the peer has closed. */
 static CURLcode http_perform_quietly(mlfab__http *http) {
   sigset_t pipe, before, pending;
   struct timespec none = {0, 0};
@@ -526,7 +526,7 @@ static CURLcode http_perform_quietly(mlfab__http *http) {
   return result;
 }
 
-/* A proxy has made a tunnel, and nothing has come through it: the server has not answered. */
+/* A proxy has made a tunnel without a byte through it: the server has not answered. */
 static void http_forget_tunnel(mlfab__http *http) {
   long status = 0, tunnel = 0;
   if (curl_easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &status) || status) return;

@@ -1,32 +1,32 @@
-/* mlfab_mpi.c - libmlfab_mpi.so: runs collectives of an existing MPI program through mlfab, by MPI's profiling interface.
+/* mlfab_mpi.c - libmlfab_mpi.so: runs collectives of an MPI program through mlfab, by MPI's profiling interface.
  *
  * Preload it, or link it before the MPI library; the program is not changed:
  *
  *    mpirun -n 4 -x LD_PRELOAD=libmlfab_mpi.so ./program          Open MPI
  *    mpiexec -n 4 -env LD_PRELOAD libmlfab_mpi.so ./program       MPICH
  *
- * What it takes: MPI_Allreduce, MPI_Iallreduce, MPI_Reduce_scatter, MPI_Allgatherv and MPI_Bcast on MPI_COMM_WORLD, of
- * at least MLFAB_MPI_BYTES bytes (65536) in the rank with the most; MPI_FLOAT, MPI_DOUBLE and 64-bit integers, and
- * MPI_SUM, MPI_MIN, MPI_MAX and MPI_PROD, where it reduces; any types elsewhere. Everything else goes to MPI as it is: other
- * communicators, types and operations, small values. All ranks decide alike, because MPI requires the same of their
- * arguments.
+ * It takes MPI_Allreduce, MPI_Iallreduce, MPI_Reduce_scatter, MPI_Allgatherv and MPI_Bcast on MPI_COMM_WORLD, if the
+ * rank with the most data has at least MLFAB_MPI_BYTES bytes (65536). In reductions it takes MPI_FLOAT, MPI_DOUBLE and
+ * 64-bit integers, with MPI_SUM, MPI_MIN, MPI_MAX and MPI_PROD; in the others all types. All other calls go to MPI
+ * unchanged: other communicators, types and operations, small values. All ranks decide alike, because MPI requires
+ * equal arguments.
  *
- * Full sums by default, the same bits in all ranks. With MLFAB_MPI_PARTIAL=solo, majority or quorum:<n>, and
- * MLFAB_MPI_PARTIAL_BYTES=<bytes>, which has no default, MPI_Allreduce of MPI_SUM over floating-point numbers of at
- * least that many bytes is a partial reduction (mlfab.h, section 10): its sums are approximate. Integers, other
- * operations and smaller values, like those of a convergence test, are never approximate.
+ * By default sums are full, with the same bits in all ranks. Partial reductions (mlfab.h, section 10) need
+ * MLFAB_MPI_PARTIAL=solo, majority or quorum:<n>, and MLFAB_MPI_PARTIAL_BYTES=<bytes>, which has no default. They
+ * replace MPI_Allreduce of MPI_SUM over floating-point numbers of at least that many bytes: the sums are approximate.
+ * Integers, other operations and smaller values, like those of a convergence test, are never approximate.
  *
- * MPI_Init and MPI_Init_thread ask for MPI_THREAD_MULTIPLE, so that mlfab can have a progress thread. Where MPI does not
- * give it, MPI_Iallreduce and partial reductions are left to MPI. The environment of mlfab (MLFAB_*, docs/clusters.md)
- * counts; the transport is mpi+shm unless MLFAB_TRANSPORT says mpi. If a rank cannot open, all ranks use MPI alone, and
- * one line says why. A failure of a collective is an error of MPI (MPI_ERR_OTHER), by the communicator's error handler.
- * MLFAB_MPI_REPORT=1: every rank tells at MPI_Finalize, or at its exit, how many calls and bytes went through mlfab; also
- * that none did. A program of another MPI library than the one that it was built for ends at MPI_Init, and is told why.
+ * MPI_Init and MPI_Init_thread ask for MPI_THREAD_MULTIPLE, so that mlfab can have a progress thread. Without it,
+ * MPI_Iallreduce and partial reductions stay with MPI. The environment of mlfab (MLFAB_*, docs/clusters.md) counts; the
+ * transport is mpi+shm, or mpi if MLFAB_TRANSPORT says so. If a rank cannot open, all ranks use MPI alone, and one line
+ * gives the reason. A failure of a collective is an error of MPI (MPI_ERR_OTHER), by the communicator's error handler.
+ * MLFAB_MPI_REPORT=1: every rank reports at MPI_Finalize, or at its exit, how many calls and bytes went through mlfab,
+ * or that none did. A program of another MPI library than this was built for ends at MPI_Init, with the reason.
  *
  * States: OFF (before MPI_Init; a rank could not open; after MPI_Finalize) and ON. Calls of several threads follow one
- * another: `lock` is held while a collective is begun, or runs.
+ * another: `lock` is held while a collective begins or runs.
  *
- * It does not see calls of Fortran programs where the MPI library's Fortran interface calls PMPI_* (Open MPI does).
+ * It does not see calls of Fortran programs if the MPI library's Fortran interface calls PMPI_* (Open MPI does).
  *
  * SPDX-License-Identifier: MIT
  */
@@ -87,7 +87,7 @@ static int profile_say(const char *what, const char *text) {
   return -1;
 }
 
-/* A number of bytes from the environment. 0, or -1: it is none. */
+/* Reads a number of bytes from the environment. Returns 0, or -1 for an invalid number. */
 static int profile_bytes_of(const char *name, uint64_t standard, uint64_t *bytes_p) {
   const char *text = getenv(name);
   char *end = NULL;
@@ -128,7 +128,7 @@ static int profile_agree(int ready) {
   uint64_t most[5], least[5];
   PMPI_Allreduce(mine, most, 5, MPI_UINT64_T, MPI_MAX, MPI_COMM_WORLD);
   PMPI_Allreduce(mine, least, 5, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
-  if (most[0]) return 0; /* the rank that is not ready has said why */
+  if (most[0]) return 0; /* that rank has printed the reason */
   if (!memcmp(most, least, sizeof most)) return 1;
   if (profile.rank == 0) profile_say("settings", "MLFAB_MPI_* differ between the ranks");
   return 0;
@@ -142,10 +142,10 @@ static int profile_configure(mlfab_config *config) {
   const char *transport = getenv("MLFAB_TRANSPORT");
   mlfab_error error = {.code = 0};
   mlfab_config_init(config);
-  config->transports = MLFAB_USE_MPI; /* set, so that no address is looked for */
+  config->transports = MLFAB_USE_MPI; /* set, so that no address is looked up */
   if (mlfab_config_from_env(config, &error)) return profile_say("mlfab_open", error.text);
   if (!transport || strcmp(transport, "mpi") != 0) config->transports |= MLFAB_USE_SHM;
-  config->coordinator[0] = 0; /* the launcher's for mlfab without MPI */
+  config->coordinator[0] = 0; /* the launcher's value is for mlfab without MPI */
   config->dedicated = config->roles = 0;
   config->scheduler = MLFAB_SCHEDULER_NONE;
   config->servers = 1;
@@ -172,7 +172,7 @@ static void profile_begin(void) {
     profile_close(&ctx);
 }
 
-/* Why no call went through mlfab. `on`: it has opened. */
+/* Reports why no call went through mlfab. `on`: it has opened. */
 static void profile_report_none(int begun, int on) {
   char text[160];
   if (on)
@@ -186,7 +186,7 @@ static void profile_report_none(int begun, int on) {
   profile_say("no call went through mlfab", text);
 }
 
-/* Once. begun: MPI_Init came through here. on: mlfab has opened. */
+/* Reports once. begun: MPI_Init came through here. on: mlfab has opened. */
 static void profile_report(int begun, int on) {
   const char *wanted = getenv("MLFAB_MPI_REPORT");
   int any = 0;
@@ -202,17 +202,17 @@ static void profile_report(int begun, int on) {
   if (!any) profile_report_none(begun, on);
 }
 
-/* A launcher's number of this process, before MPI is asked, or where it must not be. */
+/* Returns a launcher's number of this process, for the time when MPI cannot be asked. */
 static int profile_launched(void) {
   const char *rank = getenv("OMPI_COMM_WORLD_RANK");
   if (!rank) rank = getenv("PMI_RANK");
   return rank ? (int)strtol(rank, NULL, 10) : 0;
 }
 
-/* In a program of another MPI library than this was compiled for, handles have other types, so that no call can be passed
- * on: the program ends. */
+/* Ends the program if its MPI library is not the one that this was compiled for: its handles have other types, so no
+ * call can be passed on. */
 static void profile_refuse_others(void) {
-  char version[8192 + 1] = "", text[192]; /* the most of any library */
+  char version[8192 + 1] = "", text[192]; /* limit of all libraries */
   int bytes = 0;
   PMPI_Get_library_version(version, &bytes);
   /* Handles are pointers in Open MPI and its descendants, and numbers in MPICH and its descendants. */
@@ -263,7 +263,7 @@ int MPI_Finalize(void) {
   return PMPI_Finalize();
 }
 
-/* A program whose MPI_Finalize did not come through here. */
+/* Handles a program whose MPI_Finalize did not come through here. */
 __attribute__((destructor)) static void profile_exit(void) {
   int used = 0, begun = profile.size > 0;
   PMPI_Initialized(&used);
@@ -272,9 +272,9 @@ __attribute__((destructor)) static void profile_exit(void) {
   profile_report(begun, profile.ctx != NULL);
 }
 
-/* ---- what is taken ---- */
+/* ---- selection of calls ---- */
 
-/* mlfab's element type, or 0. */
+/* Returns mlfab's element type, or 0. */
 static int profile_dtype(MPI_Datatype type) {
   if (type == MPI_FLOAT) return MLFAB_F32;
   if (type == MPI_DOUBLE) return MLFAB_F64;
@@ -283,7 +283,7 @@ static int profile_dtype(MPI_Datatype type) {
   return 0;
 }
 
-/* mlfab's operation, or -1. */
+/* Returns mlfab's operation, or -1. */
 static int profile_op(MPI_Op op) {
   return op == MPI_SUM    ? MLFAB_OP_SUM
          : op == MPI_MIN  ? MLFAB_OP_MIN
@@ -298,14 +298,14 @@ static int profile_takes(MPI_Comm comm, uint64_t bytes) {
   return profile.ctx && comm == MPI_COMM_WORLD && bytes > 0 && bytes >= profile.least_bytes;
 }
 
-/* The bytes of an element, or 0. */
+/* Returns the bytes of an element, or 0. */
 static uint64_t profile_size(MPI_Datatype type) {
   MPI_Count size = 0;
   if (type == MPI_DATATYPE_NULL || PMPI_Type_size_x(type, &size) != MPI_SUCCESS) return 0;
   return size > 0 ? (uint64_t)size : 0;
 }
 
-/* 1: a predefined type without gaps. */
+/* Returns 1 for a predefined type without gaps. */
 static int profile_plain(MPI_Datatype type) {
   int integers, addresses, types, combiner;
   MPI_Aint low, extent;
@@ -316,8 +316,8 @@ static int profile_plain(MPI_Datatype type) {
   return (uint64_t)extent == profile_size(type);
 }
 
-/* Copies elements to bytes without gaps (pack: 1), or from there (0). In pieces, as MPI counts bytes by int. Returns a code
- * of MPI. */
+/* Copies elements to bytes without gaps (pack: 1), or from there (0). Works in pieces, as MPI counts bytes by int.
+ * Returns a code of MPI. */
 static int profile_copy(char *data, int count, MPI_Datatype type, char *packed, int pack) {
   uint64_t size = profile_size(type);
   MPI_Aint low, extent;
@@ -339,7 +339,7 @@ static int profile_copy(char *data, int count, MPI_Datatype type, char *packed, 
   return code;
 }
 
-/* Ends a call: counts it, or turns a failure into MPI's. */
+/* Ends a call: counts it, or turns a failure into an error of MPI. */
 static int profile_done(int code, enum profile_kind kind, uint64_t bytes, MPI_Comm comm) {
   mlfab_error error = {.code = 0};
   profile.calls[kind]++;
@@ -368,7 +368,7 @@ static int profile_is_partial(int dtype, int op, uint64_t bytes) {
          dtype != MLFAB_I64;
 }
 
-/* The object for arrays like these; all ranks open it at the same call. NULL: there are too many, *code_p is 0. */
+/* Returns the object for arrays like these; all ranks open it at the same call. NULL: too many, *code_p is 0. */
 static profile_object *profile_object_of(uint64_t count, int dtype, int *code_p) {
   *code_p = 0;
   for (uint32_t i = 0; i < profile.objects_count; i++) {
@@ -448,7 +448,7 @@ static int profile_cancel(void *state, int complete) {
   return MPI_SUCCESS;
 }
 
-/* In mlfab's progress thread, or in a thread that is in a call. */
+/* Runs in mlfab's progress thread, or in a thread inside a call. */
 static void profile_ended(void *user, mlfab_request request, const mlfab_result *result) {
   profile_request *r = user;
   (void)request;
@@ -474,7 +474,7 @@ static int profile_start(const void *in, void *out, uint64_t count, int dtype, i
   if (!code) code = mlfab_on_done(profile.ctx, id, profile_ended, r);
   profile_done(code, PROFILE_IALLREDUCE, count * profile_bytes(dtype), MPI_COMM_WORLD);
   if (!code) return MPI_SUCCESS;
-  r->code = code; /* the request tells */
+  r->code = code; /* the request reports it */
   return PMPI_Grequest_complete(r->request);
 }
 
@@ -490,7 +490,7 @@ int MPI_Iallreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_
   return code;
 }
 
-/* The counts of all ranks as mlfab wants them, in parts of so many, and their sum; NULL without memory. */
+/* Returns the counts of all ranks for mlfab, in parts of so many, and their sum; NULL without memory. */
 static uint64_t *profile_counts(const int *counts, uint64_t unit, uint64_t *sum_p) {
   uint64_t *all = calloc((size_t)profile.size, sizeof *all);
   *sum_p = 0;
@@ -509,7 +509,7 @@ int MPI_Reduce_scatter(const void *in, void *out, const int *counts, MPI_Datatyp
                       ? profile_counts(counts, 1, &sum)
                       : NULL;
   int takes = all && profile_takes(comm, sum * bytes);
-  /* mlfab reduces in place, and MPI may not write the input. */
+  /* mlfab reduces in place, but MPI must not write the input. */
   char *work = takes ? malloc(sum * bytes) : NULL;
   if (takes && !work) {
     free(all);
@@ -539,7 +539,7 @@ typedef struct profile_block {
   MPI_Datatype type;
 } profile_block;
 
-/* Gathers into `work`, block behind block, then puts the blocks at their places. `bytes`: of every block. */
+/* Gathers into `work`, block behind block, then puts the blocks at their places. `bytes`: size of every block. */
 static int profile_allgatherv(profile_block in, profile_block out, const int *places,
                               const uint64_t *bytes, char *work) {
   mlfab_collective options = profile_options(0, NULL);
@@ -552,7 +552,7 @@ static int profile_allgatherv(profile_block in, profile_block out, const int *pl
   out.count = (int)(bytes[profile.rank] / size);
   if (in.at == MPI_IN_PLACE)
     in = (profile_block){out.at + places[profile.rank] * extent, out.count, out.type};
-  /* A program that sends more than the others receive is wrong. */
+  /* It is an error if a program sends more than the others receive. */
   uint64_t room = bytes[profile.rank], unit = profile_size(in.type);
   if (unit && in.count > 0 && (uint64_t)in.count > room / unit) in.count = (int)(room / unit);
   code = profile_copy(in.at, in.count, in.type, work + at, 1);
@@ -564,8 +564,8 @@ static int profile_allgatherv(profile_block in, profile_block out, const int *pl
   return code;
 }
 
-/* Of each block of a gather only the number of bytes is equal in all ranks, so whatever is plain bytes here may be a
- * derived type elsewhere: whether a call is taken depends on bytes, and all ranks pack and unpack. */
+/* All ranks agree only on the number of bytes of each block of a gather: a type that is plain here may be a derived
+ * type elsewhere. So bytes decide if a call is taken, and all ranks pack and unpack. */
 int MPI_Allgatherv(const void *in, int count, MPI_Datatype in_type, void *out, const int *counts,
                    const int *places, MPI_Datatype out_type, MPI_Comm comm) {
   uint64_t sum = 0, size = profile.ctx && comm == MPI_COMM_WORLD ? profile_size(out_type) : 0;
@@ -586,7 +586,7 @@ int MPI_Allgatherv(const void *in, int count, MPI_Datatype in_type, void *out, c
   return code;
 }
 
-/* Likewise, only the number of bytes is equal in all ranks. */
+/* Here, too, all ranks agree only on the number of bytes. */
 int MPI_Bcast(void *data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
   if (!profile.ctx || comm != MPI_COMM_WORLD || count <= 0 || root < 0 || root >= profile.size)
     return PMPI_Bcast(data, count, type, root, comm);

@@ -1,4 +1,4 @@
-/* mlfab_remote.c - files at a WebDAV server and objects in S3. See mlfab_remote.h. */
+/* mlfab_remote.c - reads, writes and lists files at a WebDAV server, and objects in S3. See mlfab_remote.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -19,26 +19,26 @@ enum {
   REMOTE_ATTEMPTS = 6,
   REMOTE_PAUSE_MS = 250,
   REMOTE_PAUSE_MOST_MS = 8000,
-  REMOTE_RATE = 100000, /* bytes per second that a transfer must make on the whole */
+  REMOTE_RATE = 100000, /* bytes per second: minimum mean rate of a transfer */
   REMOTE_LIST_MOST = 16 << 20,
   REMOTE_PAGES = 1000,
   REMOTE_PAGE_BYTES = 4 << 20,
   REMOTE_LINE = 1400,
-  REMOTE_TOKEN = 4096, /* of a session: at most */
+  REMOTE_TOKEN = 4096, /* limit of a session's token */
   REMOTE_BLOCK = 65536
 };
 
-/* A request with what it needs to be repeated. */
+/* A request with the data to repeat it. */
 typedef struct remote_call {
   const mlfab__place *place;
   const char *method, *awaited;
-  mlfab__sigv4_pair query[8]; /* of S3 */
+  mlfab__sigv4_pair query[8]; /* for S3 */
   uint32_t nquery;
-  const char *headers[4]; /* of WebDAV, besides those that every request has */
+  const char *headers[4]; /* for WebDAV, besides the headers of every request */
   uint32_t nheaders;
-  char payload[MLFAB__SIGV4_HEX]; /* of S3: SHA-256 of the body; "": of none */
+  char payload[MLFAB__SIGV4_HEX]; /* for S3: SHA-256 of the body; "": there is no body */
   mlfab__http_request request;    /* body, range, limits */
-  /* How often, until when. */
+  /* Limit and start of the operation. */
   uint64_t deadline_ns, began_ns;
   uint32_t attempts, in_vain;
   mlfab_error error;
@@ -69,7 +69,7 @@ static int remote_fail(mlfab__remote *remote, int number, const char *format, ..
   return -number;
 }
 
-/* Finds the next element with this local name from *at_p on, and its text; *at_p is behind it then. 0: there is none. */
+/* Finds the next element with this local name from *at_p on, and its text; then *at_p is behind it. 0: none is left. */
 static int remote_element(const char **at_p, const char *end, const char *name, const char **text_p,
                           size_t *bytes_p) {
   size_t n = strlen(name);
@@ -92,7 +92,7 @@ static int remote_element(const char **at_p, const char *end, const char *name, 
   return 0;
 }
 
-/* Copies an element's text with its entities replaced: 1; "" when there is none, or it is too long. */
+/* Copies an element's text with its entities replaced: returns 1; or "" and 0 if it is missing or too long. */
 static int remote_text(const char *from, size_t bytes, const char *name, char *text, size_t room) {
   static const struct {
     const char *name;
@@ -122,7 +122,7 @@ static int remote_text(const char *from, size_t bytes, const char *name, char *t
   return at > 0;
 }
 
-/* Seconds since 1970 of "2026-05-24T00:00:00Z", "20260524T000000Z" or "Sun, 24 May 2026 00:00:00 GMT"; -1: neither. */
+/* Converts to seconds since 1970: "2026-05-24T00:00:00Z", "20260524T000000Z" "Sun, 24 May 2026 00:00:00 GMT"; or -1. */
 static int64_t remote_time(const char *text) {
   static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
   struct tm t;
@@ -144,7 +144,7 @@ static int64_t remote_time(const char *text) {
   return (int64_t)timegm(&t);
 }
 
-/* The server's clock is not ours. */
+/* Reports that the server's clock differs from ours. */
 static int remote_skewed(mlfab__remote *remote, const remote_call *call) {
   const mlfab__http_answer *answer = &remote->answer;
   char text[64];
@@ -161,7 +161,7 @@ static int remote_skewed(mlfab__remote *remote, const remote_call *call) {
                      here < there ? "behind" : "ahead of");
 }
 
-/* What mlfab_http.h says, without the method and the URL, which the caller's error has. */
+/* Returns the text of mlfab_http.h without method and URL, which the caller's error has. */
 static const char *remote_detail(const remote_call *call, const char *url) {
   char start[400], name[128];
   mlfab__http_name(url, name, sizeof name);
@@ -193,7 +193,7 @@ static int remote_number(const mlfab__remote *remote, const remote_call *call) {
   return EIO;
 }
 
-/* The last attempt has failed for good. */
+/* Ends a call whose last attempt has failed for good. */
 static int remote_give_up(mlfab__remote *remote, const remote_call *call, const char *url) {
   char code[48], tried[48] = "";
   uint64_t tenths = (remote_now() - call->began_ns) / 100000000u;
@@ -216,7 +216,7 @@ int mlfab__remote_knows(const char *path) {
          !strncmp(path, "s3://", 5);
 }
 
-/* Puts a "/" between directory and name, however many there were. */
+/* Joins directory and name by one "/", however many there were. */
 static int remote_key(const char *from, int directory, char *key, size_t room) {
   const char *slash = strrchr(from, '/');
   size_t before = directory ? strlen(from) : slash ? (size_t)(slash - from) : 0;
@@ -245,7 +245,7 @@ static int remote_place_s3(mlfab__remote *remote, const char *path, int director
     return remote_fail(remote, EACCES, "no keys for S3 (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)");
   if (o->endpoint)
     snprintf(place->root, sizeof place->root, "%.200s/%.*s", o->endpoint, (int)n, bucket);
-  else if (memchr(bucket, '.', n)) /* no certificate is good for such a host */
+  else if (memchr(bucket, '.', n)) /* certificates cannot match such a host */
     snprintf(place->root, sizeof place->root, "https://s3.%.60s.amazonaws.com/%.*s", o->region,
              (int)n, bucket);
   else
@@ -254,7 +254,7 @@ static int remote_place_s3(mlfab__remote *remote, const char *path, int director
   return 0;
 }
 
-/* Is it this host, to which a password may go in clear? */
+/* Is it this host? Then a password may go in clear. */
 static int remote_near(const char *root) {
   const char *host = root + 7;
   size_t n = strcspn(host, ":/");
@@ -273,7 +273,7 @@ int mlfab__remote_place(mlfab__remote *remote, const char *path, int directory,
     return remote_fail(remote, EINVAL,
                        "it is no http[s]://HOST/PATH: no '?', '#', space, user or password");
   memcpy(place->root, path, before);
-  /* Behind the host; the key keeps the first "/". */
+  /* Points behind the host; the key keeps the first "/". */
   place->key[0] = '/';
   if (remote_key(host + n + (host[n] == '/'), directory, place->key + 1, sizeof place->key - 1))
     return remote_fail(remote, EINVAL, "its path is too long");
@@ -297,7 +297,7 @@ static void remote_header(remote_head *head, const char *line) {
   if (head->n < MLFAB__HTTP_HEADERS) head->list[head->n++] = line;
 }
 
-/* Path, query, and their signature. 0 or -1. */
+/* Adds path, query, and their signature. Returns 0 or -1. */
 static int remote_sign(const mlfab__remote *remote, const remote_call *call, remote_head *head) {
   const mlfab_store_options *o = &remote->options;
   const char *root = call->place->root, *host = strstr(root, "://") + 3;
@@ -352,7 +352,7 @@ static int remote_sign(const mlfab__remote *remote, const remote_call *call, rem
   return 0;
 }
 
-/* Basic authentication. 0 or -1. */
+/* Adds basic authentication. Returns 0 or -1. */
 static int remote_login(const mlfab__remote *remote, remote_head *head) {
   const mlfab_store_options *o = &remote->options;
   char text[512];
@@ -383,7 +383,7 @@ static int remote_progress(void *user, uint64_t sent, uint64_t received, uint64_
   return remote_cancelled(user);
 }
 
-/* A call of an operation that moves so many bytes. */
+/* Makes a call for an operation that moves so many bytes. */
 static remote_call remote_begin(mlfab__remote *remote, const char *method,
                                 const mlfab__place *place, const char *awaited, uint64_t bytes) {
   remote_call call = {.method = method, .place = place, .awaited = awaited};
@@ -392,7 +392,7 @@ static remote_call remote_begin(mlfab__remote *remote, const char *method,
   return call;
 }
 
-/* One attempt. 0, or MLFAB_ERR_*. */
+/* Makes one attempt. Returns 0, or MLFAB_ERR_*. */
 static int remote_once(mlfab__remote *remote, remote_call *call, char url[MLFAB__REMOTE_URL]) {
   remote_head *head = malloc(sizeof *head);
   url[0] = 0;
@@ -412,7 +412,7 @@ static int remote_once(mlfab__remote *remote, remote_call *call, char url[MLFAB_
     if (r->stall_ns == 0) r->stall_ns = remote->options.timeout_ns / 2 + 1;
     if (!r->progress) r->progress = remote_progress;
     if (!r->user) r->user = remote;
-    /* A password that goes in clear is for this host, not for a proxy. */
+    /* A password in clear is for this host; a proxy must not get it. */
     if (!call->place->s3 && remote->options.user &&
         mlfab__http_compare(call->place->root, "https://", 8) != 0)
       r->flags |= MLFAB__HTTP_DIRECT;
@@ -431,7 +431,7 @@ static int remote_once(mlfab__remote *remote, remote_call *call, char url[MLFAB_
   return code;
 }
 
-/* Sleeps; 0: it was cancelled, or the deadline would be over. */
+/* Sleeps; returns 0 if it was cancelled, or if the deadline comes earlier. */
 static int remote_pause(mlfab__remote *remote, const remote_call *call) {
   uint64_t ms = REMOTE_PAUSE_MS;
   for (uint32_t i = 1; i < call->in_vain && ms < REMOTE_PAUSE_MOST_MS; i++) ms *= 2;
@@ -450,7 +450,7 @@ static int remote_pause(mlfab__remote *remote, const remote_call *call) {
   return 1;
 }
 
-/* May the request succeed when it is repeated? */
+/* May the request succeed at a later attempt? */
 static int remote_again(const mlfab__remote *remote, const remote_call *call, int code) {
   const mlfab__http_answer *answer = &remote->answer;
   char text[48];
@@ -458,7 +458,7 @@ static int remote_again(const mlfab__remote *remote, const remote_call *call, in
   if (answer->status == 400 && remote_text(answer->body, answer->kept, "Code", text, sizeof text) &&
       !strcmp(text, "RequestTimeout"))
     return 1;
-  /* A refusal while the body was being sent looks like a broken connection. */
+  /* If the server refuses while the body is being sent, this looks like a broken connection. */
   if (answer->status >= 300 && answer->status < 500 && answer->status != 408 &&
       answer->status != 429)
     return 0;
@@ -466,7 +466,7 @@ static int remote_again(const mlfab__remote *remote, const remote_call *call, in
   return answer->retryable && call->in_vain < REMOTE_ATTEMPTS;
 }
 
-/* Repeats a call until it succeeds or fails for good. 0 or a negative errno. */
+/* Repeats a call until it succeeds or fails for good. Returns 0 or a negative errno. */
 static int remote_run(mlfab__remote *remote, remote_call *call) {
   char url[MLFAB__REMOTE_URL];
   for (;;) {
@@ -478,7 +478,7 @@ static int remote_run(mlfab__remote *remote, remote_call *call) {
   }
 }
 
-/* Of one file: 207 tells of members of which some have failed, so the file itself may have. */
+/* For one file: 207 reports that some members have failed, so the file itself may have. */
 static int remote_run_whole(mlfab__remote *remote, remote_call *call) {
   int code = remote_run(remote, call);
   if (code || remote->answer.status != 207) return code;
@@ -490,7 +490,7 @@ static int remote_run_whole(mlfab__remote *remote, remote_call *call) {
 typedef struct remote_sink {
   mlfab__remote *remote;
   char *data;
-  uint64_t offset; /* of data in the file */
+  uint64_t offset; /* offset of data in the file */
   size_t room, got;
 } remote_sink;
 
@@ -533,9 +533,9 @@ int64_t mlfab__remote_get(mlfab__remote *remote, const mlfab__place *place, void
                                       : "the server has no parts of files (Range)");
     if (answer->total != UINT64_MAX) *total_p = answer->total;
     if (!code) return (int64_t)sink.got;
-    /* All bytes were there before it broke off. */
+    /* All bytes had arrived before it broke off. */
     if (sink.got == bytes && answer->retryable) return (int64_t)sink.got;
-    /* It goes on behind the last byte, if the file is still the same. */
+    /* Continues behind the last byte, if the file is still the same. */
     if (!etag[0] && strncmp(answer->etag, "W/", 2) != 0) memcpy(etag, answer->etag, sizeof etag);
     if (!etag[0]) sink.got = 0;
     call.in_vain = sink.got > before ? 1 : call.in_vain + 1;
@@ -546,7 +546,7 @@ int64_t mlfab__remote_get(mlfab__remote *remote, const mlfab__place *place, void
 
 /* --- writing --- */
 
-/* The SHA-256 of a part of the bytes. 0 or a negative errno. */
+/* Computes the SHA-256 of a part of the bytes. Returns 0 or a negative errno. */
 static int remote_sum(mlfab__remote *remote, const mlfab__source *source, uint64_t first,
                       uint64_t bytes, char hex[MLFAB__SIGV4_HEX]) {
   unsigned char sum[EVP_MAX_MD_SIZE];
@@ -621,7 +621,7 @@ int mlfab__remote_move(mlfab__remote *remote, const mlfab__place *from, const ml
   call.headers[0] = line;
   call.headers[1] = "Overwrite: T";
   call.nheaders = 2;
-  call.request.flags = MLFAB__HTTP_FRESH; /* so that a 404 after a lost answer is known to be one */
+  call.request.flags = MLFAB__HTTP_FRESH; /* so that a 404 after a lost answer is recognized */
   int code = remote_run_whole(remote, &call);
   if (code == -ENOENT && call.attempts > 1 && remote_is_there(remote, to, bytes)) return 0;
   return code;
@@ -673,7 +673,7 @@ int mlfab__remote_upload(mlfab__remote *remote, const mlfab__place *place,
                          const mlfab__source *source, mlfab__upload *upload) {
   uint64_t part = remote->options.part_bytes, first = 0;
   if (source->bytes / part >= MLFAB__REMOTE_PARTS)
-    part = source->bytes / MLFAB__REMOTE_PARTS + 1; /* as few as S3 allows */
+    part = source->bytes / MLFAB__REMOTE_PARTS + 1; /* the smallest part that S3's limit allows */
   mlfab__remote_forget(upload);
   upload->parts_most = (uint32_t)((source->bytes + part - 1) / part);
   upload->etags = calloc(upload->parts_most, sizeof *upload->etags);
@@ -686,7 +686,7 @@ int mlfab__remote_upload(mlfab__remote *remote, const mlfab__place *place,
   return code;
 }
 
-/* The end of an upload: the list of its parts. NULL: no memory. */
+/* Makes the end of an upload: the list of its parts. NULL: no memory. */
 static char *remote_parts(const mlfab__upload *upload, size_t *bytes_p) {
   size_t room = 128 + upload->parts * (size_t)(MLFAB__REMOTE_ETAG + 80), at;
   char *xml = malloc(room);
@@ -723,7 +723,7 @@ int mlfab__remote_complete(mlfab__remote *remote, const mlfab__place *place, mlf
   remote_call call = remote_begin(remote, "POST", place, "the end of an upload", bytes);
   call.query[0] = (mlfab__sigv4_pair){"uploadId", upload->id};
   call.nquery = 1;
-  call.request.flags = MLFAB__HTTP_FRESH; /* as a MOVE */
+  call.request.flags = MLFAB__HTTP_FRESH; /* like MOVE */
   call.request.body = xml;
   call.request.body_bytes = n;
   int code = mlfab__sigv4_hash(xml, n, call.payload) ? -ENOMEM : 1;
@@ -784,7 +784,7 @@ static int remote_get_page(mlfab__remote *remote, remote_call *call, remote_page
   }
 }
 
-/* Does the document end with this element's end? What is cut off, or a page for people, is not a list without names. */
+/* Does the document end with this element's end? A page that is cut off, or a page for people, is not an empty list. */
 static int remote_is_whole(const remote_page *page, const char *element) {
   const char *at = memrchr(page->text, '<', page->bytes);
   if (!at || at[1] != '/') return 0;
@@ -803,7 +803,7 @@ typedef struct remote_names {
   size_t room, at;
 } remote_names;
 
-/* Adds a name, if it has the prefix. -ERANGE: there is no room. Names with other characters than ours are skipped. */
+/* Adds a name, if it has the prefix. -ERANGE: there is no room. Skips names with other characters than ours. */
 static int remote_add_name(remote_names *names, const char *name, const char *suffix) {
   size_t n = strlen(name) + strlen(suffix);
   if (strncmp(name, names->prefix, strlen(names->prefix)) != 0) return 0;
@@ -824,7 +824,7 @@ static int remote_hex(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The last part of an href, decoded in place. */
+/* Returns the last part of an href, decoded in place. */
 static char *remote_last(char *href) {
   char *slash = strrchr(href, '/'), *name = slash ? slash + 1 : href, *to = name;
   for (const char *from = name; *from; from++) {
@@ -868,7 +868,7 @@ static int remote_list_dav(mlfab__remote *remote, const mlfab__place *place, rem
   return code;
 }
 
-/* All names in a page of one of S3's lists: the texts of `name` in the elements `item`. */
+/* Takes all names in a page of one of S3's lists: the texts of `name` in the elements `item`. */
 static int remote_take_page(const remote_page *page, const char *item, size_t before,
                             remote_names *names, const char *suffix) {
   const char *at = page->text, *end = page->text + page->bytes, *text;
@@ -884,14 +884,14 @@ static int remote_take_page(const remote_page *page, const char *item, size_t be
   return code;
 }
 
-/* How a list of S3 goes on. */
+/* The continuation of a list of S3. */
 typedef struct remote_pages {
   const char *item, *suffix;
   int uploads;
   char token[1100], upload[MLFAB__REMOTE_ID];
 } remote_pages;
 
-/* 1: there is another page; 0: there is none; -1: there is, and the answer does not name it. */
+/* Returns 1: there is another page; 0: there is none; -1: there is, but the answer does not name it. */
 static int remote_next_page(const remote_page *page, remote_pages *pages) {
   char more[8];
   if (!remote_text(page->text, page->bytes, "IsTruncated", more, sizeof more) ||
@@ -922,7 +922,7 @@ static int remote_list_page(mlfab__remote *remote, const mlfab__place *root, con
   return remote_get_page(remote, &call, page);
 }
 
-/* Objects, or unfinished uploads. A server that does not tell uploads (403, 404, 405, 501) has none. */
+/* Lists objects, or unfinished uploads. A server that cannot list uploads (403, 404, 405, 501) has none. */
 static int remote_list_s3(mlfab__remote *remote, const mlfab__place *place, int uploads,
                           remote_names *names) {
   mlfab__place root = *place;
@@ -983,7 +983,7 @@ int mlfab__remote_abort(mlfab__remote *remote, const mlfab__place *place) {
   const char *text;
   size_t bytes;
   root.key[0] = 0;
-  /* The first page has all uploads of one object, unless they are many; the others are aborted next time. */
+  /* The first page has all uploads of one object, except if there are very many; the rest are aborted next time. */
   int code = remote_list_page(remote, &root, place->key, &pages, &page);
   const char *at = page.text;
   while (!code && remote_element(&at, page.text + page.bytes, "Upload", &text, &bytes)) {

@@ -1,8 +1,8 @@
-/* mlfab_remote.h - files at a WebDAV server and objects in S3: one operation each, repeated where that helps. Internal:
- * what mlfab_store.c is made of. Requests are mlfab_http.h's.
+/* mlfab_remote.h - files at a WebDAV server and objects in S3: single operations, repeated if that helps. Internal:
+ * mlfab_store.c uses it. mlfab_http.h runs the requests.
  *
- * An operation has a deadline: timeout_ns and the time that its bytes need at REMOTE_RATE. Within it a request is repeated
- * when mlfab_http.h says that it may succeed later, and at most REMOTE_ATTEMPTS times in a row without a byte of
+ * An operation has a deadline: timeout_ns plus the time that its bytes need at REMOTE_RATE. Within it a request is
+ * repeated if mlfab_http.h reports that it may succeed later, at most REMOTE_ATTEMPTS times in a row without a byte of
  * progress:
  *
  *    request --success--> done
@@ -10,14 +10,14 @@
  *       +-pause (250 ms, twice as long each time up to 8 s, half of it random; at least Retry-After)
  *
  * Invariants
- *  (1) A repeated request has the same effect as one: PUT, DELETE and parts name their place. After MOVE and the end of an
- *      upload, whose answers may be lost, a 404 counts as success where the file has its name and length now.
+ *  (1) A repeated request has the effect of one: PUT, DELETE and parts name their place. After MOVE and the end of an
+ *      upload, whose answers may be lost, a 404 counts as success if the file now has its name and length.
  *  (2) Each S3 request is signed anew, with a SHA-256 of its body, and sent exactly as it was signed.
- *  (3) `why` never has a password, a key or a signature in it.
+ *  (3) `why` never contains a password, a key or a signature.
  *
- * One thread uses a remote at a time, except for `cancelled`. Functions return 0 or more, or a negative errno with its
- * reason in `why`: ENOENT; EACCES (401, 403); ENOSPC (507); EFBIG (413, an answer without end); ETIMEDOUT (it could not be
- * reached in time); ECANCELED; ENOMEM; EINVAL (the path); EIO.
+ * One thread at a time uses a remote; `cancelled` is the exception. Functions return 0 or more, or a negative errno
+ * with its reason in `why`: ENOENT; EACCES (401, 403); ENOSPC (507); EFBIG (413, an endless answer); ETIMEDOUT (out of
+ * reach until the deadline); ECANCELED; ENOMEM; EINVAL (the path); EIO.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -37,20 +37,19 @@ enum {
 };
 
 typedef struct mlfab__remote {
-  mlfab_store_options options; /* complete; the texts are owned by who made it */
+  mlfab_store_options options; /* complete; whoever made it owns the texts */
   mlfab__http *http;
   int cancelled; /* atomic */
   unsigned dice;
-  char why[MLFAB__REMOTE_WHY]; /* of the last operation that failed; "": none has */
+  char why[MLFAB__REMOTE_WHY]; /* reason of the last failed operation; "": none has failed */
   mlfab__http_answer answer;
 } mlfab__remote;
 
 /* A file's place. */
 typedef struct mlfab__place {
   int s3;
-  char
-      key[MLFAB__REMOTE_KEY]; /* of S3, not encoded; of WebDAV all behind the host, as it is sent */
-  char root[300]; /* "https://host:port", in S3 with "/bucket" behind it where the path has it */
+  char key[MLFAB__REMOTE_KEY]; /* S3: not encoded; WebDAV: all behind the host, as it is sent */
+  char root[300]; /* "https://host:port", for S3 followed by "/bucket" if the path has it */
 } mlfab__place;
 
 /* Bytes to send. `read` as in mlfab_http.h. */
@@ -69,30 +68,30 @@ typedef struct mlfab__upload {
 
 /* Is the path a URL that a remote knows? */
 int mlfab__remote_knows(const char *path);
-/* The place of a path; `directory` 1: of a directory, whose key is "" or ends with "/". */
+/* Finds the place of a path; `directory` 1: of a directory, whose key is "" or ends with "/". */
 int mlfab__remote_place(mlfab__remote *remote, const char *path, int directory,
                         mlfab__place *place);
 
-/* Reads up to `bytes` from `offset` on: how many. *total_p: the whole length. */
+/* Reads up to `bytes` from `offset` on: returns their number. *total_p: the whole length. */
 int64_t mlfab__remote_get(mlfab__remote *remote, const mlfab__place *place, void *data,
                           size_t bytes, uint64_t offset, uint64_t *total_p);
 int mlfab__remote_put(mlfab__remote *remote, const mlfab__place *place,
                       const mlfab__source *source);
-/* WebDAV. `bytes`: of the file. */
+/* For WebDAV. `bytes`: length of the file. */
 int mlfab__remote_move(mlfab__remote *remote, const mlfab__place *from, const mlfab__place *to,
                        uint64_t bytes);
 int mlfab__remote_delete(mlfab__remote *remote, const mlfab__place *place);
-/* Names in a directory that begin with `prefix`, a newline behind each, and in S3 NAME.part for each unfinished
- * upload of NAME: how many bytes. ERANGE: more than `room`. */
+/* Lists names in a directory that begin with `prefix`, each ended by a newline, and in S3 NAME.part for each unfinished
+ * upload of NAME: returns the bytes. ERANGE: more than `room`. */
 int64_t mlfab__remote_list(mlfab__remote *remote, const mlfab__place *directory, const char *prefix,
                            char *names, size_t room);
 
-/* S3: all parts; then the object appears. After an error the upload is there until it is aborted. */
+/* For S3: sends all parts; then the object appears. After an error the upload stays until it is aborted. */
 int mlfab__remote_upload(mlfab__remote *remote, const mlfab__place *place,
                          const mlfab__source *source, mlfab__upload *upload);
 int mlfab__remote_complete(mlfab__remote *remote, const mlfab__place *place, mlfab__upload *upload,
                            uint64_t bytes);
-/* S3: aborts all unfinished uploads of this object. */
+/* For S3: aborts all unfinished uploads of this object. */
 int mlfab__remote_abort(mlfab__remote *remote, const mlfab__place *place);
 void mlfab__remote_forget(mlfab__upload *upload);
 

@@ -1,4 +1,4 @@
-/* mlfab_sigv4.c - AWS Signature Version 4 of one request. See mlfab_sigv4.h. */
+/* mlfab_sigv4.c - computes AWS Signature Version 4 of one request. See mlfab_sigv4.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -62,7 +62,7 @@ int mlfab__sigv4_path(const char *path, char *text, size_t room) {
 
 /* --- the order of pairs --- */
 
-/* Compares as if each byte were encoded: what is encoded begins with "%", which is before all plain characters. */
+/* Compares as if each byte were encoded: an encoded byte begins with "%", which is before all plain characters. */
 static int sigv4_compare(const char *a, const char *b) {
   for (; *a && *a == *b; a++, b++) {
   }
@@ -79,7 +79,7 @@ static int sigv4_query_order(const mlfab__sigv4_pair *a, const mlfab__sigv4_pair
   return order ? order : sigv4_compare(a->value, b->value);
 }
 
-/* tolower as in the C locale, which the process may not have. */
+/* tolower of the C locale, whatever the locale of the process. */
 static char sigv4_lower_letter(char c) {
   return (char)(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
 }
@@ -94,7 +94,7 @@ static int sigv4_header_order(const mlfab__sigv4_pair *a, const mlfab__sigv4_pai
   return sigv4_compare_names(a->name, b->name);
 }
 
-/* Sorts, and keeps the order of equal ones. */
+/* Sorts; equal pairs keep their order. */
 static int sigv4_sort(const mlfab__sigv4_pair *from, uint32_t n, mlfab__sigv4_pair *to,
                       int (*order)(const mlfab__sigv4_pair *, const mlfab__sigv4_pair *)) {
   if (n > MLFAB__SIGV4_PAIRS) return -1;
@@ -128,7 +128,7 @@ static int sigv4_add(EVP_MD_CTX *sum, const char *text) {
   return EVP_DigestUpdate(sum, text, strlen(text)) != 1;
 }
 
-/* A header's value: no spaces around it, single ones in it. */
+/* Adds a header's value: without spaces around it, and with single spaces inside. */
 static int sigv4_add_value(EVP_MD_CTX *sum, const char *value) {
   int bad = 0, started = 0, spaces = 0;
   for (; *value && !bad; value++) {

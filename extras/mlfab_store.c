@@ -1,4 +1,4 @@
-/* mlfab_store.c - the table of file calls for checkpoints in a WebDAV server or in S3. See mlfab_store.h.
+/* mlfab_store.c - implements the table of file calls for checkpoints in a WebDAV server or in S3. See mlfab_store.h.
  *
  * For: what core/api/disk.c does with files: a file is written from its beginning to its end, synced, closed and renamed;
  * read in parts; listed; removed. Does not: append to a file that exists, serve other files than checkpoint-*.
@@ -16,7 +16,7 @@
  *
  * Invariants
  *  (1) A file has its name only after all its bytes are at the server, and at once with all of them.
- *  (2) What is written stays in the temporary file until the rename, so every request can be repeated.
+ *  (2) Data stays in the temporary file until the rename, so every request can be repeated.
  *  (3) Memory: blocks of 64 KB, an answer of at most 16 MB while a directory is listed, and 64 bytes a part of an upload.
  *
  * The table has one thread at a time; the lock is there for mlfab_load, whose caller may be another one.
@@ -49,30 +49,29 @@ enum store_phase { STORE_FREE, STORE_SPOOLS, STORE_SENT, STORE_WAITS, STORE_READ
 
 typedef struct store_file {
   enum store_phase phase;
-  uint64_t turn; /* the store's when it began: the oldest that waits is given up for a new one */
+  uint64_t turn; /* the store's at its start: a new file replaces the oldest that waits */
   char path[STORE_PATH];
-  mlfab__place place; /* of the path; of an S3 file that is written, without ".part" */
+  mlfab__place place; /* place of the path; for an S3 file being written, without ".part" */
   int spool;          /* a descriptor, or -1 */
-  uint64_t bytes;     /* SPOOLS to WAITS: length; READS: the whole length, UINT64_MAX: not known */
+  uint64_t bytes;     /* SPOOLS to WAITS: length; READS: the whole length, UINT64_MAX: unknown */
   mlfab__upload upload;
 } store_file;
 
 struct mlfab_store {
   mlfab_files table;
   pthread_mutex_t lock;
-  pid_t pid; /* in a forked child the lock and the session of HTTP are the parent's */
+  pid_t pid; /* in a forked child the lock and the HTTP session belong to the parent */
   mlfab__remote remote;
-  char said
-      [MLFAB__REMOTE_WHY];  /* why the last call failed that has failed; "": its errno says all */
-  char *texts[STORE_TEXTS]; /* of the options */
+  char said[MLFAB__REMOTE_WHY]; /* reason of the last failure; "": its errno says all */
+  char *texts[STORE_TEXTS];     /* of the options */
   uint64_t turn;
   store_file files[STORE_FILES];
 };
 
 /* --- calls --- */
 
-/* In a forked child: there nobody gives the lock back, and what the transfer uses was copied in the middle of a call. It
- * is left as it is. The child may close files and the store; every request fails. */
+/* In a forked child nobody releases the lock, and the data of the transfer was copied in the middle of a call. So both
+ * are left alone. The child may close files and the store; every request fails. */
 static void store_check_fork(mlfab_store *store) {
   if (store->pid == getpid()) return;
   store->pid = getpid();
@@ -109,13 +108,13 @@ static void store_free(store_file *file) {
   file->spool = -1;
 }
 
-/* The file with this handle: NULL for a local one. */
+/* Returns the file with this handle: NULL for a local file. */
 static store_file *store_at(mlfab_store *store, int handle) {
   if (handle < STORE_BASE || handle >= STORE_BASE + STORE_FILES) return NULL;
   return &store->files[handle - STORE_BASE];
 }
 
-/* What was written under this path. */
+/* Returns the file that was written under this path. */
 static store_file *store_find(mlfab_store *store, const char *path) {
   for (int i = 0; i < STORE_FILES; i++) {
     store_file *file = &store->files[i];
@@ -125,7 +124,7 @@ static store_file *store_find(mlfab_store *store, const char *path) {
   return NULL;
 }
 
-/* A free one; else the oldest that waits, which nobody has renamed. NULL: all are in use. */
+/* Returns a free file; else the oldest that waits, which nobody has renamed. NULL: all are in use. */
 static store_file *store_new(mlfab_store *store) {
   store_file *oldest = NULL;
   for (int i = 0; i < STORE_FILES; i++) {
@@ -137,7 +136,7 @@ static store_file *store_new(mlfab_store *store) {
   return oldest;
 }
 
-/* A temporary file that has no name, so that nothing is left of it. A descriptor or a negative errno. */
+/* Makes a temporary file without a name: it vanishes with its process. Returns a descriptor or a negative errno. */
 static int store_spool(mlfab_store *store) {
   char path[512];
   const char *dir = store->remote.options.spool_dir;
@@ -158,7 +157,7 @@ static int store_has_suffix(const char *path, const char *suffix) {
   return n > k && !strcmp(path + n - k, suffix);
 }
 
-/* The place of a file; in S3 NAME.part is NAME, which is not there before its end. */
+/* Finds the place of a file; in S3 NAME.part is NAME, which does not exist before its end. */
 static int store_place(mlfab_store *store, const char *path, mlfab__place *place) {
   const char *name = strrchr(path, '/');
   if (strlen(path) >= STORE_PATH || !name || strncmp(name + 1, "checkpoint-", 11) != 0)
@@ -265,7 +264,7 @@ static int store_sync(void *user, int handle) {
                           file ? store_sync_file(store, file) : local->sync(local->user, handle));
 }
 
-/* What was not sent is given up; what was stays until it is renamed or removed. */
+/* Gives up a file that was not sent; a sent file stays until it is renamed or removed. */
 static int store_close_file(store_file *file) {
   if (file->phase == STORE_FREE || file->phase == STORE_WAITS) return -EBADF;
   if (file->phase == STORE_SENT)
@@ -363,7 +362,7 @@ static int store_explain(void *user, char *text, size_t room) {
   return some ? 0 : -1;
 }
 
-/* Without the lock, which the call under way has. */
+/* Works without the lock, which the running call has. */
 static void store_cancel(void *user, int on) {
   mlfab_store *store = user;
   __atomic_store_n(&store->remote.cancelled, on, __ATOMIC_RELEASE);
@@ -384,7 +383,7 @@ static const mlfab_files store_table = {.size = sizeof store_table,
 
 /* --- options --- */
 
-/* The text of an option, or of the first of two variables that is set and not empty. */
+/* Returns the text of an option, or of the first of two variables that is set and not empty. */
 static const char *store_text(const char *given, const char *first, const char *second) {
   if (given) return given;
   const char *value = first ? getenv(first) : NULL;
@@ -429,7 +428,7 @@ static int store_copy_texts(mlfab_store *store, const mlfab_store_options *o,
   return code;
 }
 
-/* "http[s]://host[:port]", with a "/" behind it or not, which is removed. */
+/* Checks "http[s]://host[:port]", and removes a "/" behind it. */
 static int store_check_endpoint(mlfab_store *store) {
   char *endpoint = store->texts[STORE_TEXTS - 1];
   if (!endpoint) return 0;

@@ -16,22 +16,22 @@
  *    https://host/path/     a collection of a WebDAV server that exists: PUT, MOVE, DELETE, GET with Range, PROPFIND
  *    s3://bucket/prefix     objects of S3, or of a server that speaks its protocol (endpoint)
  *
- * and any other directory is a local one, as before. Each process that holds slices of the model needs this: servers, and
- * workers that are servers too. Of files in a store mlfab reads and writes those of checkpoints only.
+ * and any other directory is a local one, as before. Each process that holds slices of the model needs this: servers,
+ * and workers that are servers, too. Of files in a store mlfab reads and writes those of checkpoints only.
  *
- * A file is first written to a temporary one in spool_dir, which needs room for the process's shard, and then sent. So a slow
- * store holds the model's blocks no longer than a local disk does, a failed transfer can be repeated, and memory stays
- * small. A file gets its name only when it is whole: by MOVE from NAME.part, or by S3, whose uploads appear at their end. What a
- * process that was killed leaves, the next checkpoint removes (files NAME.part, unfinished uploads of S3).
+ * A file is first written to a temporary file in spool_dir, which needs room for the process's shard, and then sent. So
+ * a slow store holds the model's blocks no longer than a local disk does, a failed transfer can be repeated, and memory
+ * stays small. A file gets its name only when it is whole: by MOVE from NAME.part, or by S3, whose uploads appear at
+ * their end. The next checkpoint removes what a killed process leaves (files NAME.part, unfinished uploads of S3).
  *
- * Transfers run in the thread of checkpoints, never in training. One is repeated when the store cannot be reached, or
- * answers 408, 429 or 5xx: at most 6 times without a byte of progress, with pauses of up to 8 s, and for no longer than
- * timeout_ns and the time that its bytes need at 100 kB/s. A restore goes on behind the last byte that it has. What a store
- * refuses is not repeated. mlfab_close ends a transfer. Redirects are not followed.
+ * Transfers run in the thread of checkpoints, never in training. A transfer is repeated if the store is out of reach,
+ * or answers 408, 429 or 5xx: at most 6 times without a byte of progress, with pauses of up to 8 s, and for no longer
+ * than timeout_ns plus the time that its bytes need at 100 kB/s. A restore continues behind its last byte. A refusal of
+ * the store is final. mlfab_close ends a transfer. Redirects are not followed.
  *
- * Errors of mlfab_checkpoint, and of mlfab_model_start after mlfab_restore: IO, or TIMEOUT where a later attempt may succeed
- * (a restore then does not take an older checkpoint); with the URL, the method, the status and the store's reason. A
- * clock that is wrong for S3 is an error that says by how much.
+ * Errors of mlfab_checkpoint, and of mlfab_model_start after mlfab_restore: IO, or TIMEOUT if a later attempt may
+ * succeed (a restore then takes no older checkpoint). They have the URL, the method, the status and the store's reason.
+ * If a clock is wrong for S3, the error tells by how much.
  *
  * Proxies of the environment are used (https_proxy, http_proxy, no_proxy), except with a password that goes to this host
  * without https. docs/operating.md has the commands.
@@ -49,7 +49,7 @@ extern "C" {
 
 typedef struct mlfab_store mlfab_store;
 
-/* A member that is NULL or 0 is taken from the environment variable that it names, and then is the default. */
+/* A member that is NULL or 0 gets the value of the environment variable that it names, and else the default. */
 typedef struct mlfab_store_options {
   uint32_t size;
   uint32_t reserved;
@@ -66,7 +66,7 @@ typedef struct mlfab_store_options {
   const char *secret_key;    /* AWS_SECRET_ACCESS_KEY */
   const char *session_token; /* AWS_SESSION_TOKEN; none */
   const char *region;        /* AWS_REGION, AWS_DEFAULT_REGION; "us-east-1" */
-  /* "https://host:port" of another server than AWS's: the bucket is the first part of the path there.
+  /* "https://host:port" of another server than AWS's: there the bucket is the first part of the path.
    * AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL. */
   const char *endpoint;
 } mlfab_store_options;

@@ -1,7 +1,7 @@
-/* mlfab_tls.c - TLS 1.3 by pre-shared key, from OpenSSL, as a layer of the TCP transport. See mlfab_tls.h.
+/* mlfab_tls.c - implements TLS 1.3 by pre-shared key, with OpenSSL, as a layer of the TCP transport. See mlfab_tls.h.
  *
- * For: encryption, with forward secrecy. Does not: use certificates, tickets, early data, or any other version of TLS; read
- * or write anything but the sockets that TCP gives it.
+ * It encrypts, with forward secrecy. It does not use certificates, tickets, early data, or other versions of TLS, and
+ * has no other sockets than those that TCP gives it.
  *
  * Of each key's text k:
  *
@@ -16,17 +16,17 @@
  *
  * Invariants
  *  (1) A called session gets an SSL object (about 45 KB) only when a whole ClientHello of at most TLS_HELLO_MOST bytes
- *      is there that contains an identity of ours. Until then it costs its struct, less than 128 bytes. OpenSSL ends the
- *      handshake in the same call unless the hello's binder was made with the PSK. So a process without the key keeps an SSL
- *      object only by repeating a hello that it has recorded, for as long as TCP lets a stranger live; they are
- *      limited in number there.
- *  (2) A handshake is done only when it used the PSK (SSL_session_reused): never with a certificate, or without any proof.
- *  (3) A send that was refused is repeated with the same first bytes, as TCP's queue guarantees, at any address.
+ *      is there that contains an identity of ours. Until then it costs its struct, less than 128 bytes. OpenSSL ends
+ *      the handshake in the same call if the hello's binder was not made with the PSK. So a process without the key can
+ *      keep an SSL object only by repeating a recorded hello, as long as TCP lets a stranger live; TCP limits the
+ *      number of strangers.
+ *  (2) A handshake counts only if it used the PSK (SSL_session_reused): a certificate is no proof.
+ *  (3) A refused send is repeated with the same first bytes, as TCP's queue guarantees, at any address.
  *  (4) No key encrypts more than TLS_RECORDS records of at most 16 KiB (RFC 8446 5.5 allows 2^24.5 with AES-GCM).
  *  (5) A session that has failed stays so.
  *
- * A pre-shared key says "a member", not which: an attacker may lead a member's call to another member, or back to
- * itself. The proofs inside (core/keys/guard.h) cover numbers and roles, and find that out.
+ * A pre-shared key proves membership, but not identity: an attacker may lead a member's call to another member, or back
+ * to itself. The proofs inside (core/keys/guard.h) cover numbers and roles, and detect that.
  *
  * Source: RFC 8446; RFC 9257 (external PSKs). */
 #ifndef _GNU_SOURCE
@@ -57,7 +57,7 @@
 enum {
   TLS_HELLO_MOST = 1024,
   TLS_RECORD_BYTES = 16384,
-  TLS_READ_BYTES = 68 << 10, /* read from the socket at a time, at most */
+  TLS_READ_BYTES = 68 << 10, /* limit of one read from the socket */
   TLS_KEY_LEAST = 16,
   TLS_IDENTITY_BYTES = 22,
   TLS_ALERT_VERSION = 70,
@@ -84,11 +84,11 @@ typedef struct tls_session {
   int failed; /* errno of send and receive from now on; 0: none */
   int number; /* errno of the last system call */
   uint32_t attempt, records;
-  uint8_t called, open, ended, finished; /* ended: the peer's bytes have */
+  uint8_t called, open, ended, finished; /* ended: the peer's bytes have ended */
   const char *why;
 } tls_session;
 
-/* --- the socket, as OpenSSL sees it ------------------------------------------------------------- */
+/* --- the socket for OpenSSL ------------------------------------------------------------------- */
 
 static int tls_bio_done(BIO *bio, tls_session *session, ssize_t n, int again) {
   BIO_clear_retry_flags(bio);
@@ -177,7 +177,7 @@ static const char *tls_why(void *session) { return ((tls_session *)session)->why
 
 /* --- the handshake ------------------------------------------------------------------------------ */
 
-/* The socket is to be readable when so many bytes are there. */
+/* Asks TCP to report the socket as readable when so many bytes are there. */
 static void tls_await(const tls_session *session, int bytes) {
   (void)setsockopt(session->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
@@ -206,8 +206,8 @@ static int tls_offers(const tls_user *user, const uint8_t *hello, size_t bytes) 
   return 0;
 }
 
-/* Looks at what a caller has sent, and leaves it in the socket: 0 when it is a hello with an identity of ours. This keeps
- * out those who do not know the identity; OpenSSL reads the hello again. */
+/* Looks at a caller's bytes, and leaves them in the socket: returns 0 if they are a hello with an identity of ours.
+ * This keeps out callers that do not know the identity; OpenSSL reads the hello again. */
 static int tls_look(tls_session *session) {
   uint8_t hello[TLS_HELLO_MOST];
   ssize_t n = recv(session->fd, hello, sizeof hello, MSG_PEEK | MSG_DONTWAIT);
@@ -234,13 +234,13 @@ static int tls_look(tls_session *session) {
                     "has not this job's key (MLFAB_KEY), or does not speak TLS 1.3");
 }
 
-/* The handshake has failed. */
+/* Ends a failed handshake. */
 static int tls_shake_failed(tls_session *session) {
   int reason = ERR_GET_REASON(ERR_peek_error());
   ERR_clear_error();
   if (reason == SSL_AD_REASON_OFFSET + TLS_ALERT_IDENTITY && !session->called) {
     session->why = "refused: the caller's key is not this job's (MLFAB_KEY)";
-    /* Twice with each key: once may be an accident on the way. */
+    /* Each key is tried twice: one failure may be an accident on the way. */
     return session->attempt + 1 < 2 * session->user->count ? MLFAB_ERR_REFUSED : MLFAB_ERR_JOB;
   }
   if (reason == SSL_AD_REASON_OFFSET + TLS_ALERT_VERSION && !session->called) {
@@ -278,7 +278,7 @@ static int tls_shake(void *opaque, int *out_p) {
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-/* A call of OpenSSL has moved nothing: -1 with errno, or 0 at the peer's end. */
+/* Handles a call of OpenSSL that moved nothing: returns -1 with errno, or 0 at the peer's end. */
 static ptrdiff_t tls_stopped(tls_session *session, int status) {
   int error = SSL_get_error(session->ssl, status);
   int reason = ERR_GET_REASON(ERR_peek_error());
@@ -325,7 +325,7 @@ static ptrdiff_t tls_receive(void *opaque, const struct iovec *pieces, int count
   return (ptrdiff_t)all;
 }
 
-/* The next record: all of it from one piece, or gathered. Where in the pieces it begins: *i and *at. */
+/* Returns the next record: from one piece, or gathered. *i and *at: its start in the pieces. */
 static const uint8_t *tls_next(const struct iovec *pieces, int count, int i, size_t at,
                                uint8_t *room, size_t *bytes_p) {
   size_t n = 0;
@@ -343,7 +343,7 @@ static const uint8_t *tls_next(const struct iovec *pieces, int count, int i, siz
   return room;
 }
 
-/* A new key for what this end sends, with the next record. */
+/* Starts a new key for the bytes that this end sends, with the next record. */
 static void tls_renew(tls_session *session) {
   if (++session->records < TLS_RECORDS) return;
   if (SSL_key_update(session->ssl, SSL_KEY_UPDATE_NOT_REQUESTED)) session->records = 0;
@@ -403,7 +403,7 @@ static int tls_derive(const char *text, size_t bytes, const char *what, uint8_t 
   return done;
 }
 
-/* OpenSSL takes a PSK in the form of a session to go on with. */
+/* OpenSSL takes a PSK in the form of a session to resume. */
 static SSL_SESSION *tls_psk(SSL_CTX *context, const uint8_t *psk, size_t bytes) {
   static const uint8_t suite[2] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256 */
   SSL *ssl = SSL_new(context);
@@ -431,7 +431,7 @@ static int tls_key_make(tls_user *user, const char *text, size_t bytes) {
   return key->session ? 0 : MLFAB_ERR_IO;
 }
 
-/* Errors: CONFIG (no key, or not one that the fabric accepts), IO (OpenSSL). */
+/* Errors: CONFIG (the key is missing, or the fabric refuses it), IO (OpenSSL). */
 static int tls_keys_make(tls_user *user, const char *text) {
   while (text) {
     size_t n = strcspn(text, ",");
@@ -443,7 +443,7 @@ static int tls_keys_make(tls_user *user, const char *text) {
   return user->count ? 0 : MLFAB_ERR_CONFIG;
 }
 
-/* A caller's PSK. `digest`: NULL, or the only hash that a PSK may have now. */
+/* Gives OpenSSL a caller's PSK. `digest`: NULL, or the only hash that a PSK may have now. */
 static int tls_use(SSL *ssl, const EVP_MD *digest, const uint8_t **identity_p, size_t *bytes_p,
                    SSL_SESSION **psk_p) {
   const tls_session *session = SSL_get_app_data(ssl);
