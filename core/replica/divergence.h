@@ -1,10 +1,10 @@
 /* divergence.h - how far a replica may be from its server, computed from the norms of updates alone. keeper.c calls it.
  * Layer 1.
  *
- * Server and replica apply the same commits in the same order by eq. 4 (2), h <- gamma h + u, w <- w + h; the replica
- * lags. (2), h <- gamma h + u, w <- w + h; the replica is behind. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at
- * most B(s, r) = H_(r+1) + ... + H_s, if the server has applied s commits and the replica r. Updates that the replica
- * has applied still count, because their momentum still moves the server. Norms alone allow no smaller bound.
+ * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the replica
+ * lags. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at most B(s, r) = H_(r+1) + ... + H_s, if the server has
+ * applied s commits and the replica r. Updates that the replica has applied still count, because their momentum still
+ * moves the server. Norms alone allow no smaller bound.
  *
  * This is the ledger of a server that admits updates. It applies a commit only if B(s + 1, r) <= Div_max, where r is
  * the last commit that the replica has acknowledged. So the divergence never exceeds Div_max, whatever a plan said, and
