@@ -1,4 +1,4 @@
-/* lead.c - server 0 leads the checkpoints of a fabric: numbers, orders, manifests, removal. See lead.h. See lead.h. */
+/* lead.c - server 0 leads the checkpoints of a fabric: numbers, orders, manifests, removal. See lead.h. */
 #include "lead.h"
 
 #include "../server/server.h"
@@ -606,7 +606,7 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
     while (s < lead->servers && lead->answered[s]) s++;
   snprintf(text, sizeof text, "server %u has not %s in time", s,
            lead->phase == MLFAB__LEAD_AWAITS   ? "written its shard"
-           : lead->phase == MLFAB__LEAD_CLEARS ? "removed what failed checkpoints have left"
+           : lead->phase == MLFAB__LEAD_CLEARS ? "removed the files of failed checkpoints"
                                                : "listed the directory");
   lead_fail(lead, MLFAB_ERR_TIMEOUT, (int32_t)s, text);
 }

@@ -197,7 +197,7 @@ static const char *restore_head(mlfab__restore *restore, const mlfab__checkpoint
   if (head->number != restore->number || head->server != restore->shard ||
       head->servers != restore->manifest.shards || head->epoch != restore->manifest.epoch ||
       head->slices != restore->manifest.slices)
-    return "it is another file of a checkpoint than its name says";
+    return "its name is that of another file of a checkpoint";
   return NULL;
 }
 
@@ -247,7 +247,7 @@ static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_work
 
 static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoint_slice *slice) {
   if (restore->phase == MLFAB__RESTORE_CHECKS)
-    return restore->seen[slice->slice]++ ? "a slice is in it that another shard has, too" : NULL;
+    return restore->seen[slice->slice]++ ? "it has a slice that another shard has, too" : NULL;
   mlfab__store *store = &restore->server->store;
   uint32_t local = store->local[slice->slice];
   if (local == MLFAB__NO_SLICE) return NULL;

@@ -682,7 +682,7 @@ MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *
     /* Only the end of the streams gives the bytes back, and the caller needs them now. */
     mlfab__streams_end(&comm->streams);
     mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank,
-                     "worker %u has withdrawn what it had begun to send", comm->rank);
+                     "worker %u has withdrawn a message under way", comm->rank);
   }
   mlfab__comm_exit(comm);
 }

@@ -297,7 +297,7 @@ MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t r
   if (!stream || ack.received < stream->acked || ack.received > stream->most ||
       ack.consumed < stream->consumed || ack.consumed > stream->eager) {
     streams->links.drop(streams->links.self, rank, MLFAB_ERR_FRAME,
-                        "an acknowledgement of what was not sent, or less than before");
+                        "an acknowledgement of frames never sent, or less than before");
     return 1;
   }
   stream->asking = 0;

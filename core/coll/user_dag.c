@@ -189,14 +189,13 @@ static int user_dag_flaw(const mlfab__user_dag *graph, uint32_t culprit, mlfab_e
                          culprit);
     case MLFAB__DAG_NEED:
       return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                         "a task graph: operation %u needs %u of what it comes after, more than "
-                         "there is",
+                         "a task graph: operation %u needs %u dependencies, more than it has",
                          culprit, op->need);
     case MLFAB__DAG_TWICE:
-      return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)op->peer, 0, 0,
-                          "a task graph: operation %u: another one %s worker %u under tag %u too",
-                          culprit, op->kind == MLFAB__DAG_SEND ? "sends to" : "receives from",
-                          op->peer, op->tag);
+      return mlfab__error(
+          error, MLFAB_ERR_ARGUMENT, (int32_t)op->peer, 0, 0,
+          "a task graph: operation %u: another operation %s worker %u under tag %u, too", culprit,
+          op->kind == MLFAB__DAG_SEND ? "sends to" : "receives from", op->peer, op->tag);
     default:
       return user_dag_no_memory(error);
   }

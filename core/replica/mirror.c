@@ -182,7 +182,7 @@ static void mirror_post(void *self, uint32_t peer, uint8_t type, const void *met
       mirror_make_room(mirror) ? mirror_words(mirror, type, meta, bytes) : NULL;
   if (!words) {
     part->port.drop(part->port.self, peer, MLFAB_ERR_AGAIN,
-                    "what was to be told waits for the other copy, and there is no room for it");
+                    "there is no more room for frames that wait for the other copy");
     return;
   }
   words->uses++;

@@ -50,7 +50,7 @@ MLFAB__INTERNAL void mlfab__voters_begin(mlfab__voters *voters) {
                       node->nonce, s->stored.epoch ? &s->stored : NULL, node->fresh, node->now_ns);
     if (s->stored.epoch)
       mlfab__log(&node->env, MLFAB_LOG_INFO,
-                 "votes: what was stored of server %u is there; it votes from now on", s->shard);
+                 "votes: the stored record of server %u is read; it votes from now on", s->shard);
   }
 }
 
@@ -94,7 +94,7 @@ MLFAB__INTERNAL int mlfab__voters_frame(mlfab__voters *voters, uint32_t from,
   mlfab__vote_take(vote, voter_part(voters, from), &in.message, voters->node->now_ns);
   if (vote->known && !known)
     mlfab__log(&voters->node->env, MLFAB_LOG_INFO,
-               "votes: both others of server %u have told what they know; it votes from now on",
+               "votes: both other voters of server %u have reported; it votes from now on",
                in.shard);
   return 0;
 }

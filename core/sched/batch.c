@@ -553,7 +553,7 @@ static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
 /* Without memory: places the items in order of announcement, one after another over the server's link. */
 static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   uint32_t before = s->placed.last;
-  mlfab__log(s->env, MLFAB_LOG_WARN, "scheduler: out of memory, %u go in order of announcement",
+  mlfab__log(s->env, MLFAB_LOG_WARN, "scheduler: out of memory, %u transfers go in order",
              s->nbatch);
   s->k = 0;
   batch_story(s, kind, 0.0);

@@ -167,7 +167,7 @@ static void client_watch(mlfab__server *server) {
   if (server->sched->unplanned_ns < MLFAB__SERVER_PLAN_BEATS * server->heartbeat_ns) return;
   server->sched->unplanned_ns = 0;
   mlfab__server_drop(server, server->workers, MLFAB_ERR_TIMEOUT,
-                     "the scheduler has planned nothing of what it was told for 8 heartbeats");
+                     "the scheduler has planned no announced transfer for 8 heartbeats");
 }
 
 /* --- the policy --- */

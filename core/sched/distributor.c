@@ -178,7 +178,7 @@ static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
   if (frame->bulk_bytes > 0 && (frame->bulk == NULL) != (aggregator->ghost != 0))
     return "ghosts for a model with bytes, or bytes for ghosts";
   if (packed ? aggregator->ghost : model->bytes != frame->bulk_bytes)
-    return "a MODEL of a spread that is not as long as the stretch that it answers for";
+    return "a MODEL of a spread that is not as long as the stretch in its head";
   if (model->bytes > spread->bytes - spread->filled ||
       (last ? spread->filled + model->bytes != spread->bytes : model->bytes == 0))
     return "more or less bytes in a spread than its server said";

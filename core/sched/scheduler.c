@@ -396,7 +396,7 @@ static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab
   const mlfab__station_state *station = &s->stations[a.worker];
   if (!s->alive[(size_t)server * s->workers + a.worker] || a.incarnation != station->incarnation) {
     mlfab__log(s->env, MLFAB_LOG_DEBUG,
-               "scheduler: server %u announces of worker %u, incarnation %u, which does not live",
+               "scheduler: server %u announces for worker %u, incarnation %u, which is not alive",
                server, a.worker, a.incarnation);
     return;
   }

@@ -37,7 +37,7 @@ MLFAB__INTERNAL int mlfab__sparse_check(const mlfab_model_options *options,
                                         const mlfab__layout *layout, mlfab_error *error) {
   uint32_t tags = options->tags;
   if (tags > DELTA_TAGS_MAX || (tags & (tags - 1)) != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not a power of two up to %d, nor 0",
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "tags is %u: not 0 or a power of two up to %d",
                        tags, DELTA_TAGS_MAX);
   if (options->pull_half > MLFAB_HALF_BF16)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "pull_half is %u: not one of MLFAB_HALF_*",

@@ -171,7 +171,7 @@ static int sparse_push_refuse(const mlfab__worker *worker, const sparse_push_pie
                       "push: element %llu of tensor %u is NaN or infinite%s: nothing was sent",
                       (unsigned long long)(piece->first + i),
                       worker->layout.tensors[piece->tensor].id,
-                      rule ? ", what was held back before added" : "");
+                      rule ? " (after adding its residual)" : "");
 }
 
 static int sparse_push_tops(const mlfab__sieve *sieve) {

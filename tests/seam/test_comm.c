@@ -1206,11 +1206,11 @@ static const struct bent {
     {.type = MLFAB__COLL, .flags = MLFAB__COLL_READY, .text = "a READY with bytes"},
     {.type = MLFAB__COLL, .cut = 3, .text = "a malformed COLL"},
     {.type = MLFAB__COLL_ACK, .cut = 3, .text = "a malformed COLL_ACK"},
-    {.type = MLFAB__COLL_ACK, .received = 1000, .text = "an acknowledgement of what was not sent"},
+    {.type = MLFAB__COLL_ACK, .received = 1000, .text = "an acknowledgement of frames never sent"},
     {.type = MLFAB__COLL_ACK, .received = -1, .text = "less than before"},
     {.type = MLFAB__COLL_ACK,
      .consumed = 1 << 20,
-     .text = "an acknowledgement of what was not sent"},
+     .text = "an acknowledgement of frames never sent"},
     {.type = MLFAB__COLL_ACK, .consumed = -1, .text = "less than before"},
 };
 static const struct bent *bent; /* the next frame from worker 1 to 0, or back, is; NULL: none */
