@@ -813,7 +813,11 @@ enum mlfab_optimizer_kind {
   MLFAB_OPTIMIZER_ADAM = 3, /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
   /* v <- beta2 * v + (1 - beta2) * u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
   MLFAB_OPTIMIZER_RMSPROP = 4,
-  MLFAB_OPTIMIZER_ADAGRAD = 5 /* v <- v + u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
+  MLFAB_OPTIMIZER_ADAGRAD = 5,  /* v <- v + u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
+  MLFAB_OPTIMIZER_NESTEROV = 6, /* h <- gamma * h + scale * u; w <- w + gamma * h + scale * u */
+  /* c <- beta1 * m + (1 - beta1) * u; w <- w + scale * sign(c); m <- beta2 * m + (1 - beta2) * u */
+  MLFAB_OPTIMIZER_LION = 7,
+  MLFAB_OPTIMIZER_COUNT /* one more than the last; it grows with the library */
 };
 
 /* Consistency (FluentPS Alg. 1, Table III): when a server answers a pull, and when a round is complete. A server
@@ -888,9 +892,9 @@ typedef struct mlfab_model_options {
   uint32_t slices;        /* 0: 16 per server; at most 4,096 */
   uint32_t ghost;         /* 1: tensors have a length but no bytes (simulator only) */
   uint32_t active;        /* only the first so many servers hold slices at first; 0: all */
-  double gamma;           /* MOMENTUM, in [0, 1); initially 0.9 */
+  double gamma;           /* MOMENTUM and NESTEROV, in [0, 1); initially 0.9 */
   double adadelay_c;      /* ADADELAY, positive; initially 1 */
-  double beta1, beta2;    /* ADAM, and beta2 RMSPROP; in [0, 1); initially 0.9 and 0.999 */
+  double beta1, beta2;    /* ADAM and LION, and beta2 RMSPROP; in [0, 1); initially 0.9 and 0.999 */
   double epsilon;         /* positive with every optimizer but SGD; initially 1e-8 */
   double weight_decay;    /* initially 0 */
   /* The consistency model with its members; all 0: as `sync` says. */
@@ -917,10 +921,10 @@ typedef struct mlfab_model_options {
 /* Sets *options to the same. */
 MLFAB_API void mlfab_model_options_init(mlfab_model_options *options);
 
-/* Sets one member by name: "optimizer" (sgd, momentum, adadelay, adam, rmsprop, adagrad), "gamma", "beta1", "beta2",
- * "epsilon", "weight_decay", "consistency" (async, bsp, ssp, dsps, drop, pssp, pssp_dynamic), "staleness", "need",
- * "chance", "alpha", "mean", "slices", "tags". Errors: CONFIG, with the name and the value; nothing has changed
- * then. */
+/* Sets one member by name: "optimizer" (sgd, momentum, adadelay, adam, rmsprop, adagrad, nesterov, lion), "gamma", "beta1",
+ * "beta2", "epsilon", "weight_decay", "consistency" (async, bsp, ssp, dsps, drop, pssp, pssp_dynamic), "staleness",
+ * "need", "chance", "alpha", "mean", "slices", "tags". Errors: CONFIG, with the name and the value; nothing has
+ * changed then. */
 MLFAB_API int mlfab_model_options_set(mlfab_model_options *options, const char *name,
                                       const char *value, mlfab_error *error_p);
 /* Sets members that are still at their initial value from the environment: MLFAB_OPTIMIZER and so on, so that whoever

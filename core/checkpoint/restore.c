@@ -318,19 +318,17 @@ static int restore_options(const mlfab_model_options *stored, const mlfab_model_
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the optimizer is %s, in the checkpoint %s",
                        mlfab__optimizer_name(given->optimizer),
                        mlfab__optimizer_name(stored->optimizer));
-  uint32_t kind = given->optimizer;
-  int adam = kind == MLFAB_OPTIMIZER_ADAM;
-  if (kind == MLFAB_OPTIMIZER_MOMENTUM)
-    code = restore_differs("gamma", stored->gamma, given->gamma, error);
-  if (kind == MLFAB_OPTIMIZER_ADADELAY)
-    code = restore_differs("adadelay_c", stored->adadelay_c, given->adadelay_c, error);
-  if (adam) code = restore_differs("beta1", stored->beta1, given->beta1, error);
-  if (!code && (adam || kind == MLFAB_OPTIMIZER_RMSPROP))
-    code = restore_differs("beta2", stored->beta2, given->beta2, error);
-  if (!code && kind >= MLFAB_OPTIMIZER_ADAM)
-    code = restore_differs("epsilon", stored->epsilon, given->epsilon, error);
-  if (!code)
-    code = restore_differs("weight_decay", stored->weight_decay, given->weight_decay, error);
+  mlfab__optimizer before, after;
+  code = mlfab__optimizer_init(&before, stored, error);
+  if (!code) code = mlfab__optimizer_init(&after, given, error);
+#define RESTORE_SAME(name) \
+  if (!code) code = restore_differs(#name, before.name, after.name, error)
+  RESTORE_SAME(gamma);
+  RESTORE_SAME(adadelay_c);
+  RESTORE_SAME(beta1);
+  RESTORE_SAME(beta2);
+  RESTORE_SAME(epsilon);
+  RESTORE_SAME(weight_decay);
   if (!code) code = restore_differs("mean", stored->mean, given->mean, error);
   if (!code)
     code = restore_differs("deterministic", stored->deterministic, given->deterministic, error);
@@ -355,6 +353,7 @@ static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
   int code = mlfab__server_compare(stored, n, "the checkpoint's", first->definition,
                                    first->define.tensors, error);
   mlfab__free(restore->env, stored, n * sizeof *stored);
+  restore->define.options.size = sizeof restore->define.options;
   restore->define.options.consistency.size = sizeof restore->define.options.consistency;
   return code ? code : restore_options(&restore->define.options, &first->define.options, error);
 }

@@ -12,7 +12,8 @@
  *
  * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
  * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan
- * and Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop). Departs: epsilon is scaled by
+ * and Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop); Sutskever et al. 2013 (Nesterov);
+ * Chen et al. 2023, Alg. 2 (Lion). Departs: epsilon is scaled by
  * sqrt(1 - beta2^t), so that the step is that of Alg. 1, not the variant with epsilon hat. */
 #include "optimizer.h"
 #include "../base/env.h"
@@ -97,6 +98,39 @@ static void optimizer_momentum(const mlfab__optimizer *optimizer, const optimize
   optimizer_add(dtype, block->dst, block->w, block->s0, 1.0, block->n);
 }
 
+/* Nesterov's momentum, without a second position for the look ahead: h = gamma * h + scale * u; dst = w +
+ * gamma * h + scale * u. */
+static void optimizer_nesterov(const mlfab__optimizer *optimizer, const optimizer_block *block) {
+  optimizer_scratch kept;
+  int dtype = block->dtype;
+  optimizer_add(dtype, &kept, NULL, block->s0, optimizer->gamma, block->n);
+  optimizer_add(dtype, block->s0, &kept, block->u, block->scale, block->n);
+  optimizer_add(dtype, &kept, block->w, block->s0, optimizer->gamma, block->n);
+  optimizer_add(dtype, block->dst, &kept, block->u, block->scale, block->n);
+}
+
+/* x = its sign: -1, 0 or 1. */
+static void optimizer_sign(int dtype, optimizer_scratch *x, size_t n) {
+  if (dtype == MLFAB_F32)
+    for (size_t i = 0; i < n; i++) x->f32[i] = (float)((x->f32[i] > 0.0f) - (x->f32[i] < 0.0f));
+  else
+    for (size_t i = 0; i < n; i++) x->f64[i] = (double)((x->f64[i] > 0.0) - (x->f64[i] < 0.0));
+}
+
+/* c = beta1 * m + (1 - beta1) * u; m = beta2 * m + (1 - beta2) * u; dst = w + scale * sign(c). */
+static void optimizer_lion(const mlfab__optimizer *optimizer, const optimizer_block *block) {
+  optimizer_scratch kept, sign;
+  void *m = block->s0;
+  int dtype = block->dtype;
+  size_t n = block->n;
+  optimizer_add(dtype, &kept, NULL, m, optimizer->beta1, n);
+  optimizer_add(dtype, &sign, &kept, block->u, 1.0 - optimizer->beta1, n);
+  optimizer_add(dtype, &kept, NULL, m, optimizer->beta2, n);
+  optimizer_add(dtype, m, &kept, block->u, 1.0 - optimizer->beta2, n);
+  optimizer_sign(dtype, &sign, n);
+  optimizer_add(dtype, block->dst, block->w, &sign, block->scale, n);
+}
+
 /* out = u * u, element by element. */
 static void optimizer_square(int dtype, optimizer_scratch *out, const void *u, size_t n) {
   if (dtype == MLFAB_F32)
@@ -166,24 +200,21 @@ static void optimizer_adagrad(const mlfab__optimizer *optimizer, const optimizer
   optimizer_by_root(optimizer, block, 1.0, 1.0);
 }
 
-static void optimizer_plain(const mlfab__optimizer *optimizer, const optimizer_block *block) {
+static void optimizer_sgd(const mlfab__optimizer *optimizer, const optimizer_block *block) {
   (void)optimizer;
   optimizer_add(block->dtype, block->dst, block->w, block->u, block->scale, block->n);
 }
+#define optimizer_adadelay optimizer_sgd /* with another scale */
 
 /* The optimizers, by MLFAB_OPTIMIZER_*. */
+#define OPTIMIZER_ROW(kind, name, states, linear, uses) \
+  [MLFAB_OPTIMIZER_##kind] = {states, linear, uses, optimizer_##name},
 static const struct {
   uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
   int linear;      /* the step is linear in u and does not decay w */
+  uint32_t uses;   /* MLFAB__USES_* */
   void (*apply)(const mlfab__optimizer *optimizer, const optimizer_block *block);
-} optimizer_kinds[] = {
-    [MLFAB_OPTIMIZER_SGD] = {0, 1, optimizer_plain},
-    [MLFAB_OPTIMIZER_MOMENTUM] = {1, 1, optimizer_momentum},
-    [MLFAB_OPTIMIZER_ADADELAY] = {0, 1, optimizer_plain},
-    [MLFAB_OPTIMIZER_ADAM] = {2, 0, optimizer_adam},
-    [MLFAB_OPTIMIZER_RMSPROP] = {1, 0, optimizer_rmsprop},
-    [MLFAB_OPTIMIZER_ADAGRAD] = {1, 0, optimizer_adagrad},
-};
+} optimizer_kinds[MLFAB_OPTIMIZER_COUNT] = {MLFAB__OPTIMIZERS(OPTIMIZER_ROW)};
 
 /* --- the interface --- */
 
@@ -199,33 +230,37 @@ static int optimizer_member(double *member, double given, const char *name, doub
   return 0;
 }
 
-#define OPTIMIZER_MEMBER(member, low, high, open, range) \
-  if (code == 0)                                         \
-  code = optimizer_member(&made.member, given.member, #member, low, high, open, range, error)
+#define OPTIMIZER_MEMBER(member, used, low, high, open, range)                                   \
+  if (code == 0)                                                                                 \
+    code = optimizer_member(&made.member, given.member, #member, low, high, open, range, error); \
+  if (!(used)) made.member = initial.member
 
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error) {
   const double huge = 1.7976931348623157e308;
-  mlfab_model_options given = MLFAB_MODEL_OPTIONS_INIT;
+  const mlfab_model_options initial = MLFAB_MODEL_OPTIONS_INIT;
+  mlfab_model_options given = initial;
   if (options) memcpy(&given, options, mlfab__min(options->size, sizeof given));
   mlfab__optimizer made = {.kind = given.optimizer};
   int code = 0;
-  if (made.kind >= MLFAB__COUNT(optimizer_kinds))
+  if (made.kind >= MLFAB_OPTIMIZER_COUNT)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "unknown optimizer %u", (unsigned)made.kind);
+  const uint32_t uses = optimizer_kinds[made.kind].uses;
   int sgd = made.kind == MLFAB_OPTIMIZER_SGD, scaled = made.kind == MLFAB_OPTIMIZER_ADADELAY;
-  OPTIMIZER_MEMBER(epsilon, 0.0, huge, !sgd,
+  OPTIMIZER_MEMBER(epsilon, uses & MLFAB__USES_EPSILON, 0.0, huge, !sgd,
                    sgd ? "0 or more" : "positive: MLFAB_MODEL_OPTIONS_INIT has initial values");
-  OPTIMIZER_MEMBER(gamma, 0.0, 1.0, 0, "in [0, 1)");
-  OPTIMIZER_MEMBER(adadelay_c, 0.0, huge, scaled, scaled ? "positive" : "0 or more");
-  OPTIMIZER_MEMBER(beta1, 0.0, 1.0, 0, "in [0, 1)");
-  OPTIMIZER_MEMBER(beta2, 0.0, 1.0, 0, "in [0, 1)");
-  OPTIMIZER_MEMBER(weight_decay, 0.0, huge, 0, "0 or more");
+  OPTIMIZER_MEMBER(gamma, uses & MLFAB__USES_GAMMA, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(adadelay_c, uses & MLFAB__USES_C, 0.0, huge, scaled,
+                   scaled ? "positive" : "0 or more");
+  OPTIMIZER_MEMBER(beta1, uses & MLFAB__USES_BETA1, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(beta2, uses & MLFAB__USES_BETA2, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(weight_decay, 1, 0.0, huge, 0, "0 or more");
   if (code == 0) *optimizer = made;
   return code;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind) {
-  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].states : 0;
+  return kind < MLFAB_OPTIMIZER_COUNT ? optimizer_kinds[kind].states : 0;
 }
 
 MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer) {
@@ -246,7 +281,7 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
   if (optimizer->kind == MLFAB_OPTIMIZER_ADADELAY)
     scale *= optimizer->adadelay_c / optimizer_sqrt((double)step->t + (double)step->delay);
   uint32_t states = mlfab__optimizer_states(optimizer->kind);
-  int plain = optimizer_kinds[optimizer->kind].apply == optimizer_plain;
+  int plain = optimizer_kinds[optimizer->kind].apply == optimizer_sgd;
   if (plain && !(optimizer->weight_decay > 0.0)) {
     (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
     return;

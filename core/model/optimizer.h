@@ -8,6 +8,7 @@
 #include "../base/base.h"
 #include "options.h"
 
+/* Members that the optimizer does not use keep the values of MLFAB_MODEL_OPTIONS_INIT. */
 typedef struct mlfab__optimizer {
   uint32_t kind; /* MLFAB_OPTIMIZER_* */
   double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;

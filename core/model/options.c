@@ -2,8 +2,8 @@
 #include "options.h"
 
 /* By MLFAB_OPTIMIZER_*, and by MLFAB_SYNC_*. */
-static const char *const options_optimizers[] = {"sgd",  "momentum", "adadelay",
-                                                 "adam", "rmsprop",  "adagrad"};
+#define OPTIONS_NAME(kind, name, states, linear, uses) [MLFAB_OPTIMIZER_##kind] = #name,
+static const char *const options_optimizers[] = {MLFAB__OPTIMIZERS(OPTIONS_NAME)};
 static const char *const options_syncs[] = {"async", "bsp",  "ssp",          "dsps",
                                             "drop",  "pssp", "pssp_dynamic", "user"};
 

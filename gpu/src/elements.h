@@ -1091,7 +1091,14 @@ ELEMENTS_FN elements_tally elements_update_thread(int dtype, const elements_upda
 
 /* ---- update rules ---- */
 
-enum elements_rule { ELEMENTS_PLAIN, ELEMENTS_MOMENTUM, ELEMENTS_ROOT, ELEMENTS_ADAM };
+enum elements_rule {
+  ELEMENTS_PLAIN,
+  ELEMENTS_MOMENTUM,
+  ELEMENTS_NESTEROV,
+  ELEMENTS_LION,
+  ELEMENTS_ROOT,
+  ELEMENTS_ADAM
+};
 
 /* A step with the scalars of a commit. A scalar is computed in double and rounded to the type once. */
 typedef struct elements_step {
@@ -1099,8 +1106,8 @@ typedef struct elements_step {
   void *dst, *s0, *s1;
   const void *w, *u;
   elements_number decay, scale;
-  elements_number keep0, take0; /* of s0: momentum's gamma and scale; Adam's beta1 */
-  elements_number keep1, take1; /* of squares */
+  elements_number keep0, take0; /* of s0: momentum's gamma and scale; beta1 of Adam and Lion */
+  elements_number keep1, take1; /* of squares; Lion's beta2 */
   double epsilon;
   uint32_t rule, decays;
 } elements_step;
@@ -1122,8 +1129,8 @@ static inline void elements_step_scalars(elements_step *step, int dtype,
   if (rule->kind == MLFAB_OPTIMIZER_ADADELAY) {
     double age = elements_f64_add((double)rule->t, (double)rule->delay);
     scale *= elements_f64_div(rule->adadelay_c, elements_f64_sqrt(age));
-  } else if (rule->kind == MLFAB_OPTIMIZER_MOMENTUM) {
-    step->rule = ELEMENTS_MOMENTUM;
+  } else if (rule->kind == MLFAB_OPTIMIZER_MOMENTUM || rule->kind == MLFAB_OPTIMIZER_NESTEROV) {
+    step->rule = rule->kind == MLFAB_OPTIMIZER_MOMENTUM ? ELEMENTS_MOMENTUM : ELEMENTS_NESTEROV;
     keep0 = rule->gamma;
     take0 = scale;
   } else if (rule->kind == MLFAB_OPTIMIZER_RMSPROP || rule->kind == MLFAB_OPTIMIZER_ADAGRAD) {
@@ -1132,6 +1139,12 @@ static inline void elements_step_scalars(elements_step *step, int dtype,
       keep1 = rule->beta2;
       take1 = 1.0 - rule->beta2;
     }
+  } else if (rule->kind == MLFAB_OPTIMIZER_LION) {
+    step->rule = ELEMENTS_LION;
+    keep0 = rule->beta1;
+    take0 = 1.0 - rule->beta1;
+    keep1 = rule->beta2;
+    take1 = 1.0 - rule->beta2;
   } else if (rule->kind == MLFAB_OPTIMIZER_ADAM) {
     double correction1 = 1.0 - elements_power(rule->beta1, rule->t);
     double correction2 = elements_f64_sqrt(1.0 - elements_power(rule->beta2, rule->t));
@@ -1161,7 +1174,7 @@ static inline int elements_step_of(elements_step *step, const mlfab_gpu_rule *ru
                                    uint64_t n) {
   uint32_t width = elements_width(dtype), off = 0, states;
   int aligned;
-  if (rule == NULL || rule->t < 1 || rule->kind > MLFAB_OPTIMIZER_ADAGRAD) return ELEMENTS_INVALID;
+  if (rule == NULL || rule->t < 1 || rule->kind >= MLFAB_OPTIMIZER_COUNT) return ELEMENTS_INVALID;
   if (dtype != MLFAB_F32 && dtype != MLFAB_F64) return ELEMENTS_INVALID;
   memset(step, 0, sizeof *step);
   elements_step_scalars(step, dtype, rule);
@@ -1203,6 +1216,15 @@ ELEMENTS_FN elements_number elements_quotient(int dtype, elements_number m, elem
   return r;
 }
 
+/* -1, 0 or 1. */
+ELEMENTS_FN elements_number elements_sign(int dtype, elements_number x) {
+  if (dtype == MLFAB_F32)
+    x.f32 = (float)((x.f32 > 0.0f) - (x.f32 < 0.0f));
+  else
+    x.f64 = (double)((x.f64 > 0.0) - (x.f64 < 0.0));
+  return x;
+}
+
 /* The step of an element, whose w has decayed: optimizer.c, rule by rule. */
 ELEMENTS_FN elements_number elements_apply(int dtype, uint32_t rule, const elements_step *step,
                                            elements_number w, elements_number u,
@@ -1211,6 +1233,15 @@ ELEMENTS_FN elements_number elements_apply(int dtype, uint32_t rule, const eleme
   if (rule == ELEMENTS_MOMENTUM) {
     *s0 = elements_blend(dtype, step->keep0, *s0, step->take0, u);
     return elements_add(dtype, w, *s0);
+  }
+  if (rule == ELEMENTS_NESTEROV) {
+    *s0 = elements_blend(dtype, step->keep0, *s0, step->take0, u);
+    return elements_axpy(dtype, elements_axpy(dtype, w, step->keep0, *s0), step->scale, u);
+  }
+  if (rule == ELEMENTS_LION) {
+    elements_number ahead = elements_blend(dtype, step->keep0, *s0, step->take0, u);
+    *s0 = elements_blend(dtype, step->keep1, *s0, step->take1, u);
+    return elements_axpy(dtype, w, step->scale, elements_sign(dtype, ahead));
   }
   elements_number square = elements_mul(dtype, u, u);
   if (rule == ELEMENTS_ROOT) {

@@ -166,6 +166,8 @@ template <int DTYPE>
 static kernels_step_kernel kernels_step_of(uint32_t rule) {
   return rule == ELEMENTS_PLAIN      ? kernels_step<DTYPE, ELEMENTS_PLAIN>
          : rule == ELEMENTS_MOMENTUM ? kernels_step<DTYPE, ELEMENTS_MOMENTUM>
+         : rule == ELEMENTS_NESTEROV ? kernels_step<DTYPE, ELEMENTS_NESTEROV>
+         : rule == ELEMENTS_LION     ? kernels_step<DTYPE, ELEMENTS_LION>
          : rule == ELEMENTS_ROOT     ? kernels_step<DTYPE, ELEMENTS_ROOT>
                                      : kernels_step<DTYPE, ELEMENTS_ADAM>;
 }

@@ -448,7 +448,8 @@ static void rules(void) {
   uint64_t n = test_cases_from(12, 48), state = the_seed + 2;
   for (uint64_t i = 0; i < n; i++) {
     int dtype = i / 6 % 2 ? MLFAB_F64 : MLFAB_F32;
-    one_rule(2000 + i, (uint32_t)(i % 6), dtype, any_length(&state, elements_tile(dtype)));
+    one_rule(2000 + i, (uint32_t)(i % MLFAB_OPTIMIZER_COUNT), dtype,
+             any_length(&state, elements_tile(dtype)));
   }
   integers(5000);
 }

@@ -130,5 +130,22 @@ def test_server_dies():
     expect("The curves differ by at most" in out, "it does not end", out)
 
 
+def test_local_steps():
+    out = example("15_local_steps", workers=4)
+    loss = [float(x) for x in re.findall(r"steps of each worker, loss ([\d.]+)", out)]
+    expect(len(loss) == 13 and loss[-1] < 0.02 and all(b < a for a, b in zip(loss, loss[1:])), "it has not learned", out)
+
+
+def test_diloco():
+    """Few bytes and little time, and the model is better."""
+    out = example("16_diloco")
+    rows = re.findall(r"^\S.*? +([\d.]+) MB +([\d.]+) s +loss ([\d.]+)$", out, re.M)
+    expect(len(rows) == 3, "three ways", out)
+    bytes_sent, seconds, loss = ([float(row[i]) for row in rows] for i in range(3))
+    expect(40 * bytes_sent[1] < bytes_sent[0] and 3 * bytes_sent[2] < bytes_sent[1], "bytes", out)
+    expect(20 * seconds[1] < seconds[0] and seconds[2] < seconds[1], "time", out)
+    expect(loss[1] < 1.2 * loss[0] and 2 * loss[2] < loss[0], "it learns worse", out)
+
+
 if __name__ == "__main__":
     main(globals(), jobs=4)

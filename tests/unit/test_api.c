@@ -1772,8 +1772,9 @@ TEST(test_save) {
   world_close(&f.w);
 }
 
-/* A node that closes while its link is full waits until its goodbye has room: it has left, not died. */
-TEST(test_close_when_full) {
+/* A node that closes while its link is full waits until its goodbye has room: it has left, not died. The
+ * goodbye has its whole time, even if the server has been silent for almost five beats. */
+static void close_when_full(uint64_t silent_ns) {
   enum { MANY = 1 << 20 };
   static float u[MANY];
   mlfab_buf update = {MLFAB_ALL, 0, u, MANY};
@@ -1799,11 +1800,20 @@ TEST(test_close_when_full) {
   }
   OK(w.node[1], mlfab_push_start(w.node[1], &update, 1, NULL, NULL));
   mlfab_sim_run(w.sim, 3 * WORLD_MS);
+  if (silent_ns > 0) {
+    assert_int_equal(mlfab_sim_pause(w.sim, 2, silent_ns), 0);
+    mlfab_sim_run(w.sim, silent_ns - 500 * WORLD_MS);
+  }
   OK(NULL, mlfab_close(&w.node[1]));
   mlfab_sim_run(w.sim, 3 * (uint64_t)WORLD_S);
   assert_true(world_saw(&w, MLFAB_EVENT_LEFT, 1, 0));
   assert_false(world_saw(&w, MLFAB_EVENT_DEAD, 1, 0));
   world_close(&w);
+}
+
+TEST(test_close_when_full) {
+  close_when_full(0);
+  close_when_full(2800 * (uint64_t)WORLD_MS);
 }
 
 /* --- the calls of a fabric with a scheduler --- */

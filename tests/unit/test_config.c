@@ -672,7 +672,7 @@ TEST(test_model_and_filter) {
   assert_int_equal(mlfab_model_options_from_env(&o, &error), MLFAB_ERR_CONFIG);
   assert_string_equal(error.text,
                       "MLFAB_OPTIMIZER='AdamW': not one of: sgd momentum adadelay adam rmsprop "
-                      "adagrad. AdamW is adam with a weight_decay above 0");
+                      "adagrad nesterov lion. AdamW is adam with a weight_decay above 0");
   static const char *const names_set[] = {"MLFAB_OPTIMIZER", "MLFAB_CONSISTENCY",
                                           "MLFAB_FILTER_DECAY", "MLFAB_FILTER_THRESHOLD"};
   for (size_t i = 0; i < 4; i++) unsetenv(names_set[i]);

@@ -345,8 +345,8 @@ static void one_rule(uint64_t seed) {
   mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
   mlfab__optimizer cpu;
   int dtype = seed % 2 ? MLFAB_F32 : MLFAB_F64;
-  options.optimizer = (uint32_t)(seed / 2 % 6);
-  options.weight_decay = decays[seed / 12 % 2];
+  options.optimizer = (uint32_t)(seed / 2 % MLFAB_OPTIMIZER_COUNT);
+  options.weight_decay = decays[seed / 2 / MLFAB_OPTIMIZER_COUNT % 2];
   if (chance_below(&state, 2))
     options.beta1 = 0.8, options.beta2 = 0.99, options.gamma = 0.5, options.adadelay_c = 3;
   assert_int_equal(mlfab__optimizer_init(&cpu, &options, NULL), 0);
@@ -599,7 +599,7 @@ TEST(arguments_are_checked) {
   rule.t = 0;
   assert_int_equal(play_apply(&rule, MLFAB_F32, data, data, data, states, states + 8, 1),
                    ELEMENTS_INVALID);
-  rule.t = 1, rule.kind = 6;
+  rule.t = 1, rule.kind = MLFAB_OPTIMIZER_COUNT;
   assert_int_equal(play_apply(&rule, MLFAB_F32, data, data, data, states, states + 8, 1),
                    ELEMENTS_INVALID);
   assert_int_equal(play_convert(MLFAB_F16, data, MLFAB_BF16, states, 0, 1), ELEMENTS_INVALID);

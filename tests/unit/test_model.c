@@ -81,6 +81,11 @@ typedef struct step {
   double scale, t, delay;
 } step;
 
+/* As the paper has it: the step is linear in the update. Sums may then be folded, and are exact. */
+static int rule_is_linear(uint32_t rule) {
+  return rule < MLFAB_OPTIMIZER_ADAM || rule == MLFAB_OPTIMIZER_NESTEROV;
+}
+
 #define LITERAL(T, name)                                                                           \
   static void name(const mlfab_model_options *o, const step *p, T *w, T u, T *s0, T *s1) {         \
     double scale = p->scale, gamma = o->gamma;                                                     \
@@ -98,6 +103,16 @@ typedef struct step {
         *s0 = (T)gamma * *s0 + (T)scale * u;                                                       \
         *w = *w + *s0;                                                                             \
         break;                                                                                     \
+      case MLFAB_OPTIMIZER_NESTEROV:                                                               \
+        *s0 = (T)gamma * *s0 + (T)scale * u;                                                       \
+        *w = *w + (T)gamma * *s0 + (T)scale * u;                                                   \
+        break;                                                                                     \
+      case MLFAB_OPTIMIZER_LION: {                                                                 \
+        T c = (T)b1 * *s0 + (T)(1 - b1) * u;                                                       \
+        *s0 = (T)b2 * *s0 + (T)(1 - b2) * u;                                                       \
+        *w = *w + (T)scale * (T)((c > 0) - (c < 0));                                               \
+        break;                                                                                     \
+      }                                                                                            \
       case MLFAB_OPTIMIZER_RMSPROP:                                                                \
       case MLFAB_OPTIMIZER_ADAGRAD: {                                                              \
         double sum = o->optimizer == MLFAB_OPTIMIZER_ADAGRAD ? 1 : b2, add = sum < 1 ? 1 - b2 : 1; \
@@ -251,7 +266,7 @@ static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, in
   if (!(kinds & 1) && !hooks_update && below(s, 4) == 0) s->options.weight_decay = 0.01;
   s->options.optimizer = rule;
   /* Adam divides by the root of a sum: sums near zero expose every bit of their order. */
-  s->tolerance = rule < MLFAB_OPTIMIZER_ADAM ? 1e-5 : 1e-3;
+  s->tolerance = rule_is_linear(rule) ? 1e-5 : 1e-3;
   s->options.sync = sync;
   s->options.slices = below(s, 2) ? 0 : (uint32_t)(1 + below(s, 40));
   if (rule == MLFAB_OPTIMIZER_MOMENTUM && below(s, 2)) s->options.gamma = 0.5;
@@ -357,7 +372,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
   snprintf(what, sizeof what, "async seed %u rule %u", (unsigned)seed, (unsigned)rule);
   scene_open(&s, seed, rule, MLFAB_SYNC_ASYNC, kinds);
   scene_start(&s);
-  s.exact = rule < MLFAB_OPTIMIZER_ADAM;
+  s.exact = rule_is_linear(rule);
   for (int turn = 0; turn < 12; turn++) {
     update u;
     mlfab_result got, want;
@@ -382,7 +397,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
 
 static void async_rules(uint64_t seed) {
   async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
-  for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
+  for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule < MLFAB_OPTIMIZER_COUNT; rule++)
     async_one(1000 * rule + seed, rule, (int)(seed & 2));
 }
 
@@ -470,7 +485,7 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
   snprintf(what, sizeof what, "bsp seed %u rule %u%s%s", (unsigned)seed, (unsigned)rule,
            deterministic ? " deterministic" : "", mean ? " mean" : "");
   scene_open(&s, seed, rule, MLFAB_SYNC_BSP, kinds);
-  int linear = rule < MLFAB_OPTIMIZER_ADAM && !(s.options.weight_decay > 0.0);
+  int linear = rule_is_linear(rule) && !(s.options.weight_decay > 0.0);
   s.options.deterministic = deterministic ? 1 : 0;
   s.options.mean = mean ? 1 : 0;
   scene_start(&s);
@@ -500,7 +515,7 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
 
 static void rounds(uint64_t seed) {
   bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
-  for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
+  for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule < MLFAB_OPTIMIZER_COUNT; rule++)
     bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)((seed + 3 * rule) & 4),
             (int)((seed + 3 * rule) & 8));
 }

@@ -9,10 +9,6 @@
 
 enum { N = 1300 }; /* more than two blocks of the rules, and no multiple of a vector */
 
-static const uint32_t kinds[] = {MLFAB_OPTIMIZER_SGD,      MLFAB_OPTIMIZER_MOMENTUM,
-                                 MLFAB_OPTIMIZER_ADADELAY, MLFAB_OPTIMIZER_ADAM,
-                                 MLFAB_OPTIMIZER_RMSPROP,  MLFAB_OPTIMIZER_ADAGRAD};
-
 typedef struct model {
   double w[N], u[N], s0[N], s1[N];
 } model;
@@ -50,6 +46,16 @@ static void oracle(const mlfab__optimizer *r, const mlfab__optimizer_step *step,
       *s0 += u * u;
       *w += step->scale * u / (sqrt(*s0) + r->epsilon);
       break;
+    case MLFAB_OPTIMIZER_NESTEROV:
+      *s0 = r->gamma * *s0 + step->scale * u;
+      *w += r->gamma * *s0 + step->scale * u;
+      break;
+    case MLFAB_OPTIMIZER_LION: {
+      double c = r->beta1 * *s0 + (1.0 - r->beta1) * u;
+      *w += c > 0.0 ? step->scale : c < 0.0 ? -step->scale : 0.0;
+      *s0 = r->beta2 * *s0 + (1.0 - r->beta2) * u;
+      break;
+    }
     default:
       *s0 = r->beta1 * *s0 + (1.0 - r->beta1) * u;
       *s1 = r->beta2 * *s1 + (1.0 - r->beta2) * u * u;
@@ -95,10 +101,10 @@ static void follows(uint32_t kind, double decay, int dtype, double tolerance) {
 }
 
 TEST(every_rule_follows_its_formula) {
-  for (size_t k = 0; k < MLFAB__COUNT(kinds); k++) {
+  for (uint32_t kind = 0; kind < MLFAB_OPTIMIZER_COUNT; kind++) {
     for (double decay = 0.0; decay < 0.2; decay += 0.1) {
-      follows(kinds[k], decay, MLFAB_F32, 2e-5);
-      follows(kinds[k], decay, MLFAB_F64, 1e-13);
+      follows(kind, decay, MLFAB_F32, 2e-5);
+      follows(kind, decay, MLFAB_F64, 1e-13);
     }
   }
 }
@@ -114,7 +120,7 @@ TEST(places_and_cuts_do_not_show) {
   for (int round = 0; round < 200; round++) {
     int dtype = round % 2 ? MLFAB_F32 : MLFAB_F64, place = (int)mlfab__rng_below(&prng, 3);
     mlfab__optimizer rule =
-        make(kinds[mlfab__rng_below(&prng, MLFAB__COUNT(kinds))], round % 4 < 2 ? 0.0 : 0.01);
+        make((uint32_t)mlfab__rng_below(&prng, MLFAB_OPTIMIZER_COUNT), round % 4 < 2 ? 0.0 : 0.01);
     mlfab__optimizer_step step = {-0.03, 1 + mlfab__rng_below(&prng, 1000), 3};
     size_t width = dtype == MLFAB_F32 ? 4 : 8;
     draw(&prng, dtype, start->w);
@@ -231,12 +237,19 @@ TEST(has_initial_values) {
   options.beta1 = 0.25;
   options.weight_decay = 0.125;
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
-  assert_true(rule.gamma == 0.5 && rule.beta1 == 0.25 && rule.weight_decay == 0.125);
+  assert_true(rule.gamma == 0.9 && rule.beta1 == 0.9 &&
+              rule.weight_decay == 0.125); /* unused by SGD */
+  options.optimizer = MLFAB_OPTIMIZER_NESTEROV;
+  assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
+  assert_true(rule.gamma == 0.5 && rule.beta1 == 0.9 && rule.weight_decay == 0.125);
+  options.optimizer = MLFAB_OPTIMIZER_LION;
+  assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
+  assert_true(rule.gamma == 0.9 && rule.beta1 == 0.25 && rule.beta2 == 0.999);
   /* A zero gradient gives a zero step. */
   options = (mlfab_model_options){
       .size = sizeof options, .optimizer = MLFAB_OPTIMIZER_ADAM, .epsilon = 1e-8};
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
-  assert_true(rule.gamma == 0.0 && rule.beta1 == 0.0 && rule.beta2 == 0.0);
+  assert_true(rule.gamma == 0.9 && rule.beta1 == 0.0 && rule.beta2 == 0.0);
   options = (mlfab_model_options){.size = sizeof options};
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
   /* A caller compiled against a header without gamma has unknown bytes after its struct. */
@@ -275,7 +288,7 @@ TEST(refusals_name_the_member) {
   refuse(kind, AT(adadelay_c), -1.0, MLFAB_ERR_CONFIG, "adadelay_c is -1, must be 0 or more");
   refuse(MLFAB_OPTIMIZER_ADADELAY, AT(adadelay_c), 0.0, MLFAB_ERR_CONFIG,
          "adadelay_c is 0, must be positive");
-  for (uint32_t k = MLFAB_OPTIMIZER_MOMENTUM; k <= MLFAB_OPTIMIZER_ADAGRAD; k++)
+  for (uint32_t k = MLFAB_OPTIMIZER_MOMENTUM; k < MLFAB_OPTIMIZER_COUNT; k++)
     refuse(k, AT(epsilon), 0.0, MLFAB_ERR_CONFIG,
            "epsilon is 0, must be positive: MLFAB_MODEL_OPTIONS_INIT");
   refuse(kind, AT(adadelay_c), infinity, MLFAB_ERR_CONFIG, "adadelay_c is not finite");
@@ -293,10 +306,11 @@ TEST(knows_its_rules) {
     const char *name;
     uint32_t states;
     int linear;
-  } rules[] = {{"sgd", 0, 1},  {"momentum", 1, 1}, {"adadelay", 0, 1},
-               {"adam", 2, 0}, {"rmsprop", 1, 0},  {"adagrad", 1, 0}};
-  assert_string_equal(mlfab__optimizer_name(MLFAB__COUNT(kinds)), "unknown");
-  assert_int_equal(mlfab__optimizer_states(MLFAB__COUNT(kinds)), 0);
+  } rules[MLFAB_OPTIMIZER_COUNT] = {{"sgd", 0, 1},      {"momentum", 1, 1}, {"adadelay", 0, 1},
+                                    {"adam", 2, 0},     {"rmsprop", 1, 0},  {"adagrad", 1, 0},
+                                    {"nesterov", 1, 1}, {"lion", 1, 0}};
+  assert_string_equal(mlfab__optimizer_name(MLFAB_OPTIMIZER_COUNT), "unknown");
+  assert_int_equal(mlfab__optimizer_states(MLFAB_OPTIMIZER_COUNT), 0);
   for (uint32_t kind = 0; kind < MLFAB__COUNT(rules); kind++) {
     assert_string_equal(mlfab__optimizer_name(kind), rules[kind].name);
     assert_int_equal(mlfab__optimizer_states(kind), rules[kind].states);

@@ -265,10 +265,11 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
 /* Every pair of options, and the text for those that exclude each other. */
 TEST(test_options) {
   mlfab_error error;
-  for (uint32_t i = 0; i < 7 * 8 * 2 * 2 * 3; i++) {
-    uint32_t rule = i % 7 < 6 ? i % 7 : 1000, sync = i / 7 % 8, mean = i / 56 % 2,
-             det = i / 112 % 2, dtype = 1 + i / 224;
-    int bad = rule > MLFAB_OPTIMIZER_ADAGRAD || (det && sync != MLFAB_SYNC_BSP) ||
+  const uint32_t rules = MLFAB_OPTIMIZER_COUNT + 1;
+  for (uint32_t i = 0; i < rules * 8 * 2 * 2 * 3; i++) {
+    uint32_t rule = i % rules < MLFAB_OPTIMIZER_COUNT ? i % rules : 1000, rest = i / rules,
+             sync = rest % 8, mean = rest / 8 % 2, det = rest / 16 % 2, dtype = 1 + rest / 32;
+    int bad = rule >= MLFAB_OPTIMIZER_COUNT || (det && sync != MLFAB_SYNC_BSP) ||
               (mean && sync != MLFAB_SYNC_BSP && sync != MLFAB_SYNC_DROP) ||
               (dtype == MLFAB_I64 && (mean || rule != MLFAB_OPTIMIZER_SGD));
     assert_int_equal(check(rule, sync, mean, det, dtype, &error), bad ? MLFAB_ERR_UNSUPPORTED : 0);
