@@ -6,16 +6,21 @@
  *
  * This header is the manual. It goes from simple to expert:
  *
- *    1  a complete program, words,  8  push and pull
- *       rules and limits            9  the fabric: barrier, broadcast, finish, changes while it runs
- *    2  version                    10  collectives
- *    3  errors                     11  telemetry
- *    4  types and units            12  transport interface
- *    5  env: memory, clock, log    13  built-in transports
- *    6  open and close             14  device memory
- *    7  the model
+ *    1  a complete program, words,  7  the model
+ *       rules and limits            8  push and pull
+ *    2  version                     9  the fabric: barrier, broadcast, finish, changes while it runs
+ *    3  errors                     10  collectives
+ *    4  types and units            11  telemetry
+ *    5  env: memory, clock, log
+ *    6  open and close
  *
- * For a program with its own event loop, without sockets and threads of the library: mlfab_node.h.
+ * Experts include one of these, too. Each includes mlfab.h; mlfab.c has the code of the first four.
+ *
+ *    mlfab_partial.h    collectives that do not wait for all: partial and stochastic reductions, task graphs
+ *    mlfab_transport.h  the interface of transports; TCP, shared memory and MPI
+ *    mlfab_device.h     buffers, and servers' models, in memory of a GPU
+ *    mlfab_node.h       a program with its own event loop, without sockets and threads of the library
+ *    mlfab_sim.h        a simulated network, in virtual time
  *
  * 1. A complete program
  * ---------------------
@@ -144,7 +149,7 @@
  * All are 1 (MLFAB_WITH_SHM only on Linux), except MLFAB_WITH_MPI and MLFAB_WITH_CBLAS. Define one as 0 when you
  * compile mlfab.c to leave something out:
  *    MLFAB_WITH_TCP, MLFAB_WITH_SHM   a transport
- *    MLFAB_WITH_MPI                   the transport over MPI (section 13): 0 unless you define it as 1
+ *    MLFAB_WITH_MPI                   the transport over MPI (mlfab_transport.h): 0 unless you define it as 1
  *    MLFAB_WITH_CBLAS                 additions by OpenBLAS or another cblas (config.kernels): 0 unless you define it as
  *                                     1, with the flags of `pkg-config --cflags --libs openblas`
  *    MLFAB_WITH_PUSH                  models, pushes and pulls. _SCHED, _SPARSE, _RESHARD, _GROWTH, _CHECKPOINT, _DEVICE, _LEND need it
@@ -160,7 +165,7 @@
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load, mlfab_save
  *    MLFAB_WITH_REPLICA               replicas of servers; needs MLFAB_WITH_SCHED, and for vote_dir
  *                                     MLFAB_WITH_CHECKPOINT
- *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (section 14)
+ *    MLFAB_WITH_DEVICE                buffers, and servers' models, in device memory (mlfab_device.h)
  *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  *    MLFAB_WITH_LEND                  views, memory of mlfab_alloc that is read in place, small rings for many
  *                                     processes of one host
@@ -297,6 +302,8 @@ typedef struct mlfab mlfab;     /* a context: one node of one fabric */
 typedef uint64_t mlfab_request; /* a handle, never reused within a context; 0 is none */
 
 typedef struct mlfab_collective mlfab_collective; /* options of a collective: section 10 */
+typedef struct mlfab_transport mlfab_transport;   /* mlfab_transport.h */
+typedef struct mlfab_device mlfab_device;         /* mlfab_device.h */
 
 enum mlfab_dtype {
   MLFAB_F32 = 1, /* 4 bytes */
@@ -456,7 +463,6 @@ enum mlfab_kernels {
 
 enum mlfab_transport_bits { MLFAB_USE_TCP = 1, MLFAB_USE_SHM = 2, MLFAB_USE_MPI = 4 };
 
-struct mlfab_transport; /* section 12 */
 struct mlfab_update_info;
 struct mlfab_pull_info;
 struct mlfab_event_info;
@@ -516,7 +522,7 @@ typedef struct mlfab_config {
   /* 1: allow TCP without a key. Without either, a node uses Unix sockets and shared memory of this user only. */
   uint32_t allow_insecure;
   /* MLFAB_USE_* bits; 0: shared memory within a host and TCP between hosts, or only `transport` where that is set.
-   * MPI only where its bit is set: section 13. */
+   * MPI only where its bit is set: mlfab_transport.h. */
   uint32_t transports;
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C of payloads on TCP; headers keep theirs */
@@ -547,7 +553,7 @@ typedef struct mlfab_config {
   void *user; /* passed to all callbacks */
   /* A transport of the caller's, borrowed until close. It is opened beside those of `transports`, and is preferred
    * where it reaches a peer. */
-  const struct mlfab_transport *transport;
+  const mlfab_transport *transport;
   void *transport_user; /* passed to its open; with MLFAB_USE_MPI: MPI_Comm *, or NULL */
   /* Fabrics with a scheduler. */
   uint32_t scheduler; /* MLFAB_SCHEDULER_*; the same on all nodes */
@@ -619,13 +625,13 @@ typedef struct mlfab_config {
   uint32_t ack; /* workers: MLFAB_ACK_* of updates whose options do not say; 0: MLFAB_ACK_APPLIED */
   /* MLFAB_KERNELS_*; the same on all nodes: server 0 refuses a node with another one (MLFAB_ERR_WORLD). */
   uint32_t kernels;
-  /* Over MPI (section 13). 1: MPI sends large updates and large data of plain collectives from the caller's buffers,
+  /* Over MPI (mlfab_transport.h). 1: MPI sends large updates and large data of plain collectives from the caller's buffers,
    * without a copy. Price: a request that was cancelled, or that has failed, is open until MPI has let go of its
    * buffers. */
   uint32_t mpi_lend;
-  /* Servers: a device that holds this server's model (section 14), and the `self` of its functions; both are borrowed until
+  /* Servers: a device that holds this server's model (mlfab_device.h), and the `self` of its functions; both are borrowed until
    * the context is closed. NULL: the model is in memory of the host. Ignored at nodes without the role of a server. */
-  const struct mlfab_device *device;
+  const mlfab_device *device;
   void *device_self;
   /* Servers: a model begins as the newest checkpoint of this history (section 7), and those of others are passed over.
    * 0: as the newest of any. */
@@ -1499,230 +1505,6 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
                                   mlfab_request *request_p);
 
-/* --- partial reductions (eagerSGD) ---
- *
- * A partial reduction starts before all workers have called, and adds what is there. SOLO starts when the first
- * worker calls; MAJORITY when a worker drawn from the seed calls (on average half of the workers have called then);
- * QUORUM when `quorum` workers have called. The progress threads of the other workers give what these had not yet
- * contributed, or zeros. A late contribution is carried into the next round: nothing is lost, and nothing is added
- * twice. A call of a worker is a step; steps are counted from 0. Reductions are rounds, counted from 0 on all
- * workers. Step s waits until round s is over, so the call of a worker that lags returns at once. A worker with
- * MLFAB_PROGRESS_HAND takes part only inside calls, and the others' rounds wait for it.
- */
-enum mlfab_partial_mode {
-  MLFAB_PARTIAL_SOLO = 1,
-  MLFAB_PARTIAL_MAJORITY = 2,
-  MLFAB_PARTIAL_QUORUM = 3
-};
-
-enum mlfab_partial_results {
-  /* A call returns the newest round's result; older results are overwritten. Workers that skip results have models
-   * that drift apart: average the models now and then with mlfab_allreduce and MLFAB_OP_MEAN (eagerSGD §5). */
-  MLFAB_PARTIAL_LATEST = 0,
-  /* Every worker gets every round's result once, in order. A worker that has queue_max results waiting holds up the
-   * next round. */
-  MLFAB_PARTIAL_QUEUED = 1
-};
-
-typedef struct mlfab_partial_options {
-  uint32_t size;
-  uint32_t mode; /* MLFAB_PARTIAL_SOLO ... */
-  /* QUORUM: 1..live workers when it opens; later capped at the number of live workers */
-  uint32_t quorum;
-  uint32_t results;   /* MLFAB_PARTIAL_LATEST, MLFAB_PARTIAL_QUEUED */
-  uint32_t queue_max; /* 0: 8 */
-  uint32_t op; /* MLFAB_OP_SUM or MLFAB_OP_MEAN (divided by the number of workers that take part) */
-  uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
-  /* 1: a contribution with NaN or infinity is refused (NOT_FINITE); nothing has changed */
-  uint32_t refuse_nan;
-  uint64_t seed;       /* draws the worker of MAJORITY, and who counts a QUORUM; 0: the config's */
-  uint64_t timeout_ns; /* of mlfab_partial_open */
-} mlfab_partial_options;
-
-/* What a step got. */
-typedef struct mlfab_partial_info {
-  uint32_t size;
-  uint32_t included;   /* 1: this call's data is in the result */
-  uint64_t round;      /* of the result */
-  uint64_t step;       /* this call's number */
-  uint32_t active;     /* workers whose call of this round is in the result */
-  uint32_t workers;    /* that took part */
-  uint32_t stale;      /* calls of this worker that are in no result yet */
-  uint64_t bitmap[16]; /* bit r: rank r was active; only ranks up to 1,023 */
-} mlfab_partial_info;
-
-/* Opens a partial reduction of `count` elements; a collective that waits for all workers. *id_p names it.
- * Errors: ARGUMENT (quorum 0 or above the number of workers, ...), DTYPE, UNSUPPORTED (mean of MLFAB_I64), LIMIT (16
- * objects are open), MEMORY, and failures (MISMATCH: the options differ). Memory: 4 arrays, with QUEUED queue_max
- * more. */
-MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint32_t *id_p);
-/* A step: contributes `data`, and overwrites it with a result. One at a time for an object. info_p may be NULL; else
- * set its size.
- * Errors: ARGUMENT, NOT_FINITE, AGAIN (a step or a flush is under way), STATE (after mlfab_finish), and failures.
- * After a failure the library keeps the contribution for the next round, unless it is in a result that some worker
- * has. Steps and rounds go on, at the first round that no worker has a result of; queued results are discarded. */
-MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                   mlfab_partial_info *info_p);
-/* The same without waiting; info_p and data are borrowed until the request has ended. */
-MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                  mlfab_partial_info *info_p, mlfab_request *request_p);
-/* The sum (or mean) of all workers' contributions that are in no result yet, into `data`: for the end of a training.
- * A full allreduce; every worker calls it. After a failure the library keeps this worker's contribution, unless it is
- * in a sum that some worker has: before they repeat the flush, workers agree on that as after any failure. Errors: of
- * a step.
- * Memory: one array. */
-MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns);
-/* Closes it on this worker. Later rounds of others fail and name this worker, so call a flush or a barrier before.
- * Errors: ARGUMENT (no such id), STATE (a step or a flush is under way). */
-MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
-
-/* --- stochastic reductions (ASAP) ---
- *
- * A worker sends its array to the few workers that a graph names, and takes the mean of its own and of those that it
- * receives. With NOTIFY_ACK it waits for the array of every sender in the same iteration, and acknowledges those it
- * has used; nobody waits for the whole fabric. BSP and ASYNC are there for comparison: they take the arrays that are
- * complete when they look, BSP after a barrier (which does not wait for arrays), ASYNC at once.
- */
-enum mlfab_graph_kind {
-  MLFAB_GRAPH_ALL = 1,       /* all to all */
-  MLFAB_GRAPH_EXPANDER = 2,  /* i to i + 1 and i + round(sqrt N): ASAP's root expander */
-  MLFAB_GRAPH_CHAIN = 3,     /* i to i + 1 */
-  MLFAB_GRAPH_RING = 4,      /* i to i + 1 and i - 1 */
-  MLFAB_GRAPH_HYPERCUBE = 5, /* N a power of 2 */
-  MLFAB_GRAPH_REGULAR = 6,   /* random, `degree` out and in, from the seed */
-  MLFAB_GRAPH_STAR = 7,      /* all to 0 and back: only for mlfab_graph_check, not for reductions */
-  MLFAB_GRAPH_USER = 8       /* the caller's edges */
-};
-
-typedef struct mlfab_edge {
-  uint32_t from, to;
-} mlfab_edge;
-
-typedef struct mlfab_graph_info {
-  uint32_t in_degree; /* counting the node itself; 0: not the same for all nodes */
-  uint32_t connected; /* 1: strongly */
-  uint32_t doubly_stochastic;
-  uint32_t edges; /* without duplicates and loops */
-  double gap;     /* 1 - sigma_2 of the averaging matrix */
-} mlfab_graph_info;
-
-/* Writes the edges of a graph: *edges_p of them, at most `room`. degree and seed: REGULAR. Errors: ARGUMENT (nodes 0
- * or above 1,024, a hypercube of another size, degree), LIMIT (room is too small; *edges_p is the number needed),
- * MEMORY. */
-MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
-                                mlfab_edge *edges, uint32_t room, uint32_t *edges_p);
-/* Examines a graph. *info_p is set whenever the edges are in range. error_p may be NULL. Errors: ARGUMENT with the
- * edge that is out of range, the node that cannot be reached, the node whose in-degree differs, or a gap of 0;
- * MEMORY. Cost: nodes^3. */
-MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes,
-                                mlfab_graph_info *info_p, mlfab_error *error_p);
-
-enum mlfab_stochastic_mode {
-  MLFAB_STOCHASTIC_NOTIFY_ACK = 1,
-  MLFAB_STOCHASTIC_BSP = 2,
-  MLFAB_STOCHASTIC_ASYNC = 3
-};
-
-typedef struct mlfab_stochastic_options {
-  uint32_t size;
-  uint32_t graph;          /* MLFAB_GRAPH_*, not STAR */
-  uint32_t degree;         /* REGULAR */
-  uint32_t mode;           /* MLFAB_STOCHASTIC_NOTIFY_ACK ...; 0: that */
-  const mlfab_edge *edges; /* USER: between worker ranks; read during the call */
-  uint32_t nedges;
-  uint32_t refuse_nan; /* 1: the call refuses NaN and infinity (NOT_FINITE); nothing has changed */
-  uint64_t seed;       /* REGULAR; 0: the config's */
-  uint64_t timeout_ns; /* of mlfab_stochastic_open */
-} mlfab_stochastic_options;
-
-typedef struct mlfab_stochastic_info {
-  uint32_t size;
-  uint32_t senders; /* in-degree without the worker itself */
-  uint32_t whole;   /* inputs averaged: complete, and not used before */
-  uint32_t torn;    /* inputs that were being written (BSP, ASYNC) */
-  uint32_t stale;   /* inputs that were used before or had not come */
-  uint32_t reserved;
-  uint64_t iteration;  /* that this worker has finished, from 1 */
-  uint64_t sent_bytes; /* by this call */
-} mlfab_stochastic_info;
-
-/* Opens a stochastic reduction of `count` elements (F32 or F64); a collective, with the same options on all workers.
- * *id_p names it. The graph is over the workers that take part, in the order of members. After a failure it is built
- * again over those that are left; of USER's edges it keeps those between them. All in-degrees must be equal.
- * Out-degrees may differ, but then the mean of all models drifts towards workers that send to more (see
- * doubly_stochastic).
- * Errors: ARGUMENT (as mlfab_graph_check), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures (MISMATCH: the options
- * differ).
- * Memory: one array for each sender, and one more. */
-MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint32_t *id_p);
-/* One iteration: sends `data` to this worker's receivers, and replaces it by the mean of itself and what came. One at
- * a time for an object. info_p may be NULL; else set its size. With any error `data` is unchanged.
- * Errors: ARGUMENT (also: the workers that are left have no valid graph), NOT_FINITE, AGAIN (one is under way), and
- * failures; TIMEOUT names a rank that has not called.
- * Cost: the array once to each receiver; with NOTIFY_ACK one small message back from each, with BSP one to every
- * worker. */
-MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                      mlfab_stochastic_info *info_p);
-MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
-                                     mlfab_stochastic_info *info_p, mlfab_request *request_p);
-/* Closes it on this worker. What it has begun to send still goes out. Iterations of others beyond this worker's last
- * fail and name it, except with ASYNC: make the same number of calls everywhere. Errors: ARGUMENT, STATE (one is
- * under way). */
-MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id);
-
-/* --- task graphs ---
- *
- * A directed acyclic graph of the user's operations (eagerSGD §4). The thread that drives the context executes it. In
- * each round an operation runs once: when all operations that it comes after are done, or `need` of them (1: OR).
- * Every worker makes its own part; sends and receives match by (rank, tag).
- */
-typedef struct mlfab_dag mlfab_dag;
-/* Non-zero fails the task graph on all workers (MLFAB_ERR_CALLBACK). It may call mlfab_dag_trigger. */
-typedef int (*mlfab_dag_compute_fn)(void *user, uint64_t round);
-
-enum mlfab_dag_flags {
-  MLFAB_DAG_OUTSIDE = 1, /* mlfab_dag_trigger counts as one more operation that it comes after */
-  MLFAB_DAG_OPTIONAL = 2 /* a round may end without it */
-};
-
-/* Makes an empty task graph. Sends nothing. */
-MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p);
-/* Each adds an operation; *op_p is its number. The memory is the caller's, borrowed until the task graph is closed.
- * At most 1 GiB a message. mlfab_dag_nop only waits for other operations. Errors: ARGUMENT, RANK_RANGE, LIMIT, STATE
- * (it is open), MEMORY; of recv_reduce also DTYPE and UNSUPPORTED (mean). */
-MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
-                             uint64_t bytes, uint32_t *op_p);
-MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
-                             uint32_t *op_p);
-MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
-                                    uint64_t count, int dtype, int op, uint32_t *op_p);
-MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
-                                uint32_t *op_p);
-MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p);
-/* `op` comes after `dependency`. */
-MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency);
-/* need: how many dependencies must be done before it runs; 0: all. flags: MLFAB_DAG_*. */
-MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags);
-/* Checks it and opens it; a collective. persistent 1: each round begins by itself after the last; it then needs an
- * operation that waits for a trigger or a message. Errors: ARGUMENT with the operation (a cycle, need above its
- * dependencies, a (rank, tag) twice), STATE, LIMIT, and failures. */
-MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns);
-/* Begins the next round (not of a persistent one); each worker counts rounds from 0. Errors: STATE (not open,
- * persistent), AGAIN (a round is under way), PEER_DEAD (a rank of the graph no longer takes part), and failures. */
-MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p);
-/* Waits until `round` is over. Errors: STATE (it was not begun, or a failure has ended it), and failures. */
-MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns);
-/* Triggers an OUTSIDE operation in the present round; a second time in a round does nothing. Errors: ARGUMENT (no
- * such operation, or not OUTSIDE), STATE (no round is under way). */
-MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
-/* Closes it on this worker and frees it; *dag_p becomes NULL. A round under way fails everywhere (CANCELLED), and
- * others cannot go on with it (PEER_CLOSED). Call it before mlfab_close and mlfab_abandon: afterwards the task graph
- * must not be used, not even here, and its memory is lost. Errors: ARGUMENT (dag_p is NULL), CLOSED (*dag_p is
- * NULL). */
-MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
-
 /* ------------------------------------------------------------------------------------------------
  * 11. Telemetry
  *
@@ -1846,413 +1628,6 @@ typedef struct mlfab_event_info {
   int32_t code;     /* MLFAB_ERR_* where there is one */
   const char *text; /* valid during the call */
 } mlfab_event_info;
-
-/* ------------------------------------------------------------------------------------------------
- * 12. Transport interface
- *
- * A transport is a table of functions. It carries frames between the two ends of a link: whole, once, and in order
- * between UP and DOWN; at DOWN any suffix of them may be lost. Only `wait` blocks. The library calls no function of a
- * transport from two threads at once, except wait, wake and fd, which may run beside any other but close.
- *
- * A frame is a head (64-byte header with lengths inside, then meta) and a bulk. A transport of streams finds the
- * lengths with mlfab_frame_check, which also refuses what cannot be a frame before memory is allocated. A transport
- * of messages need not look inside. The first frame that a caller sends on a link, and every frame of a link that
- * begins with JOIN, has at most 4096 bytes: a transport may close a link that announces more.
- */
-#define MLFAB_TRANSPORT_ABI 3
-#define MLFAB_HEADER_BYTES 64
-#define MLFAB_META_MAX 65536   /* largest meta of a frame, bytes */
-#define MLFAB_BULK_MAX 1048576 /* largest bulk of a frame, bytes */
-
-enum mlfab_io_kind {
-  MLFAB_IO_UP = 1, /* `link` is connected; `token` of connect, or 0: the peer connected */
-  /* the link broke (link 0: the connect of `token` failed): `code`, `text`. Its sends no longer borrow anything */
-  MLFAB_IO_DOWN = 2,
-  MLFAB_IO_FRAME = 3,    /* a frame arrived: head, bulk; borrowed until release */
-  MLFAB_IO_SENT = 4,     /* the bulk of the send with `token` is no longer borrowed */
-  MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
-  MLFAB_IO_REFUSED = 6,  /* a connection was closed before it was a link (stranger, bad frame) */
-  MLFAB_IO_MEASURED = 7, /* link 0: traffic of this host, in `measure` */
-  MLFAB_IO_FILE = 8, /* mlfab_node.h: the file operation `token` has ended: `code`, `text`, bulk */
-  /* head: the header (64 bytes) of a frame of which more has to come. token 1: it came in the midst of another frame, and
-   * may be tensor bytes. A transport may report both in a fabric with a key: the node finds wrong lengths before it waits */
-  MLFAB_IO_HEAD = 9
-};
-
-/* Traffic of a host's network interface since the last measure; of this node only where the interface does not tell. */
-typedef struct mlfab_measure {
-  uint64_t elapsed_ns;
-  uint64_t bytes_in, bytes_out;
-  /* The rate while a sender had more to send, bytes per second; 0: too short to measure. */
-  double delivery_in, delivery_out;
-  double nominal; /* speed of the interface, bytes per second; 0: not told */
-  /* 1: for some of the time no sender had more to send, so the bytes are a lower bound of the capacity. */
-  uint32_t limited_in, limited_out;
-  uint64_t own_in, own_out; /* of these bytes, those of this node */
-} mlfab_measure;
-
-/* What a transport reports. */
-typedef struct mlfab_io_event {
-  uint32_t kind; /* MLFAB_IO_* */
-  uint32_t link; /* the transport's number for the connection, 1..2^24-1 */
-  uint64_t token;
-  const void *head; /* 64-byte frame header and its meta, contiguous, 8-byte aligned */
-  const void *bulk; /* tensor bytes, 8-byte aligned; NULL with bulk_bytes > 0: a ghost */
-  uint32_t head_bytes, bulk_bytes;
-  int32_t code;  /* MLFAB_ERR_* */
-  uint32_t caps; /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
-  /* DOWN, REFUSED: why. UP of a call: the address at which this node is reached on the way that the call took, where open
-   * was given none. May be NULL; valid until release */
-  const char *text;
-  void *opaque;                 /* the transport's own, for release */
-  const mlfab_measure *measure; /* MEASURED */
-} mlfab_io_event;
-
-enum mlfab_transport_caps {
-  MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
-  MLFAB_CAP_GHOST = 2,    /* carries ghosts */
-  MLFAB_CAP_LOCAL = 4,    /* reaches this host only */
-  /* reports only frames that passed mlfab_frame_check and, unless it is reliable, mlfab_frame_verify */
-  MLFAB_CAP_CHECKED = 8,
-  MLFAB_CAP_PROBE = 16, /* has the function probe */
-  /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which runs the other
-   * contexts */
-  MLFAB_CAP_VIRTUAL = 32,
-  /* frames need no tags: the kernel of each end confirms that the other process belongs to this user or to root, or the
-   * transport lets through nothing that a process without the fabric's key has sent or changed. May also be set in the
-   * UP event of a link */
-  MLFAB_CAP_VOUCHED = 64
-};
-
-typedef struct mlfab_transport_options {
-  uint32_t size;
-  uint32_t allow_insecure;
-  const char *listen; /* address to listen at; "": the transport chooses */
-  const char *ifname; /* as in mlfab_config */
-  const char *job;
-  const mlfab_env *env; /* complete: no member is NULL but store and files */
-  void *user;           /* mlfab_config.transport_user */
-  mlfab_error *error;   /* filled on failure; never NULL */
-  uint64_t timeout_ns;  /* how long open may retry a host name to listen at; 0: it asks once */
-  uint32_t keyed; /* 1: links prove a key, so addresses of the loopback need no allow_insecure */
-  /* The fabric's key, one or two texts as in mlfab_config; "": none. It is wiped when the node is open. */
-  const char *key;
-  /* A layer for the TCP transport, or NULL; other transports ignore it. When open succeeds, the layer is the
-   * transport's until close. */
-  const struct mlfab_layer *layer;
-  void *layer_user;
-  uint32_t lend;                    /* mlfab_config.mpi_lend */
-  uint32_t neighbours;              /* nodes of the fabric, if all are on this host; 0: not known */
-  struct mlfab__shm_memory *memory; /* of mlfab_alloc, for the shared memory transport; or NULL */
-} mlfab_transport_options;
-
-typedef struct mlfab_transport {
-  uint32_t size;
-  uint32_t abi;     /* MLFAB_TRANSPORT_ABI */
-  const char *name; /* "tcp"; also what its addresses begin with, before ':' */
-  uint32_t caps;    /* MLFAB_CAP_* */
-  uint32_t reserved;
-  /* Begins to listen. Writes the address that others connect to into `address` (256 bytes). */
-  int (*open)(const mlfab_transport_options *options, void **self_p, char *address);
-  /* Closes every link at once and frees everything. In a forked child of the process that called open: frees the
-   * child's memory only, and touches neither the parent's links nor their peers. */
-  void (*close)(void *self);
-  /* 1 when the address is of this transport's kind and this node can reach it, else 0. */
-  int (*reach)(void *self, const char *address);
-  /* Begins to connect. Waits for nothing, not for name servers either. Reports UP or DOWN (link 0) with this token
-   * later; a name that does not resolve is DOWN with ADDRESS, and may be tried again. A second connect with a token
-   * that is pending replaces the first, which is never reported.
-   * Errors: ADDRESS, INSECURE, MEMORY, IO; then nothing is reported. */
-  int (*connect)(void *self, const char *address, uint64_t token);
-  /* Sends as much of what it accepted as it can at once, then closes. No event of this link follows, and on return
-   * the link borrows nothing. */
-  void (*disconnect)(void *self, uint32_t link);
-  /* Takes a whole frame or nothing: a fabric's key is safe only if nothing of a refused frame leaves. Copies head before
-   * it returns. Borrows bulk until a later poll reports SENT with the token, or DOWN; with token 0 it copies bulk.
-   * Errors: AGAIN (no room; WRITABLE follows when there is), PEER_CLOSED (DOWN follows). */
-  int (*send)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
-              uint32_t bulk_bytes, uint64_t token);
-  /* Sends what `send` has gathered. The driver calls it before it sleeps or polls another transport. */
-  void (*flush)(void *self);
-  /* The next event: 1, or 0 when there is none. */
-  int (*poll)(void *self, mlfab_io_event *event_p);
-  /* Returns the memory of a FRAME event; in the order of the events. */
-  void (*release)(void *self, const mlfab_io_event *event);
-  /* Stops borrowing the bulks of all sends with this token, and copies what it still needs of them. SENT for it may
-   * follow or not. Errors: MEMORY (still borrowed). */
-  int (*detach)(void *self, uint32_t link, uint64_t token);
-  /* Sleeps until poll may have something, wake is called, or timeout_ns. */
-  void (*wait)(void *self, uint64_t timeout_ns);
-  /* Ends a wait that is under way, or else the next one. From any thread. */
-  void (*wake)(void *self);
-  /* A descriptor that is readable when poll may have something, or -1. The driver calls arm(1) before it sleeps on
-   * the descriptor and arm(0) after; arm(1) returns 1 when poll has something already. */
-  int (*fd)(void *self);
-  int (*arm)(void *self, int on);
-  /* Traffic since the last call. Returns 1, or 0 when there is nothing to tell. May be NULL. */
-  int (*measure)(void *self, uint64_t now_ns, mlfab_measure *measure_p);
-  /* With MLFAB_CAP_PROBE; else NULL. Tells whether the peer of a silent link may still live. Called a few times a
-   * heartbeat. 1: bytes of a frame that is not complete yet have come since the last call; 0: its system acknowledges
-   * what was sent, and its process exists. Errors: AGAIN (no acknowledgement, or the process is gone), UNSUPPORTED
-   * (this system does not tell). */
-  int (*probe)(void *self, uint32_t link);
-  /* Both or neither may be NULL. lend: as send with a token, for memory that the program gets back from finished
-   * requests only. After detach, disconnect or DOWN the transport may go on reading such a bulk; the driver tells
-   * nobody of a finished request while `keeps` counts any. close waits for them.
-   * keeps: writes whom the first one waits for ("MPI rank 2") into `whom`, unless that is NULL. Called often: without
-   * `whom` it costs no more than a load. wait returns when it has become 0. */
-  int (*lend)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
-              uint32_t bulk_bytes, uint64_t token);
-  uint32_t (*keeps)(void *self, char *whom, size_t room);
-  /* For the error of a call that has waited in vain: what hinders this process's connections now ("the path to ...
-   * loses large packets"). 1 and a text, or 0. May be NULL. */
-  int (*trouble)(void *self, char *text, size_t room);
-} mlfab_transport;
-
-struct iovec; /* <sys/uio.h> */
-
-/* What may stand between frames and sockets in the TCP transport, for encryption: extras/mlfab_tls.c is one. A transport
- * with a layer uses no Unix sockets. A session is one connection. No function blocks. */
-typedef struct mlfab_layer {
-  uint32_t size;
-  uint32_t reserved;
-  const char *name; /* its addresses begin with it, before ':', instead of "tcp" */
-  /* A session of a connected socket, which the transport closes. called: the peer has connected. attempt: how often
-   * `shake` has refused this call. Errors: MEMORY. */
-  int (*begin)(void *user, int fd, int called, uint32_t attempt, void **session_p);
-  /* Goes on with the handshake: 0 when it is done.
-   * Errors: AGAIN (when the socket is readable or, with *out_p set to 1, writable), REFUSED (a caller: connect again,
-   * with another attempt), JOB (a caller: no attempt will succeed), others. */
-  int (*shake)(void *session, int *out_p);
-  /* As sendmsg and recvmsg on a non-blocking socket. A send that was refused is repeated with the same bytes, and
-   * perhaps more behind them. errno EBADMSG: the peer's bytes were changed on the way. */
-  ptrdiff_t (*send)(void *session, const struct iovec *pieces, int count);
-  ptrdiff_t (*receive)(void *session, const struct iovec *pieces, int count);
-  /* Tells the peer, if it can, that nothing more will be sent. */
-  void (*finish)(void *session);
-  const char *(*why)(void *session); /* about the last error; "": nothing to add */
-  void (*end)(void *session);        /* frees the session, and does not touch the socket */
-  void (*close)(void *user);         /* after the last session */
-} mlfab_layer;
-
-/* Checks the first 64 bytes of a frame: magic, protocol, limits, checksum of the header. On success sets
- * *head_bytes_p (header and meta) and *bulk_bytes_p.
- * Errors: FRAME, CRC, PROTOCOL_OLDER, PROTOCOL_NEWER, LIMIT. */
-MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p, uint32_t *bulk_bytes_p);
-
-/* Compares the frame's payload checksum with its meta and bulk: 0 or CRC. A frame without a payload checksum passes. */
-MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const void *bulk,
-                                 uint32_t bulk_bytes);
-
-/* ------------------------------------------------------------------------------------------------
- * 13. Built-in transports
- *
- * NULL where MLFAB_WITH_TCP, MLFAB_WITH_SHM or MLFAB_WITH_MPI is 0. The simulator is a transport in files of its own:
- * mlfab_sim.h.
- */
-MLFAB_API const mlfab_transport *mlfab_transport_tcp(void);
-MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
-
-/* MPI. Compile mlfab.c with mpicc and -DMLFAB_WITH_MPI=1, set config.transports to MLFAB_USE_MPI (MLFAB_TRANSPORT=mpi),
- * and start the program with mpirun or srun. With MLFAB_USE_MPI | MLFAB_USE_SHM (mpi+shm) processes of one host use
- * shared memory.
- *
- * World. mlfab_open is then collective over the communicator: MPI_COMM_WORLD, or the one that config.transport_user
- * points to (MPI_Comm *). mlfab uses a duplicate. Leave `coordinator` empty; rank and workers are overwritten: workers
- * are numbered in the order of their MPI ranks. With `dedicated` the processes that set the role server (MLFAB_ROLE)
- * are the servers, or, where none does, the last `servers` ones; with `scheduler` own, likewise, the scheduler. Such a
- * process, where mlfab_rank gives -1, calls mlfab_serve. join, workers_max, servers_max and replicas are refused. The job,
- * transports, servers, dedicated and scheduler must be equal in all processes.
- *
- * MPI_Init. Where the program has not initialised MPI, mlfab_open does, and MPI is finalised when the process exits
- * after it has closed its contexts. Where it has, MPI_THREAD_MULTIPLE is needed for a progress thread. With
- * MPI_THREAD_FUNNELED or _SERIALIZED progress is by hand: FUNNELED: only the thread that initialised MPI calls mlfab;
- * SERIALIZED: no thread is in MPI while another is in mlfab. MPI_THREAD_SINGLE (MPI_Init) is refused. Close contexts
- * before MPI_Finalize.
- *
- * Buffers. Bulks are copied into blocks that MPI sends. With mpi_lend (MLFAB_MPI_LEND=1) MPI sends pushes of more than
- * 64 KiB and pieces of more than 32 KiB of plain collectives from the caller's buffers. MPI cannot take a send back:
- * until it has let go of all that was taken back, each request that has finished stays open: mlfab_test says not done,
- * mlfab_wait returns TIMEOUT and names the MPI rank that has not taken the data, and calls that wait return later than
- * their deadline. So the rule is the usual one with one exception: after mlfab_cancel the buffers are the
- * caller's when test or wait has ended the request, not before. mlfab_close and mlfab_abandon wait, at most for
- * timeout_ns, until MPI has let go of everything; if it has not then (the log says so), the buffers must stay as they
- * are until MPI_Finalize. MPI lets go when the other process calls mlfab or MPI again.
- *
- * Price. At most 2.5 MiB are under way for each link and direction, and as much memory is in blocks. MPI cannot wake a
- * sleeper: a waiter that has spun polls with naps of up to 1 ms; mlfab_fd returns UNSUPPORTED. When a process dies, MPI
- * ends the job: take checkpoints (section 7).
- * Errors of mlfab_open: CONFIG (thread level, roles), STATE (MPI was finalised; wrong thread; an open over this
- * communicator has failed before), WORLD and JOB (settings differ), TIMEOUT (processes have not opened), IO. The texts
- * name MPI ranks; `rank` is MLFAB_NO_RANK. Before an opening that takes too long fails, processes ask each other over
- * the program's communicator, by empty messages with the largest tag (MPI_TAG_UB). */
-MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
-
-/* ------------------------------------------------------------------------------------------------
- * 14. Device memory
- *
- * With a device attached, the buffers of these calls, and of their _start forms, may be in its memory: mlfab_model_start,
- * mlfab_push, mlfab_push_sparse (indices, too), mlfab_pull, mlfab_broadcast, the collectives with their inputs,
- * mlfab_partial_reduce and _flush, mlfab_stochastic_reduce. One call may mix memories. Everything else takes memory of the
- * host: task graphs (UNSUPPORTED), mlfab_cached, mlfab_alloc, reducers of the user's. gpu/mlfab_gpu.h attaches a CUDA
- * device; this section is the interface that it uses, for devices of other makers.
- *
- * Staging. A call copies what it reads to pinned memory of the host, runs there, and copies back what it writes. A push of more
- * than 4 MiB (or staging_bytes / 64, if that is less) is sent while the rest of it is copied, and a pull is copied back while the
- * rest of it comes. Not overlapped are pushes with clip_norm, a filter or retry_seq, or with a scheduler; pulls of a
- * model with version tags; and collectives.
- *
- * Order. What the caller has queued on the device's stream before the call comes before it: the copies wait for it, not the
- * caller. When the call, or its request, has ended with 0, results are there for any stream. A buffer is borrowed as always;
- * where a call takes a copy (small pushes, sparse updates, filters), what is queued on the stream after the call may overwrite
- * the buffer. Calls of one context begin in the order in which they were made, so those behind a call that waits for the stream
- * wait too: a _start form then still returns at once; a call that has no _start form waits before it begins.
- *
- * Errors. DEVICE, with the device's own words: when copying to the host failed, the call had no effect (no server applies a
- * push, but where rounds are counted it may count as an empty one, as after mlfab_cancel), and the other workers of a
- * collective are told, with the same code and this rank; when copying back failed, the call was carried out, or a pull cancelled, and the buffers
- * are unspecified, as those of a pull are that fails for any reason. ARGUMENT:
- * memory of another device, an address that is not aligned to its elements, buffers that overlap where one is written.
- * LIMIT: a call needs more than staging_bytes. AGAIN: a _start form finds all of it in use, or 64 calls under way;
- * other calls wait. Mistakes of a _start form are found when it begins, and then its request fails with them. At the
- * deadline a request ends whatever the stream does; the copies that it has queued stay queued.
- *
- * Progress. Nobody is told when a copy ends: the thread that drives looks every 100 us while there are copies, and mlfab_fd does
- * not become readable for them.
- * Cost: one copy of what a call reads and one of what it writes over the device's bus; what a server sends again in a pull may be
- * copied again. A call of a size that was used before pins nothing. Workers of one host can do without: mlfab_device_share.
- *
- * A server's model on a device. With config.device set, a server keeps weights, optimizer state and sums of rounds in memory
- * of the device and applies updates there; bit for bit as on the host. What comes is checked and scaled on the host, on its
- * way to pinned memory, and then copied; what is pulled is copied once for all workers and kept in pinned memory while it is the
- * present version. Everything works as with a model on the host (consistency, replicas, checkpoints, moves), except that a model
- * with tags, pull_half or a change filter, and config.on_update, are refused (UNSUPPORTED).
- * Out of device memory: as out of memory of the host. Any other failure of the device ends the node like a crash: it
- * hangs up, calls on its context and mlfab_serve return DEVICE with the device's words, and what the workers have been told
- * since the last checkpoint, or what no replica has, is lost.
- * A device and its `self` serve one open context at a time.
- * Price, for a shard of b bytes: 2b of device memory, 3b with rounds, and b for each state of the optimizer; b of pinned
- * memory, and what pulls of older versions hold. The server keeps what it has taken until it is closed, or has a model with
- * blocks of another size.
- */
-enum mlfab_memory {
-  MLFAB_MEMORY_HOST = 0,
-  MLFAB_MEMORY_PINNED =
-      1, /* the host may use it, and the stream too: used in place, after what is queued */
-  MLFAB_MEMORY_DEVICE =
-      2 /* it has to be copied; also memory that moves between host and device (managed) */
-};
-/* Directions of copies. Copies of one direction are carried out one after the other. */
-enum mlfab_device_way { MLFAB_DEVICE_TO_HOST = 0, MLFAB_DEVICE_FROM_HOST = 1 };
-enum mlfab_device_sizes {
-  MLFAB_DEVICE_ID = 32,
-  MLFAB_DEVICE_HANDLE = 128,
-  MLFAB_DEVICE_SHARE_MOST = 16, /* workers that share device memory */
-  MLFAB_DEVICE_STAGE = 1 << 20  /* bytes of `stage` */
-};
-
-/* An update rule and the parameters of one commit: the members of mlfab_model_options that it needs, which have been checked. */
-typedef struct mlfab_device_rule {
-  uint32_t kind;  /* MLFAB_OPTIMIZER_* */
-  uint32_t spare; /* 0 */
-  double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
-  double scale;   /* of u */
-  uint64_t t;     /* number of this commit, from 1 */
-  uint64_t delay; /* ADADELAY */
-} mlfab_device_rule;
-
-/* A device. No function may wait for the stream. They are called with a lock held, by any thread, one at a time. Functions
- * that return int return 0 or a positive error number of the device, unless it says otherwise. */
-typedef struct mlfab_device {
-  uint32_t size; /* sizeof(mlfab_device) */
-  const char *name;
-  /* A value of enum mlfab_memory. MLFAB_ERR_ARGUMENT: memory that this device cannot use; MLFAB_ERR_DEVICE: it cannot tell.
-   * Text then says why. */
-  int (*where)(void *self, const void *memory, uint64_t bytes, char *text, size_t room);
-  int (*pin)(void *self, uint64_t bytes,
-             void **memory_p); /* host memory that copies of this device use */
-  void (*unpin)(void *self, void *memory);
-  int (*fence)(void *self, void **fence_p); /* marks what the stream has been given so far */
-  int (*after)(void *self, int way,
-               void *fence); /* copies of this direction that follow wait for the fence */
-  int (*copy)(void *self, int way, void *to, const void *from, uint64_t bytes);
-  int (*mark)(void *self, int way, void **mark_p); /* marks the copies of this direction so far */
-  int (*order)(void *self,
-               void *mark);            /* what the stream is given from now on waits for the mark */
-  int (*poll)(void *self, void *mark); /* 1: reached; 0: not yet; negative: minus an error number */
-  void (*drop)(void *self, void *mark); /* of a mark or a fence that is not needed any more */
-  const char *(*text)(void *self, int number); /* of an error number: "cudaErrorX: a text" */
-  void (*close)(void *self);                   /* the context uses it no longer; may be NULL */
-  /* Sharing memory with other workers (mlfab_device_share). NULL, or a size that ends before them: it cannot. */
-  /* A name for `reaches` of other workers, MLFAB_DEVICE_ID bytes: which device of which host it is. */
-  int (*identify)(void *self, void *id);
-  /* 1: this worker's device could read memory that another worker has on the device of that name; 0: not, or not of this host. */
-  int (*reaches)(void *self, const void *id);
-  /* Describes the allocation that the memory is in, for `map` of other workers: MLFAB_DEVICE_HANDLE bytes, which differ for
-   * different allocations also after one was freed. The memory begins at *offset_p in it. An error number: this memory cannot be
-   * shared. */
-  int (*share)(void *self, const void *memory, uint64_t bytes, void *handle, uint64_t *offset_p);
-  /* Makes an allocation of another worker, of *bytes_p bytes, readable for reduce and copy, until unmap. May take milliseconds. */
-  int (*map)(void *self, const void *handle, void **memory_p, uint64_t *bytes_p);
-  void (*unmap)(void *self, void *memory);
-  /* to = from[0] op from[1] ..., n elements, from left to right, k up to MLFAB_DEVICE_SHARE_MOST; all MLFAB_OP_* and element types,
-   * with the bits of mlfab_allreduce in shared memory; MEAN divides by k. One of `from` is `to`. In the order of copies of
-   * MLFAB_DEVICE_FROM_HOST, and marked like these. With an error nothing is written. */
-  int (*reduce)(void *self, int op, int dtype, void *to, const void *const *from, uint32_t k,
-                uint64_t n);
-  /* The members from here on serve for config.device, which never calls where, fence, order and close. NULL: the device holds
-   * no models. Copies of the direction FROM_HOST may then be within the device, too, and zero, add and step are carried out in
-   * the order of that direction. Only give, stage and fetch may wait for what the device has been given, at most about 10 s. When
-   * something that it was given fails, all later calls say so. */
-  int (*take)(void *self, uint64_t bytes,
-              void **memory_p); /* memory of the device, aligned to 256 bytes */
-  /* After all that it was given so far is carried out; may also wait for what others have given it. */
-  void (*give)(void *self, void *memory);
-  /* Pinned memory for at most MLFAB_DEVICE_STAGE bytes, to be filled and copied FROM_HOST. The caller is done with what the last
-   * call has returned. */
-  int (*stage)(void *self, void **pinned_p);
-  /* Copies to any memory of the host, behind all that the direction FROM_HOST has been given, and waits for it. */
-  int (*fetch)(void *self, void *to, const void *from, uint64_t bytes);
-  int (*zero)(void *self, void *to, uint64_t bytes);
-  /* dst = w + scale * u, of n elements: MLFAB_F32, F64, I64; each product and each sum rounded once (scale 1 and -1 change only
-   * the sign of u; I64: its integer part). w NULL: dst = scale * u. dst may be w or u; no other overlap. */
-  int (*add)(void *self, int dtype, void *dst, const void *w, const void *u, double scale,
-             uint64_t n);
-  /* dst = the rule's step applied to w, and the states s0 and s1, as many as the rule has, stepped in place. dst may be w
-   * or u. */
-  int (*step)(void *self, const mlfab_device_rule *rule, int dtype, void *dst, const void *w,
-              const void *u, void *s0, void *s1, uint64_t n);
-} mlfab_device;
-
-/* Attaches a device to a context of a worker, for good. `device` is borrowed until close. staging_bytes: the most pinned memory
- * at a time, 0: 256 MiB. Errors: ARGUMENT (with the member that is missing), STATE (a device is attached already; this
- * node is not a worker), MEMORY. */
-MLFAB_API int mlfab_device_attach(mlfab *ctx, const mlfab_device *device, void *self,
-                                  uint64_t staging_bytes);
-
-/* Collectives from device to device. All workers call it: *shared_p becomes 1 on all where up to 16 workers take part, each with a
- * device attached that can read the others' memory; else 0, and the log says why (INFO). Then allreduces, reduce-scatters,
- * allgathers and broadcasts of at least least_bytes (0: 1 MiB; the largest of the workers' numbers), with MLFAB_ALGORITHM_AUTO and no reducer, do
- * not go by the host: each worker's device adds a part, reading it from all workers' memory, and copies the others' parts. For
- * that each worker's data must be one buffer in device memory, of one allocation that can be shared, without `inputs` and
- * refuse_nan. Where it is not so on one worker, all stage that call. timeout_ns: for each of two steps; 0: the configured one.
- *
- * Order and errors are those of staging, except: calls with a number among the workers (collectives, opening of objects) wait behind
- * such a call until it has ended; a device that fails ends the call with DEVICE on all workers, with its rank and words; after
- * a failure the buffers are unspecified, and the agreement is void. It is void, too, once workers die, join, leave or
- * finish: calls are staged until all workers call this again. A worker that joins may end this call, and no other, with AGAIN on all workers.
- *
- * Memory. Devices keep up to 64 allocations of other workers mapped, and may read them until the call has ended on all workers; they
- * write none. Before a program frees memory that such calls have used, all workers call this (again), which unmaps all when it returns 0,
- * or close.
- *
- * Bits: those of blocking calls in shared memory of the host. Cost: three or four small messages to and from all workers, one after the
- * other, each of which mlfab_stats counts as a collective; in an allreduce of P workers a device reads (2P-1)/P of the bytes, and writes them once.
- * Nothing goes over the bus to the host.
- * Errors: ARGUMENT, STATE (not a worker; inside a function of mlfab_on_done), MEMORY, AGAIN, DEVICE (on all workers, with the rank whose
- * device has not ended what a failed call has given it: mappings stay), TIMEOUT, and failures of collectives. */
-MLFAB_API int mlfab_device_share(mlfab *ctx, uint64_t least_bytes, uint64_t timeout_ns,
-                                 int *shared_p);
 
 #ifdef __cplusplus
 }

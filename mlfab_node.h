@@ -1,7 +1,7 @@
 /*
  * mlfab_node.h - the node level, below mlfab.h: for a program with its own event loop.
  *
- * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, section 12 of mlfab.h) with
+ * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, mlfab_transport.h) with
  * the present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a
  * driver around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the
  * code.
@@ -15,7 +15,7 @@
 #ifndef MLFAB_NODE_H
 #define MLFAB_NODE_H
 
-#include "mlfab.h"
+#include "mlfab_transport.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -97,8 +97,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
 
-/* The calls of sections 7 to 10. Each kind has the name, rules and errors of a function there. Beside it: the members
- * of mlfab_call that it takes. */
+/* The calls of mlfab.h, sections 7 to 10, and of mlfab_partial.h. Each kind has the name, rules and errors of a
+ * function there. Beside it: the members of mlfab_call that it takes. */
 enum mlfab_call_kind {
   /* Complete when mlfab_node_submit returns; they have no request. */
   MLFAB_CALL_TENSOR_ADD = 1,   /* tensor, dtype, count */
@@ -118,7 +118,7 @@ enum mlfab_call_kind {
   MLFAB_CALL_ALLGATHER = 13,      /* data, counts, dtype */
   MLFAB_CALL_BROADCAST = 14,      /* root, data, count (bytes) */
   MLFAB_CALL_BARRIER = 15,        /* of the options the timeout only */
-  /* The object is open when the request has ended with 0; close it when the request has failed. */
+  /* mlfab_partial.h. The object is open when the request has ended with 0; close it when the request has failed. */
   MLFAB_CALL_PARTIAL_OPEN = 16,   /* count, dtype, id_p; options: mlfab_partial_options */
   MLFAB_CALL_PARTIAL_REDUCE = 17, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
   MLFAB_CALL_PARTIAL_FLUSH = 18,  /* id, data, timeout_ns */

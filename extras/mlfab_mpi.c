@@ -13,7 +13,7 @@
  *
  * Full sums by default, the same bits in all ranks. With MLFAB_MPI_PARTIAL=solo, majority or quorum:<n>, and
  * MLFAB_MPI_PARTIAL_BYTES=<bytes>, which has no default, MPI_Allreduce of MPI_SUM over floating-point numbers of at
- * least that many bytes is a partial reduction (mlfab.h, section 10): its sums are approximate. Integers, other
+ * least that many bytes is a partial reduction (mlfab_partial.h): its sums are approximate. Integers, other
  * operations and smaller values, like those of a convergence test, are never approximate.
  *
  * MPI_Init and MPI_Init_thread ask for MPI_THREAD_MULTIPLE, so that mlfab can have a progress thread. Where MPI does not
@@ -33,7 +33,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
-#include "mlfab.h"
+#include "mlfab_partial.h"
 
 #include <mpi.h>
 

@@ -1,14 +1,14 @@
 /* mlfab_gpu.h - buffers of a CUDA device in mlfab's calls, and arithmetic on device memory.
  *
- * Optional: copy the folder gpu/ beside mlfab.h and mlfab.c, and compile mlfab_gpu.cu with nvcc (gpu/README.md):
+ * Optional: copy the folder gpu/ beside mlfab.h, mlfab_device.h and mlfab.c, and compile mlfab_gpu.cu with nvcc (gpu/README.md):
  *
  *    nvcc -O3 -std=c++17 -arch=sm_80 -c gpu/mlfab_gpu.cu        and link with -lcudart
  *
  *    mlfab_gpu_attach(fabric, MLFAB_GPU_CURRENT, stream, 0, &error);    // once, after mlfab_open
  *    mlfab_push(fabric, &gradient_on_the_device, 1, &options, NULL);    // as from memory of the host
  *
- * From mlfab_gpu_attach on, the calls that mlfab.h lists in section 14 (Device memory) take memory of that device, pinned
- * and managed memory, and memory of the host, told apart by the address (cudaPointerGetAttributes). That section says in which
+ * From mlfab_gpu_attach on, the calls that mlfab_device.h lists take memory of that device, pinned
+ * and managed memory, and memory of the host, told apart by the address (cudaPointerGetAttributes). That header says in which
  * order they come with what is on the stream, what fails how, and what it costs. Until then device memory is refused with ARGUMENT.
  * Where all workers are processes of one host that attach a device, mlfab_device_share has their collectives go from device to
  * device (CUDA IPC; CUDA 11.3 or newer).
@@ -18,7 +18,7 @@
 #ifndef MLFAB_GPU_H
 #define MLFAB_GPU_H
 
-#include "../mlfab.h"
+#include "../mlfab_device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,7 +35,7 @@ extern "C" {
 MLFAB_API int mlfab_gpu_attach(mlfab *ctx, int device, void *stream, uint64_t staging_bytes,
                                mlfab_error *error_p);
 
-/* A server's model in device memory (mlfab.h, section 14): sets config->device and config->device_self, before mlfab_open. It makes two
+/* A server's model in device memory (mlfab_device.h): sets config->device and config->device_self, before mlfab_open. It makes two
  * streams, and pins up to 4 MiB. mlfab_gpu_config_clear frees them, after mlfab_close, and does nothing to a configuration without
  * such a device. A configuration that it has set serves one open context at a time. Both processes of a server with a replica, and every server, decide for themselves.
  * Errors: DEVICE, ARGUMENT (no such device), CONFIG (config->size), STATE (config->device is set), MEMORY. */

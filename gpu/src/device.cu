@@ -1,4 +1,4 @@
-/* device.cu - a CUDA device as mlfab.h wants it (section 14): memory, copies and their order, and a server's model.
+/* device.cu - a CUDA device as mlfab_device.h wants it: memory, copies and their order, and a server's model.
  *
  * For: telling memory apart, pinned memory, copies on two streams of its own, one for each direction, events between them and the
  * caller's stream; memory of other processes (CUDA IPC), and reducing it; for a server, kernels on the stream of copies from the
