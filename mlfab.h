@@ -394,7 +394,7 @@ enum mlfab_role {
   MLFAB_ROLE_WORKER = 1,    /* pushes and pulls */
   MLFAB_ROLE_SERVER = 2,    /* holds slices of the model */
   MLFAB_ROLE_SCHEDULER = 4, /* only plans, in a process of its own: see mlfab_schedule */
-  MLFAB_ROLE_REPLICA = 8 /* the second copy of a dedicated server: see "Servers that fail" below */
+  MLFAB_ROLE_REPLICA = 8 /* the second copy of a dedicated server: docs/replicas.md */
 };
 
 /* What ends a push, in a fabric with replicas. */
@@ -587,7 +587,7 @@ typedef struct mlfab_config {
   /* Random bytes for the proofs of a node that is driven without mlfab_open (mlfab_node.h), other ones each time.
    * mlfab_open draws them itself. */
   uint8_t entropy[32];
-  /* Growth: see "Workers that come and go" below. The largest number of workers that the fabric may have at a time;
+  /* Growth (docs/growth.md). The largest number of workers that the fabric may have at a time;
    * the same on all nodes. 0: workers. Price: about 4 KB for each at a server, and 16 bytes at a worker. With
    * collectives at most 1,024. */
   uint32_t workers_max;
@@ -612,7 +612,7 @@ typedef struct mlfab_config {
   /* The largest number of dedicated servers that the fabric may have at a time; the same on all nodes. 0: servers.
    * Price: about 3 KB for each at every node. */
   uint32_t servers_max;
-  /* Servers that fail: see below. 1: each dedicated server has a replica in a process of its own (MLFAB_ROLE_REPLICA);
+  /* Servers that fail (docs/replicas.md). 1: each dedicated server has a replica in a process of its own (MLFAB_ROLE_REPLICA);
    * needs scheduler = MLFAB_SCHEDULER_OWN. The same on all nodes. 0: none. */
   uint32_t replicas;
   /* Servers: the largest distance |w_s - w_r| of a shard's weights from the replica's, in the Euclidean norm. 0: what
@@ -701,91 +701,29 @@ MLFAB_API int mlfab_close(mlfab **ctx_p);
 /* Frees the context and tells nobody: to the other nodes it looks like a crash. Other threads: as mlfab_close. */
 MLFAB_API int mlfab_abandon(mlfab **ctx_p);
 
-/* Workers that come and go. A fabric with workers_max above workers takes in more workers at any time: processes that
- * open with config.join (MLFAB_JOIN=1, or mlfab-run --join ADDRESS), or with a rank of their own from workers to
- * workers_max - 1. No call of the others fails because one comes, and none waits for it before it counts:
+/* Workers that come and go (docs/growth.md). With workers_max above workers, more workers may join at any time: by
+ * config.join, or with a rank from workers to workers_max - 1. No call of the others fails because a worker comes, and
+ * no call waits for it before it counts. Rounds count it from the end of its mlfab_model_start on, collectives and
+ * barriers from its first one on. So call mlfab_model_start first. A worker leaves with mlfab_finish and mlfab_close;
+ * then another process may take its rank. A process that takes the rank of a dead worker is admitted in the same way.
+ * Arrays by rank have workers_max entries.
  *
- *    rounds, SSP     count it from the end of its mlfab_model_start on: from one round, the same at all servers, which is
- *                    then open. It has the model by then; another model than worker 0's is refused (MODEL), with the
- *                    first tensor that differs. Members, quorums and means follow the living workers. While it waits in
- *                    its first collective or barrier, rounds do not wait for it; from the end of that call on it counts
- *                    in the round in which the others are. So a round between may go without it, and a round may have
- *                    two of its updates.
- *    collectives     have it from its first call on, which meets the next call of the others that is the same: kind, sizes,
- *                    operation and tag. Others make their other calls without it meanwhile. If they never make that call,
- *                    it ends at its deadline, and names it and a call of the others. mlfab_present tells who takes part.
- *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
- *                    as one is open, the joiner's collectives wait, and a deadline names a worker that has it open.
- *    barriers        none waits for it before its first, which meets the first that is not over; later ones wait for it.
- *                    If workers make collectives, barriers wait for it from its first collective on.
+ * Servers that come and go (docs/growth.md). With servers_max above servers, more dedicated servers may join at any
+ * time. mlfab_servers lists them. mlfab_set_servers gives slices to them, and takes slices away from a server that
+ * leaves. Server 0 stays. A server that dies with slices takes them with it. All servers need the same callbacks and
+ * switches.
  *
- * Its loop begins at the first call of a step, whatever that is: push, pull, collective or barrier. Loops may have these in
- * any order, and calls may be started and waited for later. Call mlfab_model_start before the first collective or barrier.
- * If a step makes its first collective several times, give these calls different tags. A process that takes the rank of a dead
- * one is admitted in the same way (section 10, A worker comes back).
- *
- * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
- * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
- * rank of a dead one counts in the same way. Arrays by rank (counts of mlfab_allgather and mlfab_reduce_scatter) have workers_max entries.
- *
- * Servers that come and go. A fabric with servers_max above servers takes in more dedicated servers at any time:
- * processes with config.join and roles MLFAB_ROLE_SERVER (MLFAB_JOIN=1 and MLFAB_ROLE=server, or mlfab-run --join
- * ADDRESS --servers K), or with a number of their own from servers to servers_max - 1. Every node reports it
- * (MLFAB_EVENT_JOINED with is_server), and mlfab_servers lists it. It has no slices, and nobody waits for it, until
- * mlfab_set_servers names it: then it gets the model's definition, its slices and their clocks. A worker that cannot
- * reach it, or its death before it has them, ends that call with PEER_DEAD, and everything is as it was.
- *
- * A server leaves in two steps: mlfab_set_servers without it takes its slices away, and then mlfab_close, or its death,
- * is MLFAB_EVENT_LEFT or DEAD and no error for anyone. Another process may then take its number. Server 0 stays. A
- * server that dies with slices takes them with it, as before. All servers need the same callbacks and switches.
- *
- * Servers that fail. Without replicas the death of a server ends the training (PEER_DEAD), and a checkpoint is what
- * is left. With config.replicas each dedicated server has a replica, a process with a copy of its shard, and a calm
- * fabric outlives the death of either, and of the scheduler: no call of a worker fails because of it. Calls that need
- * the server wait for 5 to 8 heartbeats, until the other copy serves; then the library sends again what that copy
- * lacks. Pushes and pulls, collectives, barriers, rounds and checkpoints go on.
- *
- *    processes    server s (roles MLFAB_ROLE_SERVER, rank s), its replica (MLFAB_ROLE_REPLICA, rank s), and one
- *                 scheduler for all (scheduler = MLFAB_SCHEDULER_OWN): on three hosts, if a host may fail.
- *                 mlfab-run --replicas starts them on one. Replica and server call mlfab_serve, and need the same
- *                 callbacks and switches.
- *    who serves   two of these three decide it, so two copies never serve at the same time. A copy that has not
- *                 heard the one that serves for 5 heartbeats asks the scheduler, which agrees if it has not either.
- *                 A server that hears neither of the others stops answering after 4 heartbeats.
- *    halting      with two of the three lost, or when the copy that is left was not in sync, the shard halts: calls
- *                 wait, and after 20 heartbeats fail with PEER_DEAD and what became of each copy. So before a
- *                 process may fail, the last one that failed must be replaced: the copy that serves tells
- *                 (MLFAB_EVENT_IN_SYNC, code 0).
- *    replacing    start the process that died again, anywhere, with the same configuration: server 0 asks its replica
- *                 whether the fabric runs already. It gets the shard from the other copy, which goes on serving
- *                 meanwhile. mlfab-run does it. A process that comes back has to be let in by the copy of server 0 that
- *                 serves, which must have heard one of the others within 4 heartbeats. With `vote_dir`,
- *                 on the former one's disk, it votes then; else it has to hear both others first, and a second failure
- *                 before that halts the shard. A shard that has halted for 20 heartbeats does not come back: begin
- *                 again from a checkpoint.
- *
- * What a push promises. It returns 0 when each server that has a part of it has answered. With several servers and a
- * failover while it is open, its part at the failed server may be lost and the push still returns 0, if that server
- * had answered before it failed: stats.updates_lost counts it. MLFAB_ACK_APPLIED, the default: its servers have applied it. When a server is lost, what its
- * replica had not got is lost with it: in each shard at most div_max of such updates, and of each update all or
- * nothing. Every worker is told how many of its own (MLFAB_EVENT_UPDATES_LOST, stats.updates_lost); its iteration
- * counts do not go back, so no round waits for them. MLFAB_ACK_DURABLE: the replica has it, too, and the loss of one
- * of the two does not undo it. The answer comes a state later, and while no replica is in sync it waits, at most
- * until the push's deadline; from then on it counts as an APPLIED one. An update without an answer is sent again, and applied once.
- *
- * The replica gets states, not updates: what has changed in the shard since the last state, as often as the link
- * takes it, while updates go on. div_max 0, the default, is lock step: an update is not shown before the replica has
- * it. A positive div_max lets the server be ahead: it holds back updates that would take it further. That needs SGD
- * or momentum, without weight_decay and on_update (else mlfab_model_start returns UNSUPPORTED). HUGE_VAL bounds
- * nothing; it and 0 are for every optimizer. With rounds and a bound, 0 included, an answer waits for the next state. A
- * replica that does not get a state within silent_death_ns is out of sync, and the server goes on without it.
- *
- * Not with replicas: servers beside workers (dedicated 0), servers_max, mlfab_set_servers (UNSUPPORTED), ghost
- * tensors, progress by hand at servers, replicas and scheduler, MPI (which ends the job). Workers may join, die and
- * come back. Memory: at the server as for a checkpoint; at the replica the shard twice. Cost: a server's link carries
- * out up to a shard for each state, and each worker's link is called anew when the other copy serves.
- *
- * This node's worker rank (-1 on a dedicated server), the number of ranks for workers (config.workers_max), the number
+ * Servers that fail (docs/replicas.md). With config.replicas each dedicated server has a replica, a process with a copy
+ * of its shard. The fabric outlives the death of either copy, and of the scheduler: no call of a worker fails because
+ * of it. Calls that need the server wait for 5 to 8 heartbeats, until the other copy serves. If two of the three are
+ * lost, calls fail with PEER_DEAD after 20 heartbeats: begin again from a checkpoint. Without replicas the death of a
+ * server ends the training (PEER_DEAD).
+ * A push that was answered as MLFAB_ACK_DURABLE is not lost with one server. Of APPLIED pushes a server takes at most
+ * div_max with it: stats.updates_lost and MLFAB_EVENT_UPDATES_LOST tell each worker how many of its own. An update
+ * without an answer is sent again, and applied once.
+ */
+
+/* This node's worker rank (-1 on a dedicated server), the number of ranks for workers (config.workers_max), the number
  * of servers' numbers (config.servers_max). Each output may be NULL. */
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
                          uint32_t *servers_p);
