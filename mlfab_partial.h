@@ -4,6 +4,9 @@
  *
  * The rules of mlfab.h and of its section 10 apply: return values, deadlines, failures, epochs. mlfab.c has the code.
  *
+ * Limits: 16 objects (partial reductions, stochastic reductions and task graphs) together; 1,048,576 operations of a task
+ * graph, and edges of a graph. Beyond them: MLFAB_ERR_LIMIT.
+ *
  * SPDX-License-Identifier: MIT
  */
 #ifndef MLFAB_PARTIAL_H

@@ -1,5 +1,5 @@
 /*
- * mlfab_transport.h - the interface of transports, and the built-in transports: TCP, shared memory, MPI.
+ * mlfab_transport.h - the interfaces of transports and of files, and the built-in transports: TCP, shared memory, MPI.
  *
  * For those who write a transport or a layer of TCP, choose a transport by hand, or run over MPI. The rules of mlfab.h
  * apply: return values, NULL, `size`, units. mlfab.c has the code.
@@ -211,6 +211,41 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p, uint
 /* Compares the frame's payload checksum with its meta and bulk: 0 or CRC. A frame without a payload checksum passes. */
 MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const void *bulk,
                                  uint32_t bulk_bytes);
+
+/* ------------------------------------------------------------------------------------------------
+ * Files
+ */
+
+/* Files, for checkpoints: the system's calls, or those of extras/mlfab_store.h for URLs. They return a number of at
+ * least 0, or a negative errno. The library repeats a call after -EINTR, and goes on after a short write or read. One
+ * thread calls them, one call at a time: a thread of the library; in a simulation the driving thread; for mlfab_load
+ * its caller's thread. */
+struct mlfab_files {
+  uint32_t size;
+  uint32_t reserved;
+  void *user;
+  /* A handle. create 1: a new empty file to write, in place of an old one; 0: an existing one to read. */
+  int (*open)(void *user, const char *path, int create);
+  int64_t (*write)(void *user, int file, const void *data, size_t bytes); /* how many, at the end */
+  int64_t (*read)(void *user, int file, void *data, size_t bytes, uint64_t offset); /* how many */
+  int (*sync)(void *user, int file);
+  int (*close)(void *user, int file);
+  int (*rename)(void *user, const char *from, const char *to);
+  int (*sync_dir)(void *user, const char *path);
+  /* The names in a directory that begin with `prefix`, each with a newline behind it: how many bytes. -ERANGE: more
+   * than `room`. */
+  int64_t (*list)(void *user, const char *path, const char *prefix, char *names, size_t room);
+  int (*remove)(void *user, const char *path);
+  /* These two may be NULL. explain: writes more about the last failed call; 0, or -1 if it knows only the errno.
+   * cancel 1: the call under way, and all calls until cancel 0, soon end with -ECANCELED. mlfab_close does so in its
+   * caller's thread, so remote files do not delay it. */
+  int (*explain)(void *user, char *text, size_t room);
+  void (*cancel)(void *user, int on);
+};
+
+/* The system's calls, which env.files NULL means: for a table that passes some paths on. NULL without
+ * MLFAB_WITH_CHECKPOINT. */
+MLFAB_API const mlfab_files *mlfab_files_system(void);
 
 /* ------------------------------------------------------------------------------------------------
  * Built-in transports

@@ -158,7 +158,7 @@ static inline void shard_random_setting(mlfab__rng *prng, shard_setting *setting
     setting->tensors[i] =
         (mlfab__tensor_info){i + 1, mlfab__rng_below(prng, 2) ? MLFAB_F32 : MLFAB_F64,
                              1 + mlfab__rng_below(prng, SHARD_MODEL / SHARD_TENSORS / 8)};
-  o->optimizer = (uint32_t)mlfab__rng_below(prng, MLFAB_OPTIMIZER_ADAGRAD + 1);
+  o->optimizer = (uint32_t)mlfab__rng_below(prng, MLFAB_OPTIMIZER_COUNT);
   o->slices = 1 + (uint32_t)mlfab__rng_below(prng, 9);
   shard_random_sync(prng, &o->consistency);
   o->mean = mlfab__sync_rounds(o->consistency.kind) && mlfab__rng_below(prng, 2);

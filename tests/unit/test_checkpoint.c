@@ -114,7 +114,7 @@ static void same(const run *a, const run *b) {
 
 /* Training from a checkpoint is training that was never interrupted: every optimizer, with rounds and without. */
 TEST(test_continues) {
-  for (uint32_t optimizer = 0; optimizer <= MLFAB_OPTIMIZER_ADAGRAD; optimizer++) {
+  for (uint32_t optimizer = 0; optimizer < MLFAB_OPTIMIZER_COUNT; optimizer++) {
     for (uint32_t sync = MLFAB_SYNC_ASYNC; sync <= MLFAB_SYNC_SSP; sync++) {
       memory_disk *d = calloc(1, sizeof *d);
       run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b);

@@ -382,7 +382,7 @@ static void async_one(uint64_t seed, uint32_t rule, int kinds) {
 
 static void async_rules(uint64_t seed) {
   async_one(seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3));
-  for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
+  for (uint32_t rule = MLFAB_OPTIMIZER_MOMENTUM; rule < MLFAB_OPTIMIZER_COUNT; rule++)
     async_one(1000 * rule + seed, rule, (int)(seed & 2));
 }
 
@@ -500,7 +500,7 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
 
 static void rounds(uint64_t seed) {
   bsp_one(50000 + seed, MLFAB_OPTIMIZER_SGD, (int)(seed & 3), (int)(seed & 4), 0);
-  for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule <= MLFAB_OPTIMIZER_ADAGRAD; rule++)
+  for (uint32_t rule = MLFAB_OPTIMIZER_SGD; rule < MLFAB_OPTIMIZER_COUNT; rule++)
     bsp_one(60000 + 1000 * rule + seed, rule, (int)(seed & 2), (int)((seed + 3 * rule) & 4),
             (int)((seed + 3 * rule) & 8));
 }

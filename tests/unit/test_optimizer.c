@@ -275,7 +275,7 @@ TEST(refusals_name_the_member) {
   refuse(kind, AT(adadelay_c), -1.0, MLFAB_ERR_CONFIG, "adadelay_c is -1, must be 0 or more");
   refuse(MLFAB_OPTIMIZER_ADADELAY, AT(adadelay_c), 0.0, MLFAB_ERR_CONFIG,
          "adadelay_c is 0, must be positive");
-  for (uint32_t k = MLFAB_OPTIMIZER_MOMENTUM; k <= MLFAB_OPTIMIZER_ADAGRAD; k++)
+  for (uint32_t k = MLFAB_OPTIMIZER_MOMENTUM; k < MLFAB_OPTIMIZER_COUNT; k++)
     refuse(k, AT(epsilon), 0.0, MLFAB_ERR_CONFIG,
            "epsilon is 0, must be positive: MLFAB_MODEL_OPTIONS_INIT");
   refuse(kind, AT(adadelay_c), infinity, MLFAB_ERR_CONFIG, "adadelay_c is not finite");

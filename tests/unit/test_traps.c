@@ -147,7 +147,7 @@ static void pack(int level, int dtype, int half, uint32_t n) {
 }
 
 static void rules(int level, int dtype, uint32_t n) {
-  for (uint32_t kind = MLFAB_OPTIMIZER_SGD; kind <= MLFAB_OPTIMIZER_ADAGRAD; kind++) {
+  for (uint32_t kind = MLFAB_OPTIMIZER_SGD; kind < MLFAB_OPTIMIZER_COUNT; kind++) {
     mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
     options.optimizer = kind;
     options.weight_decay = 0.01 * (double)below(2);
