@@ -70,7 +70,7 @@
  * round       with BSP and DROP: the updates that a server adds up and applies in one step.
  * delay       of an update: the number of updates applied since the version that the worker computed it from.
  * request     a handle of a call that has begun. mlfab_wait or mlfab_test ends it.
- * epoch       a stretch of collectives with the same workers. It ends if one fails, comes or goes.
+ * epoch       a stretch of collectives with the same workers. A failure ends it, and a worker that comes or goes.
  * joiner      a worker that comes when the fabric runs already (section 6).
  * live        a worker that has not died, closed or finished.
  * incarnation of a rank: the number of processes that have had the rank, from 1.
@@ -830,9 +830,9 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
 /* Checkpoints. Every server writes its shard to a file in one directory: weights, optimizer state, open rounds,
  * versions, and the numbers of applied updates. Then server 0 writes the manifest, which makes the checkpoint whole,
  * and removes older checkpoints. A process or a host may fail at any time: the newest whole checkpoint can be loaded.
- * Training goes on meanwhile: a shard's state is that between two commits. Servers choose these commits independently: a shard
- * may lack an update that another shard has, and a run that resumes has lost that part. To avoid this loss, push nothing
- * during the checkpoint. Servers on several hosts need a shared directory.
+ * Training goes on meanwhile: a shard's state is that between two commits. Servers choose these commits independently:
+ * a shard may lack an update that another shard has, and a run that resumes has lost that part. To avoid this loss,
+ * push nothing during the checkpoint. Servers on several hosts need a shared directory.
  *
  * A history is a random number of a new model, and all its checkpoints have it. A replica that takes over and a run
  * that resumes keep it. A checkpoint removes only files of its own history: older checkpoints, and failed attempts. Its
@@ -1206,8 +1206,9 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
 
 /* Changes the delay bound and the planning options at run time, from any worker. The last change wins. Returns when it
- * is sent. A change that server 0 got just before its death may be lost with it. Errors: ARGUMENT (delay_bound 0),
- * STATE without a scheduler, UNSUPPORTED (a delay bound with rounds), AGAIN or PEER_DEAD without a link to server 0. */
+ * is sent. A copy of server 0 that takes over keeps it; a change just before server 0's death may be lost. Errors:
+ * ARGUMENT (delay_bound 0), STATE without a scheduler, UNSUPPORTED (a delay bound with rounds), AGAIN or PEER_DEAD
+ * without a link to server 0. */
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
 
 /* Overrides the measured capacity of this node's network links: bytes per second in and out, for the scheduler. From

@@ -1,10 +1,9 @@
 /*
  * mlfab_node.h - the node level, below mlfab.h: for a program with its own event loop.
  *
- * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, mlfab_transport.h) with
- * the present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a
- * driver around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the
- * code.
+ * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, mlfab_transport.h) with the
+ * present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a driver
+ * around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the code.
  *
  * Carry out all actions before you feed the next event. Between mlfab_node_next and mlfab_node_done call nothing else.
  * When a request has ended, carry out the actions that are due before you reuse its memory: one of them may take the
@@ -26,7 +25,7 @@ typedef struct mlfab_node mlfab_node;
 enum mlfab_action_kind {
   MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
-  MLFAB_ACTION_DISCONNECT = 3, /* link: send what the link has accepted, then close */
+  MLFAB_ACTION_DISCONNECT = 3, /* link: send the accepted frames, then close */
   MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
   MLFAB_ACTION_PROBE = 5, /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
                                   and give its result to mlfab_node_done */
@@ -40,13 +39,13 @@ enum mlfab_file_kind {
    * place of an old one. LAST makes it durable: sync, close, rename to `path`, sync of the directory. After an error
    * the stream is still open: ABORT ends it. */
   MLFAB_FILE_WRITE = 1,
-  MLFAB_FILE_ABORT = 2, /* closes and removes what is being written under this stream */
+  MLFAB_FILE_ABORT = 2, /* closes and removes the file that is being written under this stream */
   MLFAB_FILE_READ =
       3, /* `bytes` from `offset` on; the event has them in bulk: fewer at the end of the file */
   MLFAB_FILE_LIST =
       4, /* the event has the names in the directory `path` that begin with "checkpoint-", each with a
                           * newline behind it, in bulk */
-  MLFAB_FILE_REMOVE = 5 /* removes `path`; no error when there is none */
+  MLFAB_FILE_REMOVE = 5 /* removes `path`; a missing file is no error */
 };
 enum mlfab_file_flags { MLFAB_FILE_FIRST = 1, MLFAB_FILE_LAST = 2 };
 
@@ -158,8 +157,8 @@ typedef struct mlfab_call {
 } mlfab_call;
 
 /* Checks a call and begins it; never waits. It reads *call before it returns, and borrows what the members point to as
- * the function of mlfab.h does. *request_p, where there is a request, is for mlfab_node_test. Errors: of that function;
- * ARGUMENT also for an unknown kind. */
+ * the function of mlfab.h does. *request_p, if the kind has a request, is for mlfab_node_test. Errors: of that
+ * function; ARGUMENT also for an unknown kind. */
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p);
 MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,

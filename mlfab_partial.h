@@ -4,8 +4,8 @@
  *
  * The rules of mlfab.h and of its section 10 apply: return values, deadlines, failures, epochs. mlfab.c has the code.
  *
- * Limits: 16 objects (partial reductions, stochastic reductions and task graphs) together; 1,048,576 operations of a task
- * graph, and edges of a graph. Beyond them: MLFAB_ERR_LIMIT.
+ * Limits: 16 objects (partial reductions, stochastic reductions and task graphs) together; 1,048,576 operations of a
+ * task graph, and edges of a graph. Beyond them: MLFAB_ERR_LIMIT.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -20,13 +20,13 @@ extern "C" {
 
 /* --- partial reductions (eagerSGD) ---
  *
- * A partial reduction starts before all workers have called, and adds what is there. SOLO starts when the first
- * worker calls; MAJORITY when a worker drawn from the seed calls (on average half of the workers have called then);
- * QUORUM when `quorum` workers have called. The progress threads of the other workers give what these had not yet
- * contributed, or zeros. A late contribution is carried into the next round: nothing is lost, and nothing is added
- * twice. A call of a worker is a step; steps are counted from 0. Reductions are rounds, counted from 0 on all
- * workers. Step s waits until round s is over, so the call of a worker that lags returns at once. A worker with
- * MLFAB_PROGRESS_HAND takes part only inside calls, and the others' rounds wait for it.
+ * A partial reduction starts before all workers have called, and adds the contributions so far. SOLO starts when the
+ * first worker calls; MAJORITY when a worker drawn from the seed calls (on average half of the workers have called
+ * then); QUORUM when `quorum` workers have called. The progress threads of the other workers give what these had not
+ * yet contributed, or zeros. A late contribution is carried into the next round: each is added once. A call of a worker
+ * is a step; steps are counted from 0. Reductions are rounds, counted from 0 on all workers. Step s waits until round s
+ * is over, so the call of a worker that lags returns at once. A worker with MLFAB_PROGRESS_HAND takes part only inside
+ * calls, and the others' rounds wait for it.
  */
 enum mlfab_partial_mode {
   MLFAB_PARTIAL_SOLO = 1,
@@ -72,8 +72,8 @@ typedef struct mlfab_partial_info {
 
 /* Opens a partial reduction of `count` elements; a collective that waits for all workers. *id_p names it.
  * Errors: ARGUMENT (quorum 0 or above the number of workers, ...), DTYPE, UNSUPPORTED (mean of MLFAB_I64), LIMIT (16
- * objects are open), MEMORY, and failures (MISMATCH: the options differ). Memory: 4 arrays, with QUEUED queue_max
- * more. */
+ * objects are open), MEMORY, and failures (MISMATCH: the options differ). Memory: 4 arrays, with QUEUED queue_max more.
+ */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint32_t *id_p);
 /* A step: contributes `data`, and overwrites it with a result. One at a time for an object. info_p may be NULL; else
@@ -86,10 +86,10 @@ MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t
 /* The same without waiting; info_p and data are borrowed until the request has ended. */
 MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                   mlfab_partial_info *info_p, mlfab_request *request_p);
-/* The sum (or mean) of all workers' contributions that are in no result yet, into `data`: for the end of a training.
- * A full allreduce; every worker calls it. After a failure the library keeps this worker's contribution, unless it is
- * in a sum that some worker has: before they repeat the flush, workers agree on that as after any failure. Errors: of
- * a step.
+/* The sum (or mean) of all workers' contributions that are in no result yet, into `data`: for the end of a training. A
+ * full allreduce; every worker calls it. After a failure the library keeps this worker's contribution, unless it is in
+ * a sum that some worker has. Workers agree on that before they repeat the flush, as after any failure. Errors: of a
+ * step.
  * Memory: one array. */
 MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns);
 /* Closes it on this worker. Later rounds of others fail and name this worker, so call a flush or a barrier before.
@@ -126,9 +126,9 @@ typedef struct mlfab_graph_info {
   double gap;     /* 1 - sigma_2 of the averaging matrix */
 } mlfab_graph_info;
 
-/* Writes the edges of a graph: *edges_p of them, at most `room`. degree and seed: REGULAR. Errors: ARGUMENT (nodes 0
- * or above 1,024, a hypercube of another size, degree), LIMIT (room is too small; *edges_p is the number needed),
- * MEMORY. */
+/* Writes the edges of a graph: *edges_p of them, at most `room`. degree and seed: REGULAR. Errors: ARGUMENT (nodes 0 or
+ * above 1,024, a hypercube of another size, degree), LIMIT (room is too small; *edges_p is the number needed), MEMORY.
+ */
 MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
                                 mlfab_edge *edges, uint32_t room, uint32_t *edges_p);
 /* Examines a graph. *info_p is set whenever the edges are in range. error_p may be NULL. Errors: ARGUMENT with the
@@ -176,8 +176,8 @@ typedef struct mlfab_stochastic_info {
  * Memory: one array for each sender, and one more. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint32_t *id_p);
-/* One iteration: sends `data` to this worker's receivers, and replaces it by the mean of itself and what came. One at
- * a time for an object. info_p may be NULL; else set its size. With any error `data` is unchanged.
+/* One iteration: sends `data` to this worker's receivers, and replaces it by the mean of itself and the received
+ * arrays. One at a time for an object. info_p may be NULL; else set its size. With any error `data` is unchanged.
  * Errors: ARGUMENT (also: the workers that are left have no valid graph), NOT_FINITE, AGAIN (one is under way), and
  * failures; TIMEOUT names a rank that has not called.
  * Cost: the array once to each receiver; with NOTIFY_ACK one small message back from each, with BSP one to every
@@ -186,9 +186,8 @@ MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint6
                                       mlfab_stochastic_info *info_p);
 MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
                                      mlfab_stochastic_info *info_p, mlfab_request *request_p);
-/* Closes it on this worker. What it has begun to send still goes out. Iterations of others beyond this worker's last
- * fail and name it, except with ASYNC: make the same number of calls everywhere. Errors: ARGUMENT, STATE (one is
- * under way). */
+/* Closes it on this worker. Begun messages still go out. Iterations of others beyond this worker's last fail and name
+ * it, except with ASYNC: make the same number of calls everywhere. Errors: ARGUMENT, STATE (one is under way). */
 MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id);
 
 /* --- task graphs ---
@@ -238,8 +237,8 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
 MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
 /* Closes it on this worker and frees it; *dag_p becomes NULL. A round under way fails everywhere (CANCELLED), and
  * others cannot go on with it (PEER_CLOSED). Call it before mlfab_close and mlfab_abandon: afterwards the task graph
- * must not be used, not even here, and its memory is lost. Errors: ARGUMENT (dag_p is NULL), CLOSED (*dag_p is
- * NULL). */
+ * must not be used, not even here, and its memory is lost. Errors: ARGUMENT (dag_p is NULL), CLOSED (*dag_p is NULL).
+ */
 MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
 
 #ifdef __cplusplus

@@ -24,8 +24,8 @@ extern "C" {
  *
  * A frame is a head (64-byte header with lengths inside, then meta) and a bulk. A transport of streams finds the
  * lengths with mlfab_frame_check, which also refuses what cannot be a frame before memory is allocated. A transport
- * of messages need not look inside. The first frame that a caller sends on a link, and every frame of a link that
- * begins with JOIN, has at most 4096 bytes: a transport may close a link that announces more.
+ * of messages need not look inside. The first frame of a caller on a link has at most 4096 bytes, and so has every
+ * frame of a link that begins with JOIN. A transport may close a link that announces more.
  */
 #define MLFAB_TRANSPORT_ABI 3
 #define MLFAB_HEADER_BYTES 64
@@ -42,8 +42,9 @@ enum mlfab_io_kind {
   MLFAB_IO_REFUSED = 6,  /* a connection was closed before it was a link (stranger, bad frame) */
   MLFAB_IO_MEASURED = 7, /* link 0: traffic of this host, in `measure` */
   MLFAB_IO_FILE = 8, /* mlfab_node.h: the file operation `token` has ended: `code`, `text`, bulk */
-  /* head: the header (64 bytes) of a frame of which more has to come. token 1: it came in the midst of another frame, and
-   * may be tensor bytes. A transport may report both in a fabric with a key: the node finds wrong lengths before it waits */
+  /* head: the header (64 bytes) of a frame of which more has to come. token 1: it came in the midst of another frame,
+   * and may be tensor bytes. A transport may report both in a fabric with a key: the node finds wrong lengths before it
+   * waits */
   MLFAB_IO_HEAD = 9
 };
 
@@ -69,8 +70,8 @@ typedef struct mlfab_io_event {
   uint32_t head_bytes, bulk_bytes;
   int32_t code;  /* MLFAB_ERR_* */
   uint32_t caps; /* UP: MLFAB_CAP_* of the link's transport; set by the driver */
-  /* DOWN, REFUSED: why. UP of a call: the address at which this node is reached on the way that the call took, where open
-   * was given none. May be NULL; valid until release */
+  /* DOWN, REFUSED: why. UP of a call: the address at which this node is reached on the way that the call took, where
+   * open was given none. May be NULL; valid until release */
   const char *text;
   void *opaque;                 /* the transport's own, for release */
   const mlfab_measure *measure; /* MEASURED */
@@ -86,9 +87,9 @@ enum mlfab_transport_caps {
   /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which runs the other
    * contexts */
   MLFAB_CAP_VIRTUAL = 32,
-  /* frames need no tags: the kernel of each end confirms that the other process belongs to this user or to root, or the
-   * transport lets through nothing that a process without the fabric's key has sent or changed. May also be set in the
-   * UP event of a link */
+  /* Frames need no tags. Either the kernel of each end confirms that the other process belongs to this user or to root;
+   * or the transport stops all frames that a process without the fabric's key has sent or changed. May also be set in
+   * the UP event of a link. */
   MLFAB_CAP_VOUCHED = 64
 };
 
@@ -125,18 +126,19 @@ struct mlfab_transport {
   /* Closes every link at once and frees everything. In a forked child of the process that called open: frees the
    * child's memory only, and touches neither the parent's links nor their peers. */
   void (*close)(void *self);
-  /* 1 when the address is of this transport's kind and this node can reach it, else 0. */
+  /* 1 if this transport takes such addresses and this node can reach it, else 0. */
   int (*reach)(void *self, const char *address);
-  /* Begins to connect. Waits for nothing, not for name servers either. Reports UP or DOWN (link 0) with this token
+  /* Begins to connect. Never blocks, also for name servers. Reports UP or DOWN (link 0) with this token
    * later; a name that does not resolve is DOWN with ADDRESS, and may be tried again. A second connect with a token
    * that is pending replaces the first, which is never reported.
    * Errors: ADDRESS, INSECURE, MEMORY, IO; then nothing is reported. */
   int (*connect)(void *self, const char *address, uint64_t token);
-  /* Sends as much of what it accepted as it can at once, then closes. No event of this link follows, and on return
-   * the link borrows nothing. */
+  /* Sends as many of the accepted bytes as it can at once, then closes. It is the link's end: no more events, and on
+   * return all bulks are free. */
   void (*disconnect)(void *self, uint32_t link);
-  /* Takes a whole frame or nothing: a fabric's key is safe only if nothing of a refused frame leaves. Copies head before
-   * it returns. Borrows bulk until a later poll reports SENT with the token, or DOWN; with token 0 it copies bulk.
+  /* Takes a whole frame or nothing: a fabric's key is safe only if nothing of a refused frame leaves. Copies head
+   * before it returns. Borrows bulk until a later poll reports SENT with the token, or DOWN; with token 0 it copies
+   * bulk.
    * Errors: AGAIN (no room; WRITABLE follows when there is), PEER_CLOSED (DOWN follows). */
   int (*send)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
               uint32_t bulk_bytes, uint64_t token);
@@ -146,7 +148,7 @@ struct mlfab_transport {
   int (*poll)(void *self, mlfab_io_event *event_p);
   /* Returns the memory of a FRAME event; in the order of the events. */
   void (*release)(void *self, const mlfab_io_event *event);
-  /* Stops borrowing the bulks of all sends with this token, and copies what it still needs of them. SENT for it may
+  /* Stops borrowing the bulks of all sends with this token, and copies the bytes that it still needs. SENT for it may
    * follow or not. Errors: MEMORY (still borrowed). */
   int (*detach)(void *self, uint32_t link, uint64_t token);
   /* Sleeps until poll may have something, wake is called, or timeout_ns. */
@@ -160,15 +162,15 @@ struct mlfab_transport {
   /* Traffic since the last call. Returns 1, or 0 when there is nothing to tell. May be NULL. */
   int (*measure)(void *self, uint64_t now_ns, mlfab_measure *measure_p);
   /* With MLFAB_CAP_PROBE; else NULL. Tells whether the peer of a silent link may still live. Called a few times a
-   * heartbeat. 1: bytes of a frame that is not complete yet have come since the last call; 0: its system acknowledges
-   * what was sent, and its process exists. Errors: AGAIN (no acknowledgement, or the process is gone), UNSUPPORTED
-   * (this system does not tell). */
+   * heartbeat. 1: bytes of an incomplete frame have come since the last call. 0: its system acknowledges the sent
+   * bytes, and its process exists. Errors: AGAIN (no acknowledgement, or the process is gone), UNSUPPORTED (this system
+   * does not tell). */
   int (*probe)(void *self, uint32_t link);
   /* Both or neither may be NULL. lend: as send with a token, for memory that the program gets back from finished
    * requests only. After detach, disconnect or DOWN the transport may go on reading such a bulk; the driver tells
    * nobody of a finished request while `keeps` counts any. close waits for them.
-   * keeps: writes whom the first one waits for ("MPI rank 2") into `whom`, unless that is NULL. Called often: without
-   * `whom` it costs no more than a load. wait returns when it has become 0. */
+   * keeps: their number. Writes into `whom`, if not NULL, the peer that the first of them waits for ("MPI rank 2").
+   * Called often: without `whom` it costs a load. wait returns when the number has become 0. */
   int (*lend)(void *self, uint32_t link, const void *head, uint32_t head_bytes, const void *bulk,
               uint32_t bulk_bytes, uint64_t token);
   uint32_t (*keeps)(void *self, char *whom, size_t room);
@@ -179,7 +181,7 @@ struct mlfab_transport {
 
 struct iovec; /* <sys/uio.h> */
 
-/* What may stand between frames and sockets in the TCP transport, for encryption: extras/mlfab_tls.c is one. A transport
+/* A layer between frames and sockets in the TCP transport, for encryption: extras/mlfab_tls.c is one. A transport
  * with a layer uses no Unix sockets. A session is one connection. No function blocks. */
 typedef struct mlfab_layer {
   uint32_t size;
@@ -264,31 +266,33 @@ MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
  * points to (MPI_Comm *). mlfab uses a duplicate. Leave `coordinator` empty; rank and workers are overwritten: workers
  * are numbered in the order of their MPI ranks. With `dedicated` the processes that set the role server (MLFAB_ROLE)
  * are the servers, or, where none does, the last `servers` ones; with `scheduler` own, likewise, the scheduler. Such a
- * process, where mlfab_rank gives -1, calls mlfab_serve. join, workers_max, servers_max and replicas are refused. The job,
- * transports, servers, dedicated and scheduler must be equal in all processes.
+ * process, where mlfab_rank gives -1, calls mlfab_serve. join, workers_max, servers_max and replicas are refused. The
+ * job, transports, servers, dedicated and scheduler must be equal in all processes.
  *
- * MPI_Init. Where the program has not initialised MPI, mlfab_open does, and MPI is finalised when the process exits
- * after it has closed its contexts. Where it has, MPI_THREAD_MULTIPLE is needed for a progress thread. With
- * MPI_THREAD_FUNNELED or _SERIALIZED progress is by hand: FUNNELED: only the thread that initialised MPI calls mlfab;
- * SERIALIZED: no thread is in MPI while another is in mlfab. MPI_THREAD_SINGLE (MPI_Init) is refused. Close contexts
- * before MPI_Finalize.
+ * MPI_Init. If the program has not initialised MPI, mlfab_open does. MPI is then finalised when the process exits after
+ * it has closed its contexts. If the program has initialised MPI, its thread level decides:
+ *    MPI_THREAD_MULTIPLE     a progress thread is possible
+ *    MPI_THREAD_SERIALIZED   progress by hand; no thread is in MPI while another is in mlfab
+ *    MPI_THREAD_FUNNELED     progress by hand; only the thread that initialised MPI calls mlfab
+ *    MPI_THREAD_SINGLE       (MPI_Init) is refused
+ * Close contexts before MPI_Finalize.
  *
  * Buffers. Bulks are copied into blocks that MPI sends. With mpi_lend (MLFAB_MPI_LEND=1) MPI sends pushes of more than
- * 64 KiB and pieces of more than 32 KiB of plain collectives from the caller's buffers. MPI cannot take a send back:
- * until it has let go of all that was taken back, each request that has finished stays open: mlfab_test says not done,
- * mlfab_wait returns TIMEOUT and names the MPI rank that has not taken the data, and calls that wait return later than
- * their deadline. So the rule is the usual one with one exception: after mlfab_cancel the buffers are the
- * caller's when test or wait has ended the request, not before. mlfab_close and mlfab_abandon wait, at most for
- * timeout_ns, until MPI has let go of everything; if it has not then (the log says so), the buffers must stay as they
- * are until MPI_Finalize. MPI lets go when the other process calls mlfab or MPI again.
+ * 64 KiB and pieces of more than 32 KiB of plain collectives from the caller's buffers. MPI cannot take a send back. So
+ * a request that has finished stays open until MPI has released all withdrawn buffers: mlfab_test says not done,
+ * mlfab_wait returns TIMEOUT and names the MPI rank that has not taken the data, and calls that wait may return after
+ * their deadline. After mlfab_cancel the buffers are the caller's only when test or wait has ended the request.
+ * mlfab_close and mlfab_abandon wait, at most for timeout_ns, until MPI has released everything. If it has not (the log
+ * says so), the buffers must stay as they are until MPI_Finalize. MPI releases them when the other process calls mlfab
+ * or MPI again.
  *
  * Price. At most 2.5 MiB are under way for each link and direction, and as much memory is in blocks. MPI cannot wake a
  * sleeper: a waiter that has spun polls with naps of up to 1 ms; mlfab_fd returns UNSUPPORTED. When a process dies, MPI
  * ends the job: take checkpoints (mlfab.h, section 7).
- * Errors of mlfab_open: CONFIG (thread level, roles), STATE (MPI was finalised; wrong thread; an open over this
- * communicator has failed before), WORLD and JOB (settings differ), TIMEOUT (processes have not opened), IO. The texts
- * name MPI ranks; `rank` is MLFAB_NO_RANK. Before an opening that takes too long fails, processes ask each other over
- * the program's communicator, by empty messages with the largest tag (MPI_TAG_UB). */
+ * Errors of mlfab_open: CONFIG (thread level, roles), WORLD and JOB (settings differ), TIMEOUT (processes have not
+ * opened), IO. STATE: MPI was finalised, this is the wrong thread, or an open over this communicator has failed before.
+ * The texts name MPI ranks; `rank` is MLFAB_NO_RANK. Before an opening that takes too long fails, processes ask each
+ * other over the program's communicator, by empty messages with the largest tag (MPI_TAG_UB). */
 MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
 
 #ifdef __cplusplus

@@ -268,7 +268,7 @@ TEST(test_options) {
   for (uint32_t i = 0; i < 7 * 8 * 2 * 2 * 3; i++) {
     uint32_t rule = i % 7 < 6 ? i % 7 : 1000, sync = i / 7 % 8, mean = i / 56 % 2,
              det = i / 112 % 2, dtype = 1 + i / 224;
-    int bad = rule > MLFAB_OPTIMIZER_ADAGRAD || (det && sync != MLFAB_SYNC_BSP) ||
+    int bad = rule >= MLFAB_OPTIMIZER_COUNT || (det && sync != MLFAB_SYNC_BSP) ||
               (mean && sync != MLFAB_SYNC_BSP && sync != MLFAB_SYNC_DROP) ||
               (dtype == MLFAB_I64 && (mean || rule != MLFAB_OPTIMIZER_SGD));
     assert_int_equal(check(rule, sync, mean, det, dtype, &error), bad ? MLFAB_ERR_UNSUPPORTED : 0);
