@@ -1,4 +1,4 @@
-/* staging.h - calls on device memory (mlfab.h, section 14). */
+/* staging.h - calls on device memory (mlfab_device.h). */
 #ifndef MLFAB__STAGING_H
 #define MLFAB__STAGING_H
 
