@@ -1341,8 +1341,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  *    UNSUPPORTED: mean of MLFAB_I64; the algorithm cannot do it; refuse_nan with a user's reducer.
  *    LIMIT: more than 4,096 buffers, model_max_bytes, or 1,024 workers.
  *    Failures: MISMATCH with a rank whose sizes, options or tag differ; TIMEOUT with the first rank that is missing;
- *    PEER_DEAD; PEER_CLOSED; NOT_FINITE; CANCELLED; CALLBACK (of a task graph); MEMORY with the rank; AGAIN (a worker has
- *    come back).
+ *    PEER_DEAD; PEER_CLOSED; NOT_FINITE; CANCELLED; CALLBACK (task graphs); MEMORY with the rank; AGAIN (a new epoch).
  * Cost: with RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker. Within one host, up to 64
  * workers, the blocking form goes through shared memory, with MLFAB_ALGORITHM_AUTO and no user's reducer.
  * Precision: half types are added in float32 and rounded to nearest once for each transfer (in shared memory once in
