@@ -506,8 +506,7 @@ typedef struct mlfab_config {
   /* The largest number of workers at a time; the same on all nodes. 0: workers. With collectives at most 1,024. Price:
    * about 4 KB for each at a server, and 16 bytes at a worker. */
   uint32_t workers_max;
-  uint32_t
-      servers_max; /* the same for dedicated servers; price: about 3 KB for each at every node */
+  uint32_t servers_max; /* the same for dedicated servers; price: 3 KB for each at every node */
   /* --- servers that fail: docs/replicas.md --- */
   /* 1: each dedicated server has a replica in a process of its own (MLFAB_ROLE_REPLICA). Needs scheduler =
    * MLFAB_SCHEDULER_OWN. The same on all nodes. */
@@ -657,9 +656,9 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  * Servers that fail (docs/replicas.md). With config.replicas each dedicated server has a replica, a process with a copy
  * of its shard. The fabric outlives the death of either copy, and of the scheduler: no call of a worker fails because
  * of it. Calls that need the server wait for 5 to 8 heartbeats, until the other copy serves. If two of the three are
- * lost, calls fail with PEER_DEAD after 20 heartbeats: begin again from a checkpoint. Without replicas the death of a
- * server ends the training (PEER_DEAD).
- * A push that was answered as MLFAB_ACK_DURABLE is not lost with one server. Of APPLIED pushes a server takes at most
+ * lost, or the copy that is left was not in sync, calls fail with PEER_DEAD after 20 heartbeats: begin again from a
+ * checkpoint. Without replicas the death of a server ends the training (PEER_DEAD).
+ * A push that was answered as MLFAB_ACK_DURABLE stays when one server is lost. Of APPLIED pushes a server takes at most
  * div_max with it: stats.updates_lost and MLFAB_EVENT_UPDATES_LOST tell each worker how many of its own. An update
  * without an answer is sent again, and applied once.
  */
@@ -841,8 +840,7 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
  * the writing. */
 typedef struct mlfab_checkpoint_options {
   uint32_t size;
-  uint32_t
-      keep; /* how many checkpoints stay in the directory, this one included; 0: server 0's config */
+  uint32_t keep; /* how many stay in the directory, this one included; 0: server 0's config */
   /* Exists already; NULL: server 0's config.checkpoint_dir. Below 256 bytes. No user or password, if it is a URL. */
   const char *dir;
   uint64_t timeout_ns;

@@ -40,11 +40,10 @@ enum mlfab_file_kind {
    * the stream is still open: ABORT ends it. */
   MLFAB_FILE_WRITE = 1,
   MLFAB_FILE_ABORT = 2, /* closes and removes the file that is being written under this stream */
-  MLFAB_FILE_READ =
-      3, /* `bytes` from `offset` on; the event has them in bulk: fewer at the end of the file */
-  MLFAB_FILE_LIST =
-      4, /* the event has the names in the directory `path` that begin with "checkpoint-", each with a
-                          * newline behind it, in bulk */
+  /* `bytes` from `offset` on, in the event's bulk; fewer at the end of the file */
+  MLFAB_FILE_READ = 3,
+  /* the names in the directory `path` that begin with "checkpoint-", in the event's bulk, each with a newline behind it */
+  MLFAB_FILE_LIST = 4,
   MLFAB_FILE_REMOVE = 5 /* removes `path`; a missing file is no error */
 };
 enum mlfab_file_flags { MLFAB_FILE_FIRST = 1, MLFAB_FILE_LAST = 2 };
@@ -125,8 +124,8 @@ enum mlfab_call_kind {
   /* Open when the request has ended with 0; then ask STATE whether the workers have a valid graph. */
   MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
   MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes the object where they have none */
-  MLFAB_CALL_STOCHASTIC_REDUCE =
-      22, /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_REDUCE = 22,
   MLFAB_CALL_STOCHASTIC_CLOSE = 23, /* id; no request */
   /* options: mlfab_checkpoint_options or NULL; info_p: mlfab_checkpoint_info or NULL */
   MLFAB_CALL_CHECKPOINT = 24,
